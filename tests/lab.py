@@ -1,0 +1,154 @@
+"""What a user would write, for tests: models, objectives and prepare functions, named in configs by dotted path."""
+
+import time
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from tfdist.zoo import objectives, prepare
+
+
+class Dropouts(keras.Model):
+    """A perceptron with dropout whose layers stand in a Python list, where TensorFlow's own checkpoints miss them."""
+
+    def __init__(self, num_classes: int = 10, width: int = 32, rate: float = 0.3, depth: int = 2):
+        super().__init__(name="dropouts")
+        self.flatten = keras.layers.Flatten(name="flatten")
+        self.blocks = []
+        for i in range(depth):
+            self.blocks.append(keras.layers.Dense(width, activation="relu", name=f"hidden{i}"))
+            self.blocks.append(keras.layers.Dropout(rate, name=f"dropout{i}"))
+        self.logits = keras.layers.Dense(num_classes, name="logits")
+
+    def call(self, images, training=False):
+        hidden = self.flatten(images)
+        for layer in self.blocks:
+            hidden = layer(hidden, training=training)
+        return self.logits(hidden)
+
+
+def linear(num_classes: int = 10, input_shape=(8, 8, 1), l2: float = 0.0, kernel: str = "he_normal") -> keras.Model:
+    """Returns one dense layer, with an L2 penalty where asked for."""
+    inputs = keras.Input(tuple(input_shape), name="image")
+    outputs = keras.layers.Flatten(name="flatten")(inputs)
+    penalty = keras.regularizers.L2(l2) if l2 else None
+    layer = keras.layers.Dense(num_classes, kernel_initializer=kernel, kernel_regularizer=penalty, name="logits")
+    return keras.Model(inputs, layer(outputs), name="linear")
+
+
+def normalised(num_classes: int = 10, input_shape=(8, 8, 1), momentum: float = 0.9) -> keras.Model:
+    """Returns unsynchronised batch normalisation of the images themselves, then one dense layer."""
+    inputs = keras.Input(tuple(input_shape), name="image")
+    outputs = keras.layers.Flatten(name="flatten")(inputs)
+    outputs = keras.layers.BatchNormalization(momentum=momentum, name="norm")(outputs)
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="normalised")
+
+
+def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
+    """Returns two dropout layers beside each other and one weight for each of their outputs: [logits, both outputs]."""
+    inputs = keras.Input((features,), name="image")
+    both = [keras.layers.Dropout(rate, name=name)(inputs) for name in ("first", "second")]
+    both = keras.layers.Concatenate(name="both")(both)
+    return keras.Model(inputs, [keras.layers.Dense(1, name="logits")(both), both], name="only_dropout")
+
+
+class Table(keras.Model):
+    """A table of which each example reads some rows, and a layer that nothing depends on."""
+
+    def __init__(self, rows: int, columns: int):
+        super().__init__(name="table")
+        self.table = keras.layers.Embedding(rows, columns, name="rows")
+        self.unused = keras.layers.Dense(2, name="unused")
+        self.unused.build((None, 3))
+
+    def call(self, ids, training=False):
+        return self.table(ids)
+
+
+def not_a_model() -> str:
+    """Returns something else than a Keras model."""
+    return "a model"
+
+
+def with_epoch(batch, seeds, *, training, scale: float = 1 / 16):
+    """Prepares images, and hands on the epoch."""
+    epoch = tf.bitwise.bitwise_and(seeds[:, 0], 2**32 - 1)
+    return prepare.image(batch, seeds, training=training, scale=scale) | {"epoch": epoch}
+
+
+def nan_from_epoch(model, batch, *, training, epoch: int) -> Mapping[str, tf.Tensor]:
+    """Classification whose loss is NaN in training from an epoch on; see `with_epoch`."""
+    values = objectives.classification(model, batch, training=training)
+    if training:
+        values["loss"] = tf.where(batch["epoch"] >= epoch, float("nan"), values["loss"])
+    return values
+
+
+def slow_classification(model, batch, *, training, seconds: float) -> Mapping[str, tf.Tensor]:
+    """Classification whose training steps last at least so long."""
+    values = objectives.classification(model, batch, training=training)
+    if training and seconds:
+
+        def wait(loss):
+            time.sleep(seconds)
+            return loss
+
+        loss = tf.stop_gradient(tf.numpy_function(wait, [values["loss"]], tf.float32))
+        values["loss"] += 0.0 * tf.ensure_shape(loss, values["loss"].shape)
+    return values
+
+
+def nothing_to_learn(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """A loss of 0: the penalties alone move the weights."""
+    return {"loss": 0.0 * tf.reduce_sum(model(batch["image"], training=training), axis=-1)}
+
+
+def sum_of_outputs(model, batch, *, training, inputs: str) -> Mapping[str, tf.Tensor]:
+    """The sum of an example's outputs: every output has gradient 1."""
+    outputs = model(batch[inputs], training=training)
+    return {"loss": tf.reduce_sum(outputs, axis=list(range(1, outputs.shape.rank)))}
+
+
+def averaged(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """Breaks the contract: one mean instead of one value per example."""
+    values = objectives.classification(model, batch, training=training)
+    return {"loss": tf.reduce_mean(values["loss"]), "accuracy": values["accuracy"]}
+
+
+def column(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """Breaks the contract: [n, 1] instead of [n]."""
+    values = objectives.classification(model, batch, training=training)
+    return values | {"error": 1.0 - values["accuracy"][:, tf.newaxis]}
+
+
+def without_loss(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """Breaks the contract: there is no "loss"."""
+    return {"accuracy": objectives.classification(model, batch, training=training)["accuracy"]}
+
+
+def bare_loss(model, batch, *, training) -> tf.Tensor:
+    """Breaks the contract: no dict."""
+    return objectives.classification(model, batch, training=training)["loss"]
+
+
+def renamed(model, batch, *, training, name: str) -> Mapping[str, tf.Tensor]:
+    """Classification with its accuracy under another name."""
+    values = objectives.classification(model, batch, training=training)
+    return {"loss": values["loss"], name: values["accuracy"]}
+
+
+def changing(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """Breaks the contract: other values in training than in evaluation."""
+    values = objectives.classification(model, batch, training=training)
+    return {"loss": values["loss"]} if training else values
+
+
+def bad_gradient_from_epoch(model, batch, *, training, epoch: int) -> Mapping[str, tf.Tensor]:
+    """Classification whose gradient, and not its loss, is NaN in training from an epoch on; see `with_epoch`."""
+    values = objectives.classification(model, batch, training=training)
+    if training:
+        # The derivative of the square root at 0 is infinite.
+        nothing = values["loss"] - tf.stop_gradient(values["loss"])
+        values["loss"] += tf.where(batch["epoch"] >= epoch, tf.sqrt(nothing), 0.0)
+    return values

@@ -1,0 +1,101 @@
+"""A short training of configs/digits.py, for tests that run it under one launcher and another, and its weights."""
+
+import contextlib
+import io
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import zipfile
+
+import h5py
+import numpy as np
+
+from tfdist.cluster import wire
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+# Left by the launcher of the tests; and a setting that would make TensorFlow talk more than tfdist lets it.
+_REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")
+# Weights are equal to the bit on one topology, and within this on another (sums are taken in another order).
+ATOL = 1e-5
+
+
+def free_ports(count: int) -> list[int]:
+    """Finds ports that no program uses, and that the kernel gives to no outgoing connection."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), wire.listen(port):
+            if port not in ports:
+                ports.append(port)
+    return ports
+
+
+def train_command(workdir: os.PathLike | str, *options: str) -> list[str]:
+    """The command of a worker: 20 steps, in batches that 1, 2 and 4 replicas divide."""
+    return [
+        *(sys.executable, "-m", "tfdist.main", "--config=configs/digits.py", f"--workdir={workdir}"),
+        *("--config.train.epochs=none", "--config.train.steps=20", "--config.learning_rate.warmup_epochs=0"),
+        "--config.learning_rate.peak=0.01",
+        *("--config.report.tensorboard=false", "--config.cluster.connect_seconds=240", *options),
+    ]
+
+
+def worker_environment(**variables: str) -> dict[str, str]:
+    """The environment of a worker on the CPU, without what launched the tests."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
+    return env | {"CUDA_VISIBLE_DEVICES": ""} | variables
+
+
+def run_all(commands: list[list[str]], environments: list[dict[str, str]], *, timeout: float = 300.0) -> list[str]:
+    """Runs processes side by side, asserts that all end with 0, and returns their outputs; none is left behind."""
+    processes = [
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        for command, env in zip(commands, environments, strict=True)
+    ]
+    try:
+        # One after another: what they write while they wait fits into their pipes.
+        outputs = [process.communicate(timeout=timeout)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()  # A launcher that is killed would leave its workers behind.
+        for process in processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
+    return outputs
+
+
+def train_alone(workdir: os.PathLike | str) -> dict[str, np.ndarray]:
+    """Trains in a single process, and returns the weights."""
+    run_all([train_command(workdir)], [worker_environment()])
+    return weights(workdir)
+
+
+def weights(workdir: os.PathLike | str) -> dict[str, np.ndarray]:
+    """Every array of the exported model.keras, optimizer's left out, by its path in the file."""
+    found = {}
+
+    def take(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset) and not name.startswith("optimizer"):
+            found[name] = item[()]
+
+    with zipfile.ZipFile(pathlib.Path(workdir, "model.keras")) as archive:
+        content = archive.read("model.weights.h5")
+    with h5py.File(io.BytesIO(content)) as file:
+        file.visititems(take)
+    assert found
+    return found
+
+
+def assert_weights_agree(first: dict[str, np.ndarray], second: dict[str, np.ndarray], *, atol: float) -> None:
+    """Asserts that two trainings have arrived at the same weights; `atol` 0 means to the bit."""
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], rtol=0, atol=atol, err_msg=name)

@@ -1,0 +1,307 @@
+"""Measurements inside of worker processes, which hand back arrays that the tests compare with what they should be.
+
+A pytest process cannot do this: the number of logical devices is fixed with its first TensorFlow operation.
+"""
+
+import functools
+import pathlib
+import sys
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+from launching import run_all
+from tensorflow.python.eager import context
+from topologies import environments
+
+from tfdist import checkpoint, experiment, gradients, step, train
+from tfdist import config as c
+from tfdist import loop as loop_lib
+from tfdist.cluster import strategy
+
+Arrays = dict[str, np.ndarray]
+# One gradient per variable, for each of two replicas: of about 1, of very different sizes, a scalar.
+DENSE = [
+    [np.float32(np.random.default_rng(replica).standard_normal((3, 4))) for replica in range(2)],
+    [np.float32([1e-3, -1.0, 30.0, 250.0, 1e-5]) * np.float32(1 + 0.37 * replica) for replica in range(2)],
+    [np.float32(0.25 - replica) for replica in range(2)],
+]
+# Rows of a table of 6 x 2 and what is added to them: each replica's sparse gradient.
+SPARSE = [([0, 4, 4], [[1, 2], [3, 4], [5, 6]]), ([4, 1, 5], [[10, 20], [30, 40], [50, 60]])]
+TOKENS = np.random.default_rng(0).integers(0, 20, (96, 3))
+BATCH = 24
+
+
+def measure(directory: pathlib.Path, *names: str, workers: int = 1, devices: int = 1) -> list[Arrays]:
+    """Runs the probes `names` on `workers` processes of `devices` replicas; returns what each worker has measured."""
+    paths = [directory / f"worker{rank}.npz" for rank in range(workers)]
+    commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
+    run_all(commands, environments(workers))
+    measured = []
+    for path in paths:
+        with np.load(path) as file:
+            measured.append(dict(file))
+    return measured
+
+
+def forget() -> None:
+    """Makes room for another strategy in this process, and for the names of another model."""
+    keras.utils.clear_session()
+    # The next strategy numbers its collectives as the last one did, and TensorFlow remembers those.
+    context._reset_context()
+
+
+def start(options: c.Cluster, **changes) -> experiment.Run:
+    """Makes a run of a linear model on the digits; `changes` replaces parts of its config."""
+    forget()
+    parts = {
+        "model": {"target": "lab:linear", "num_classes": 10},
+        "data": c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=BATCH),
+        "optimizer": {"target": "keras.optimizers:SGD"},
+        "learning_rate": c.LearningRate(peak=1.0),
+        "train": c.Train(steps=20),
+        "cluster": options,
+    }
+    return experiment.start(c.Config(**parts | changes), pathlib.Path(sys.argv[1]).parent / "run")
+
+
+def run_steps(run: experiment.Run, last: int, first: int = 0) -> dict[str, float]:
+    """Runs the steps [first, last) in one call; returns the means over all examples."""
+    iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=first, last_step=last))
+    call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
+    vector = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64)).numpy()
+    return step.means(run.trainer, dict(zip((*run.trainer.names, *step.EXTRAS), vector, strict=True)))
+
+
+def weights(run: experiment.Run) -> Arrays:
+    return {name: array for name, array in checkpoint.snapshot(run.variables).items() if name.startswith("model/")}
+
+
+def on_each(cluster: strategy.Cluster, value) -> np.ndarray:
+    """A per-replica value or a variable as this worker's replicas hold it: [local replicas, ...]."""
+    return np.stack(
+        [tf.convert_to_tensor(local).numpy() for local in cluster.strategy.experimental_local_results(value)]
+    )
+
+
+def per_replica(cluster: strategy.Cluster, values: list) -> tf.Tensor:
+    """Gives replica i `values[i]`."""
+    distribute = cluster.strategy.experimental_distribute_values_from_function
+    return distribute(lambda replica: tf.constant(values[replica.replica_id_in_sync_group]))
+
+
+def sums(options: c.Cluster) -> Arrays:
+    """The sum over replicas of dense, sparse and absent gradients, in each type on the wire, and in packs."""
+    forget()
+    cluster = strategy.connect(options)
+    dense = [per_replica(cluster, values) for values in DENSE]
+    rows = per_replica(cluster, [np.int64(rows) for rows, _ in SPARSE])
+    values = per_replica(cluster, [np.float32(values) for _, values in SPARSE])
+    found = {}
+    for dtype, pack in (("float32", 0), ("float32", 64), ("float16", 0), ("bfloat16", 0)):
+
+        def replica(dense, rows, values, dtype=dtype, pack=pack):
+            sparse = tf.IndexedSlices(values, rows, tf.constant([6, 2], tf.int64))
+            given = [None, dense[0], sparse, *dense[1:], None]
+            total = gradients.all_reduce(given, c.Communication(dtype=dtype, bytes_per_pack=pack))
+            assert total[0] is None and total[-1] is None and len(total) == 6
+            return total[1:-1]
+
+        total = tf.function(lambda replica=replica: cluster.strategy.run(replica, args=(dense, rows, values)))()
+        for name, value in zip(("matrix", "sparse", "vector", "scalar"), total, strict=True):
+            found[f"{dtype}/{pack}/{name}"] = on_each(cluster, value)
+    return found
+
+
+def clipped(options: c.Cluster) -> Arrays:
+    """The sum, clipped as a step does it: below its norm, and not at all."""
+    forget()
+    cluster = strategy.connect(options)
+    dense = [per_replica(cluster, values) for values in DENSE]
+
+    def replica(dense, norm):
+        return gradients.clip([*gradients.all_reduce(dense, c.Communication()), None], norm)[:-1]
+
+    found = {}
+    for norm in (0.5, 1e6):
+        result = tf.function(lambda norm=norm: cluster.strategy.run(replica, args=(dense, norm)))()
+        found |= {f"{norm}/{i}": on_each(cluster, value) for i, value in enumerate(result)}
+    return found
+
+
+def update(options: c.Cluster) -> Arrays:
+    """The weights before and after one step at rate 1, without clipping and clipped at 0.05."""
+    found = {}
+    for name, norm in (("free", None), ("clipped", 0.05)):
+        run = start(options, train=c.Train(steps=20, clip_norm=norm))
+        found |= {f"{name}/before/{key}": value for key, value in weights(run).items()}
+        run_steps(run, 1)
+        found |= {f"{name}/after/{key}": value for key, value in weights(run).items()}
+    return found
+
+
+def compressed(options: c.Cluster) -> Arrays:
+    """The weights after 10 steps for each type on the wire."""
+    found = {}
+    for dtype in ("float32", "float16", "bfloat16"):
+        run = start(options, communication=c.Communication(dtype=dtype), learning_rate=c.LearningRate(peak=0.1))
+        run_steps(run, 10)
+        assert all(variable.dtype == "float32" for variable in run.trainer.model.trainable_variables)
+        found |= {f"{dtype}/{key}": value for key, value in weights(run).items()}
+    return found
+
+
+def embedding(options: c.Cluster) -> Arrays:
+    """One step of a table of which few rows are read, beside a weight that nothing depends on."""
+    splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
+    found = {}
+    for pieces in (1, 2):
+        run = start(
+            options,
+            model={"target": "lab:Table", "rows": 30, "columns": 4},
+            data=c.Data(
+                source={"target": "tfdist.zoo.sources:arrays", "splits": splits},
+                prepare={"target": "tfdist.zoo.prepare:identity"},
+                evaluation_split=None,
+                batch_size=BATCH,
+                shuffle=False,
+            ),
+            objective={"target": "lab:sum_of_outputs", "inputs": "token"},
+            train=c.Train(steps=20, micro_batches=pieces),
+        )
+        found |= {f"{pieces}/before/{key}": value for key, value in weights(run).items()}
+        run_steps(run, 1)
+        found |= {f"{pieces}/after/{key}": value for key, value in weights(run).items()}
+    return found
+
+
+def loss_scale(options: c.Cluster) -> Arrays:
+    """Steps in float16, of which the third overflows on replica 1 alone: [step, local replica, ...] of each value."""
+    run = start(options, train=c.Train(steps=20, precision="float16"), learning_rate=c.LearningRate(peak=1e-3))
+    cluster, trainer = run.cluster, run.trainer
+    trainer.loss_scale.growth_steps = 4
+    local = BATCH // cluster.num_replicas
+    images = np.random.default_rng(0).random((2, local, 8, 8, 1)).astype(np.float32)
+    # 2e4 itself fits into float16; its product with a gradient that is scaled by 2**15 does not.
+    large = np.stack([images[0], np.float32(2e4) * images[1]])
+    label = per_replica(cluster, [np.arange(local) % 10] * 2)
+
+    @tf.function
+    def one_step(image, label):
+        cluster.strategy.run(functools.partial(step.train_step, trainer), args=({"image": image, "label": label},))
+
+    def observe():
+        return {
+            "scale": on_each(cluster, trainer.loss_scale.value),
+            "good_steps": on_each(cluster, trainer.loss_scale.good_steps),
+            "kernel": on_each(cluster, trainer.model.trainable_variables[0].value),
+            "iterations": np.asarray(keras.ops.convert_to_numpy(trainer.optimizer.iterations)),
+        }
+
+    seen = [observe()]
+    for overflows in (False, False, True, False, False, False, False, False):
+        one_step(per_replica(cluster, list(large if overflows else images)), label)
+        seen.append(observe())
+    return {key: np.stack([each[key] for each in seen]) for key in seen[0]}
+
+
+def regularization(options: c.Cluster) -> Arrays:
+    """One step that only a penalty moves, in one piece and in two: the weights, and what is reported."""
+    found = {}
+    for pieces in (1, 2):
+        run = start(
+            options,
+            model={"target": "lab:linear", "num_classes": 10, "l2": 0.05},
+            objective={"target": "lab:nothing_to_learn"},
+            train=c.Train(steps=20, micro_batches=pieces),
+        )
+        found |= {f"{pieces}/before/{key}": value for key, value in weights(run).items()}
+        found[f"{pieces}/reported"] = np.array(run_steps(run, 1)["regularization"])
+        found |= {f"{pieces}/after/{key}": value for key, value in weights(run).items()}
+    return found
+
+
+def statistics(options: c.Cluster) -> Arrays:
+    """Three steps of unsynchronised batch normalisation: what each replica sees, and the statistics that it holds."""
+    run = start(options, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
+    images = [batch["image"] for batch in experiment.training_dataset(run, first_step=0, last_step=3).take(6)]
+    run_steps(run, 3)
+    norm = run.trainer.model.get_layer("norm")
+    return {
+        "images": np.stack(images).reshape(3, 2, BATCH // 2, 64),
+        "mean": on_each(run.cluster, norm.moving_mean.value),
+        "variance": on_each(run.cluster, norm.moving_variance.value),
+        "saved mean": checkpoint.snapshot(run.variables)["model/norm/moving_mean"],
+    }
+
+
+def masks(options: c.Cluster, micro_batches: int = 1) -> Arrays:
+    """The dropout masks of three steps, as replica -> [step and micro-batch, examples, features of both layers]."""
+    seen: dict[int, list[np.ndarray]] = {}
+
+    def note(replica, outputs):
+        seen.setdefault(int(replica), []).append(np.array(outputs))
+        return np.float32(0)
+
+    def objective(model, batch, *, training):
+        logits, dropped = model(batch["image"], training=training)
+        loss = tf.reduce_sum(logits, axis=-1)
+        if training:
+            loss += tf.stop_gradient(tf.numpy_function(note, [strategy.replica_id(), dropped], tf.float32))
+        return {"loss": loss}
+
+    globals()["noting"] = objective
+    splits = {"train": {"image": np.ones((96, 64), np.float32), "label": np.zeros(96, np.int64)}}
+    run = start(
+        options,
+        model={"target": "lab:only_dropout"},
+        data=c.Data(
+            source={"target": "tfdist.zoo.sources:arrays", "splits": splits},
+            prepare={"target": "tfdist.zoo.prepare:identity"},
+            evaluation_split=None,
+            batch_size=BATCH,
+        ),
+        objective={"target": f"{__name__}:noting"},
+        train=c.Train(steps=20, micro_batches=micro_batches),
+    )
+    run_steps(run, 3)
+    return {str(replica): np.stack(values) for replica, values in seen.items()}
+
+
+def masks_of_a_second_run(options: c.Cluster) -> Arrays:
+    """As `masks`, in a process that has run before."""
+    return masks(options)
+
+
+def masks_of_micro_batches(options: c.Cluster) -> Arrays:
+    """As `masks`, each step in two pieces."""
+    return masks(options, micro_batches=2)
+
+
+def traces(options: c.Cluster) -> Arrays:
+    """How often each compiled call was traced over 20 steps with intervals that do not divide one another."""
+    run = start(
+        options,
+        report=c.Report(every=c.Every(steps=3), tensorboard=False),
+        evaluation=c.Evaluation(every=c.Every(steps=4)),
+        checkpoint=c.Checkpoint(every=c.Every(steps=5)),
+        learning_rate=c.LearningRate(peak=0.1),
+    )
+    loop, progress = loop_lib.open_loop(run)
+    assert train.train_loop(loop, progress) and loop.saver.wait()
+    loop.report.close()
+    calls = {"train": loop.train_call, "evaluation": loop.evaluation_call}
+    counts = {name: np.array(caller.call.experimental_get_tracing_count()) for name, caller in calls.items()}
+    return counts | {"calls": np.array([caller.pace.calls for caller in calls.values()])}
+
+
+PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
+    **{f.__name__: f for f in (sums, clipped, update, compressed, embedding, loss_scale, regularization, statistics)},
+    **{f.__name__: f for f in (masks, masks_of_a_second_run, masks_of_micro_batches, traces)},
+}
+
+if __name__ == "__main__":
+    out, devices, *names = sys.argv[1:]
+    options = c.Cluster(logical_devices=int(devices), connect_seconds=60.0)
+    np.savez(out, **{f"{name}/{key}": value for name in names for key, value in PROBES[name](options).items()})

@@ -1,0 +1,396 @@
+"""A checkpoint is whole or absent, whatever happens while it is written, and is found again."""
+
+import json
+import pathlib
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+import topologies
+from launching import REPOSITORY, worker_environment
+
+from tfdist import checkpoint, config
+
+STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
+
+
+def arrays_of(step: int) -> dict[str, np.ndarray]:
+    """Arrays that tell which step they are of."""
+    rng = np.random.default_rng(step)
+    return {
+        "model/kernel": rng.standard_normal((30, 40)).astype(np.float32),
+        "model/empty": np.zeros((0, 3), np.float32),
+        "optimizer/iterations": np.array(step, np.int64),
+        "model/half": rng.standard_normal(7).astype(np.float16),
+        "model/brain": rng.standard_normal((5, 2)).astype(ml_dtypes.bfloat16),
+        "model/flag": np.array(True),
+    }
+
+
+def variables_like(arrays: dict[str, np.ndarray]) -> dict[str, tf.Variable]:
+    return {name: tf.Variable(tf.zeros(array.shape, array.dtype)) for name, array in arrays.items()}
+
+
+def assert_holds(path: pathlib.Path, step: int) -> None:
+    """Asserts that the checkpoint at `path` is that of `step`, to the bit."""
+    variables = variables_like(arrays_of(step))
+    checkpoint.restore(checkpoint.verify(path), variables)
+    for name, array in arrays_of(step).items():
+        restored = variables[name].numpy()
+        assert restored.dtype == array.dtype and restored.tobytes() == array.tobytes(), name
+
+
+def saved(directory: pathlib.Path, *steps: int) -> list[pathlib.Path]:
+    return [checkpoint.write(directory, step, arrays_of(step), STATE | {"step": step}) for step in steps]
+
+
+def newest(directory: pathlib.Path) -> tuple[int | None, list[str]]:
+    """The step of the newest valid checkpoint, and what was said about others."""
+    said = []
+    found = checkpoint.newest_valid(directory, said.append)
+    return (None if found is None else found.step), said
+
+
+def flip(path: pathlib.Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_written_is_read_again_to_the_bit(tmp_path):
+    (path,) = saved(tmp_path / "new" / "checkpoints", 7)
+    assert path.name == "step-00000007"
+    assert sorted(file.name for file in path.iterdir()) == ["arrays.npz", "manifest.json"]
+    found = checkpoint.verify(path)
+    assert (found.step, found.path, found.state) == (7, path, STATE | {"step": 7})
+    assert_holds(path, 7)
+    with np.load(path / "arrays.npz", allow_pickle=False) as plain:  # For anyone, with NumPy alone.
+        np.testing.assert_array_equal(plain["model/kernel"], arrays_of(7)["model/kernel"])
+
+
+def test_bfloat16_survives_values_that_are_no_numbers_too(tmp_path):
+    values = np.array([np.nan, -np.inf, 0.0, -0.0, 1e-40, 3.0e38], ml_dtypes.bfloat16)
+    path = checkpoint.write(tmp_path, 1, {"x": values, "scalar": values[1]}, {})
+    variables = variables_like({"x": values, "scalar": values[1]})
+    checkpoint.restore(checkpoint.verify(path), variables)
+    assert variables["x"].numpy().tobytes() == values.tobytes()
+    assert variables["scalar"].numpy() == -np.inf
+
+
+def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
+    assert newest(tmp_path / "nowhere") == (None, [])
+    first, second = saved(tmp_path, 9, 10)
+    shutil.copytree(second, tmp_path / "step-00000011.writing")
+    (tmp_path / "step-00000011.writing" / "manifest.json").unlink()
+    shutil.copytree(first, tmp_path / "step-00000008.removing")
+    (tmp_path / "best.json.123.tmp").write_text("{")
+    assert newest(tmp_path) == (10, [])
+    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), print)
+    saver.tidy(checkpoint.verify(second))
+    assert not [path for path in tmp_path.iterdir() if path.suffix in (".writing", ".removing")]
+    assert_holds(first, 9)
+    assert_holds(second, 10)
+
+
+def test_steps_are_compared_as_numbers(tmp_path):
+    saved(tmp_path, 9, 99_999_999, 100_000_000)
+    assert newest(tmp_path) == (100_000_000, [])
+
+
+DAMAGES = {
+    "cut off": lambda path: (path / "arrays.npz").write_bytes((path / "arrays.npz").read_bytes()[:-100]),
+    "empty": lambda path: (path / "arrays.npz").write_bytes(b""),
+    "flipped": lambda path: flip(path / "arrays.npz", 2000),
+    "no arrays": lambda path: (path / "arrays.npz").unlink(),
+    "no manifest": lambda path: (path / "manifest.json").unlink(),
+    "garbled manifest": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00{"),
+    "half a manifest": lambda path: (path / "manifest.json").write_text((path / "manifest.json").read_text()[:200]),
+    "one digit in the manifest": lambda path: (path / "manifest.json").write_text(
+        (path / "manifest.json").read_text().replace("1e-300", "2e-300")
+    ),
+    "another manifest": lambda path: (path / "manifest.json").write_text("[1, 2]"),
+    "empty directory": lambda path: [file.unlink() for file in path.iterdir()],
+    "manifest of another": lambda path: shutil.copy(path.parent / "step-00000001" / "manifest.json", path),
+    "another step": lambda path: [shutil.rmtree(path), shutil.copytree(path.parent / "step-00000001", path)],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage):
+    old, path = saved(tmp_path, 1, 2)
+    damage(path)
+    step, (said,) = newest(tmp_path)
+    assert step == 1
+    assert str(path) in said and said.startswith("WARNING: a damaged checkpoint is passed over")
+    with pytest.raises(checkpoint.DamagedCheckpointError, match="step-00000002"):
+        checkpoint.find(tmp_path, "2", print)
+    assert checkpoint.find(tmp_path, "newest", print).step == 1
+    # The run goes on from the older one, and comes to the damaged one's step again.
+    saved(tmp_path, 2)
+    assert newest(tmp_path) == (2, [])
+    assert_holds(path, 2)
+    assert_holds(old, 1)
+
+
+def test_nothing_begins_anew_over_damaged_checkpoints(tmp_path):
+    for path in saved(tmp_path, 1, 2):
+        (path / "manifest.json").unlink()
+    said = []
+    with pytest.raises(checkpoint.DamagedCheckpointError) as raised:
+        checkpoint.newest_valid(tmp_path, said.append)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == f"No checkpoint in {tmp_path} is whole:" and lines[-1].endswith("another --workdir.")
+    assert "step-00000002" in lines[1] and "step-00000001" in lines[2] and len(lines) == 4
+    assert said == []
+
+
+def test_a_format_of_the_future_is_said(tmp_path):
+    (path,) = saved(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(checkpoint.DamagedCheckpointError, match="has format 99, and this tfdist reads"):
+        checkpoint.verify(path)
+
+
+def test_finding_says_what_there_is(tmp_path):
+    with pytest.raises(ValueError, match="There is no whole checkpoint in"):
+        checkpoint.find(tmp_path, "newest", print)
+    saved(tmp_path, 5, 10)
+    assert checkpoint.find(tmp_path, "newest", print).step == 10
+    assert checkpoint.find(tmp_path, "5", print).step == 5
+    for wrong in ("7", "last", "-5"):
+        message = rf'must be "newest", "best" or a saved step \(10, 5\)\. Received: \'{wrong}\''
+        with pytest.raises(ValueError, match=message):
+            checkpoint.find(tmp_path, wrong, print)
+    with pytest.raises(ValueError, match=r"no best checkpoint: set config\.checkpoint\.best_metric"):
+        checkpoint.find(tmp_path, "best", print)
+
+
+def test_the_newest_few_and_the_best_are_kept(tmp_path):
+    said = []
+    saver = checkpoint.Saver(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
+    for step in range(1, 9):
+        saver.save(step, arrays_of(step), STATE)
+        if step in (2, 3):
+            saver.mark_best(step, "accuracy", step / 10)
+    assert saver.wait() and said == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("best.json", "step-00000003", "step-00000007", "step-00000008"),
+    ]
+    assert checkpoint.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
+    assert checkpoint.find(tmp_path, "best", print).step == 3
+    assert_holds(tmp_path / "step-00000003", 3)
+    (tmp_path / "best.json").write_text('{"step": 3')  # Torn: as if there were none.
+    assert checkpoint.read_best(tmp_path) is None
+
+
+def test_a_step_that_is_saved_is_not_written_again(tmp_path):
+    (path,) = saved(tmp_path, 4)
+    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), print)
+    saver.tidy(checkpoint.verify(path))
+    moment = (path / "arrays.npz").stat().st_mtime_ns
+    saver.save(4, arrays_of(5), STATE)
+    saver.save(6, arrays_of(6), STATE)
+    saver.save(6, arrays_of(7), STATE)
+    assert saver.wait()
+    assert (path / "arrays.npz").stat().st_mtime_ns == moment
+    assert_holds(path, 4)
+    assert_holds(tmp_path / "step-00000006", 6)
+
+
+def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
+    said = []
+    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), said.append)
+    saver.save(1, arrays_of(1), STATE)
+    assert saver.wait()
+    (tmp_path / "step-00000002.writing").write_text("in the way")
+    saver.save(2, arrays_of(2), STATE)
+    assert not saver.wait()
+    saver.mark_best(2, "accuracy", 0.9)
+    assert saver.wait()
+    assert len(said) == 1 and "the checkpoint of step 2 could not be written" in said[0]
+    assert "Training goes on; the previous checkpoint is untouched." in said[0]
+    assert checkpoint.read_best(tmp_path) is None
+    assert newest(tmp_path) == (1, [])
+    (tmp_path / "step-00000002.writing").unlink()
+    # Not only the disk can fail: what cannot be written at all must not count as saved either.
+    saver.save(3, {"model/x": np.array([object()])}, {"not": {1, 2}})
+    assert not saver.wait() and "step 3 could not be written" in said[1]
+    saver.save(4, arrays_of(4), STATE)
+    assert saver.wait() and newest(tmp_path) == (4, [])
+    assert len(said) == 2
+
+
+def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
+    said = []
+    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), said.append)
+    (tmp_path / "best.json").mkdir()
+    saver.save(1, arrays_of(1), STATE)
+    saver.mark_best(1, "accuracy", 0.5)
+    assert len(said) == 1 and "best.json could not be written: Is a directory. Training goes on" in said[0]
+    assert newest(tmp_path) == (1, [])
+
+
+def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path):
+    (path,) = saved(tmp_path, 1)
+    variables = variables_like(arrays_of(1))
+    before = {name: variable.numpy().tobytes() for name, variable in variables.items()}
+    del variables["model/half"]
+    variables["model/kernel"] = tf.Variable(tf.zeros([30, 50]))
+    variables["model/brain"] = tf.Variable(tf.zeros([5, 2], tf.float32))
+    variables["model/another"] = tf.Variable(0.0)
+    with pytest.raises(ValueError) as raised:
+        checkpoint.restore(checkpoint.verify(path), variables)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == f"{path} is a checkpoint of another model or optimizer:"
+    assert sorted(line.strip() for line in lines[1:]) == [
+        "model/another is missing in the checkpoint",
+        "model/brain is bfloat16[5, 2] in the checkpoint, float32[5, 2] here",
+        "model/half is not in this model",
+        "model/kernel is float32[30, 40] in the checkpoint, float32[30, 50] here",
+    ]
+    # Refused before anything was assigned.
+    assert variables["optimizer/iterations"].numpy().tobytes() == before["optimizer/iterations"]
+
+
+def test_a_message_about_another_model_stays_short(tmp_path):
+    path = checkpoint.write(tmp_path, 1, {f"model/{i}": np.zeros(1) for i in range(200)}, {})
+    with pytest.raises(ValueError) as raised:
+        checkpoint.restore(checkpoint.verify(path), {})
+    assert len(str(raised.value).splitlines()) == 12 and str(raised.value).endswith("and 190 more")
+
+
+class Namesakes(keras.Model):
+    """Layers of one name, in a list and in a dict."""
+
+    def __init__(self):
+        super().__init__(name="namesakes")
+        self.some = [keras.layers.Dense(3, name="same"), keras.layers.Dropout(0.5)]
+        self.others = {"last": keras.layers.Dense(3, name="same")}
+
+    def call(self, inputs):
+        return self.others["last"](self.some[1](self.some[0](inputs)))
+
+
+def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
+    model, optimizer = Namesakes(), keras.optimizers.Adam()
+    model(np.zeros((1, 3), np.float32))
+    optimizer.build(model.trainable_variables)
+    named = checkpoint.named_variables(model, optimizer, {"more": tf.Variable(0.0)})
+    assert {id(v) for v in (*model.variables, *optimizer.variables)} < {id(v) for v in named.values()}
+    # Two kernels, two biases, the generator's state; for each weight two slots; iterations, learning rate; more.
+    assert len(named) == 5 + 8 + 2 + 1
+    kernels = sorted(name for name in named if name.startswith("model") and "kernel" in name)
+    assert len(kernels) == 2 and kernels[1] == kernels[0] + "#2"
+
+
+def test_not_finite_is_noticed():
+    variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
+    finite = checkpoint.finite_check(variables)
+    assert finite()
+    for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0])):
+        good = variables[name].numpy()
+        variables[name].assign(tf.cast(bad, variables[name].dtype))
+        assert not finite()
+        variables[name].assign(good)
+    assert finite()
+
+
+KILLED = """
+import os, pathlib, random, signal, sys, time
+import numpy as np
+from tfdist import checkpoint, config
+
+directory, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+
+def arrays(step):
+    return {"x": np.full(60_000, step, np.int64)}
+
+def write_for_ever(first, done):
+    saver = checkpoint.Saver(directory, config.Checkpoint(keep=2), print)
+    found = checkpoint.newest_valid(directory, print)
+    assert found is None or found.step >= first - 1, (found, first)
+    saver.tidy(found)
+    for step in range(first, first + 100_000):
+        saver.save(step, arrays(step), {"step": step})
+        assert saver.wait()
+        os.write(done, step.to_bytes(8, "little"))
+
+last = 0
+for _ in range(rounds):
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        write_for_ever(last + 1, writing)
+    os.close(writing)
+    time.sleep(random.uniform(0.02, 0.25))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    reported = os.read(reading, 1 << 20)
+    os.close(reading)
+    last = max([last, *(int.from_bytes(reported[i : i + 8], "little") for i in range(0, len(reported), 8))])
+    found = checkpoint.newest_valid(directory, lambda text: sys.exit(f"damaged: {text}"))
+    step = 0 if found is None else found.step
+    assert last <= step <= last + 1, (last, step)
+    if found is not None:
+        with np.load(found.path / "arrays.npz") as file:
+            np.testing.assert_array_equal(file["x"], arrays(step)["x"])
+    left = [path.name for path in directory.glob("*")]
+    assert len(left) <= 5, left
+    last = step
+print(last)
+"""
+
+
+def test_a_writer_killed_at_any_instant_leaves_the_last_checkpoint_that_it_reported(tmp_path):
+    environment = worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), "15"]
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 5, done.stdout
+
+
+def test_a_full_disk_loses_nothing_and_training_goes_on(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    command = topologies.command(tmp_path, "--config.checkpoint.keep=30", config="tests/configs/interrupted.py")
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (checkpoints / "step-00000008").exists():
+            assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+            time.sleep(0.005)
+        limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        size = (checkpoints / "step-00000008" / "arrays.npz").stat().st_size
+        # From here on no file can grow beyond half a checkpoint, as on a disk with so much room.
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size // 2, limits[1]))
+        output = []
+        while not output or "WARNING" not in output[-1]:
+            output.append(process.stdout.readline())
+            assert output[-1], "".join(output)
+        # Somebody made room again.
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
+        output += process.stdout.readlines()
+        assert process.wait(timeout=60) == 0, "".join(output)
+    finally:
+        process.kill()
+        process.wait()
+    warnings = [line for line in output if "WARNING" in line]
+    pattern = r"tfdist: worker 0: WARNING: the checkpoint of step (\d+) could not be written to .*: (File too large|No)"
+    failed = [int(re.match(pattern, line)[1]) for line in warnings]
+    assert failed and all("Training goes on; the previous checkpoint is untouched." in line for line in warnings)
+    steps = sorted(int(path.name[5:]) for path in checkpoints.glob("step-*"))
+    assert not set(failed) & set(steps)
+    # Saved by an interval, as the best, or as the last.
+    assert steps[0] == 8 and steps[-1] == 96 and {*range(8, 97, 8)} <= {*steps, *failed}
+    assert [checkpoint.verify(checkpoint.step_path(checkpoints, step)).step for step in steps] == steps
+    assert [line["step"] for line in topologies.records(tmp_path, "train")] == list(range(5, 96, 5))

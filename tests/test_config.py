@@ -1,0 +1,330 @@
+"""The config and the flags that override it: every documented error, by its message."""
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from tfdist import config
+
+LAB = """
+def losses(model, batch, *, training, gamma=1.0):
+    return (model, batch, training, gamma)
+
+def scale(factor, offset=0):
+    return factor * 10 + offset
+
+def anything(**kwargs):
+    return kwargs
+
+class Family:
+    @staticmethod
+    def member(width):
+        return width
+
+CONSTANT = 3
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    (tmp_path / "my_lab_of_tests.py").write_text(LAB)
+    (tmp_path / "my_broken_lab.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield "my_lab_of_tests"
+    sys.modules.pop("my_lab_of_tests", None)
+
+
+def make(**changes):
+    return config.Config(**{"model": {"target": "a:b"}, "train": config.Train(epochs=1)} | changes)
+
+
+def test_build_calls_the_target_with_the_other_items(lab):
+    spec = {"target": f"{lab}:scale", "offset": 2}
+    assert config.build(spec, 4, field="config.model") == 42
+    assert config.build({"target": f"{lab}:scale"}, field="config.model", factor=5) == 50
+    assert config.build({"target": f"{lab}:Family.member", "width": 7}, field="config.model") == 7
+    assert config.build({"target": f"{lab}:anything", "x": 1}, field="config.model", y=2) == {"x": 1, "y": 2}
+    assert spec == {"target": f"{lab}:scale", "offset": 2}
+
+
+def test_partial_calls_later_with_the_arguments_of_both(lab):
+    spec = {"target": f"{lab}:losses", "gamma": 2.0}
+    call = config.partial(spec, field="config.objective", positional=2, training=True)
+    assert call("model", "batch", training=False) == ("model", "batch", False, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({}, r"config\.f\.target must name a function as \"package\.module:function\"\. Received: None"),
+        ({"target": "no_colon"}, r"config\.f\.target must name a function.*Received: 'no_colon'"),
+        ({"target": "a:b:c"}, r"config\.f\.target must name a function.*Received: 'a:b:c'"),
+        ({"target": 3}, r"config\.f\.target must name a function.*Received: 3"),
+        ({"target": "no_such_lab:f"}, r"config\.f\.target='no_such_lab:f': there is no module 'no_such_lab'.*working"),
+        ({"target": "os.no_such:f"}, r"config\.f\.target='os\.no_such:f': there is no module 'os\.no_such'"),
+        ({"target": "{lab}:scael"}, r"config\.f\.target='.*:scael': .* has no 'scael'\. Did you mean 'scale'\?"),
+        ({"target": "{lab}:Family.membr"}, r"has no 'membr'\. Did you mean 'member'\?"),
+        ({"target": "{lab}:CONSTANT"}, r"config\.f\.target='.*:CONSTANT' is not callable: 3"),
+        ({"target": "{lab}:scale", "ofset": 1}, r"config\.f\.ofset: .* takes no argument 'ofset'.*mean 'offset'\?"),
+        ({"target": "{lab}:scale", "xyz": 1}, r"takes no argument 'xyz'\. It has: factor, offset\."),
+        ({"target": "{lab}:scale"}, r"config\.f: .*:scale cannot be called so: missing a required argument: 'factor'"),
+    ],
+)
+def test_a_spec_that_cannot_be_built_says_why(lab, spec, message):
+    spec = {key: value.format(lab=lab) if isinstance(value, str) else value for key, value in spec.items()}
+    with pytest.raises(ValueError, match=message):
+        config.build(spec, field="config.f")
+    with pytest.raises(ValueError, match=message):
+        config.partial(spec, field="config.f")
+
+
+def test_a_spec_may_not_repeat_what_the_framework_gives(lab):
+    spec = {"target": f"{lab}:losses", "training": True}
+    with pytest.raises(ValueError, match=r"config\.objective\.training is given by the framework: remove it"):
+        config.partial(spec, field="config.objective", positional=2, training=True)
+    with pytest.raises(ValueError, match=r"config\.objective: .* cannot be called so: too many positional"):
+        config.partial({"target": f"{lab}:scale"}, field="config.objective", positional=3)
+
+
+def test_an_import_error_inside_the_target_is_not_disguised(lab):
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        config.resolve({"target": "my_broken_lab:f"}, field="config.model")
+
+
+def test_the_default_config_is_valid_but_for_its_length():
+    config.validate(make())
+    config.validate(make(train=config.Train(steps=5)))
+    for train in (config.Train(), config.Train(epochs=1, steps=5)):
+        received = f"epochs={train.epochs}, steps={train.steps}"
+        with pytest.raises(ValueError, match=f"exactly one of epochs and steps. Received: {received}"):
+            config.validate(make(train=train))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("data.batch_size", 1.5, r"must be int\. Received: 1\.5 \(float\)"),
+        ("data.batch_size", "64", r"must be int\. Received: '64' \(str\)"),
+        ("data.batch_size", True, r"must be int\. Received: True \(bool\)"),
+        ("data.batch_size", None, r"must be int\. Received: None \(NoneType\)"),
+        ("data.shuffle", 1, r"must be bool\. Received: 1 \(int\)"),
+        ("data.evaluation_split", 3, r"must be str or None\. Received: 3 \(int\)"),
+        ("model", "a:b", r"must be dict\. Received: 'a:b' \(str\)"),
+        ("train", {"epochs": 3}, r"must be a Train\. Received: \{'epochs': 3\}"),
+        ("evaluation.every", 3, r"must be a Every\. Received: 3"),
+        ("data.batch_size", 0, r"must be at least 1\. Received: 0"),
+        ("data.evaluation_batch_size", -1, r"must be at least 1\. Received: -1"),
+        ("train.micro_batches", 0, r"must be at least 1\. Received: 0"),
+        ("checkpoint.keep", 0, r"must be at least 1\. Received: 0"),
+        ("cluster.logical_devices", 0, r"must be at least 1\. Received: 0"),
+        ("report.every.steps", 0, r"must be at least 1\. Received: 0"),
+        ("checkpoint.every.epochs", 0.0, r"must be at least 1e-06\. Received: 0\.0"),
+        ("learning_rate.peak", -0.1, r"must be at least 0\. Received: -0\.1"),
+        ("learning_rate.peak", float("nan"), r"must be at least 0\. Received: nan"),
+        ("learning_rate.peak", float("inf"), r"must be at least 0\. Received: inf"),
+        ("train.clip_norm", 0.0, r"must be at least 1e-09\. Received: 0\.0"),
+        ("train.epochs", -1, r"must be at least 1e-09\. Received: -1"),
+        ("cluster.connect_seconds", 0.5, r"must be at least 1\. Received: 0\.5"),
+        ("cluster.heartbeat_seconds", 0, r"must be at least 1\. Received: 0"),
+        ("communication.bytes_per_pack", -1, r"must be at least 0\. Received: -1"),
+        ("train.precision", "bfloat", r"must be one of float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
+        ("communication.dtype", "fp8", r"must be one of float32, bfloat16, float16\. .*Received: 'fp8'"),
+        ("learning_rate.scaling", "liner", r"must be one of none, linear, sqrt\. Did you mean 'linear'\?"),
+        ("checkpoint.best_mode", "maximum", r"must be one of max, min\..* Received: 'maximum'"),
+        ("seed", -1, r"must be at least 0\. Received: -1"),
+        ("seed", 2**31, r"must be below 2\*\*31\. Received: 2147483648"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_field(name, value, message):
+    whole = make()
+    *sections, field = name.split(".")
+    holder = whole
+    for section in sections:
+        holder = getattr(holder, section)
+    setattr(holder, field, value)
+    with pytest.raises(ValueError, match=rf"(?s)^The config cannot be used:\n  config\.{name} {message}[^\n]*$"):
+        config.validate(whole)
+
+
+def test_contradictions_between_fields_are_refused():
+    with pytest.raises(
+        ValueError, match=r"config\.cluster: .* 1024\.\.65535\. Received: port_base=60000, port_count=9999"
+    ):
+        config.validate(make(cluster=config.Cluster(port_base=60000, port_count=9999)))
+    contradiction = {
+        "data": config.Data(evaluation_split=None),
+        "checkpoint": config.Checkpoint(best_metric="accuracy"),
+    }
+    with pytest.raises(
+        ValueError, match=r"checkpoint\.best_metric='accuracy' needs evaluations, and data\.evaluation_split"
+    ):
+        config.validate(make(**contradiction))
+
+
+def test_all_wrong_fields_are_named_at_once():
+    with pytest.raises(ValueError) as raised:
+        config.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))
+    lines = str(raised.value).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["config.data.batch_size", "config.seed", "config.train:"]
+
+
+def test_a_whole_number_will_do_where_a_float_is_meant():
+    config.validate(make(train=config.Train(epochs=3, clip_norm=1), learning_rate=config.LearningRate(peak=1)))
+
+
+def test_a_field_that_does_not_exist_cannot_be_set():
+    with pytest.raises(TypeError, match="batchsize"):
+        config.Data(batchsize=3)
+    with pytest.raises(AttributeError, match="batchsize"):
+        make().data.batchsize = 3
+
+
+def test_defaults_are_not_shared():
+    make().optimizer["momentum"] = 0.0
+    assert make().optimizer["momentum"] == 0.9
+
+
+def test_flatten_names_every_leaf():
+    whole = make(model={"target": "a:b", "sub": {"x": 1, "empty": {}}}, train=config.Train(steps=5))
+    flat = dict(config.flatten(whole))
+    assert flat["model.target"] == "a:b" and flat["model.sub.x"] == 1 and flat["model.sub.empty"] == {}
+    assert flat["evaluation.every.epochs"] == 1 and flat["seed"] == 0
+    assert list(flat) == [name for name, _ in config.flatten(dataclasses.asdict(whole))]
+    assert config.nearest_field(whole, "data.batchsize") == " Did you mean 'data.batch_size'?"
+
+
+def test_differences_name_what_decides_the_weights_and_nothing_else():
+    old, new = make(seed=1), make(seed=2)
+    assert config.differences(dataclasses.asdict(old), dataclasses.asdict(old)) == []
+    new.model = {"target": "a:b", "width": 3}
+    new.data.batch_size = 64
+    new.checkpoint.keep, new.evaluation.every.epochs, new.report.tensorboard = 9, 7, False
+    new.cluster.heartbeat_seconds = 3.0
+    assert config.differences(dataclasses.asdict(old), dataclasses.asdict(new)) == [
+        "data.batch_size: 128 was saved, now 64",
+        "seed: 1 was saved, now 2",
+        "model.width: '(absent)' was not set, now 3",
+    ]
+
+
+CONFIG_FILE = """
+from tfdist.config import Config, Train
+
+def get_config():
+    model = {"target": "a:b", "num_classes": 10, "rate": 0.5, "name": None, "on": True}
+    return Config(model=model | {"sizes": [1, 2], "shape": (8, 8)}, train=Train(epochs=1.0))
+"""
+SCRIPT = """
+import dataclasses, sys
+from absl import app
+from tfdist import command_line, config
+
+flag = command_line.define_config()
+
+def main(argv):
+    config.validate(flag.value)
+    print(repr(dict(config.flatten(flag.value))), "tensorflow" in sys.modules)
+
+app.run(main, flags_parser=command_line.parse)
+"""
+
+
+@pytest.fixture(scope="module")
+def command_line(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("command_line")
+    (directory / "base.py").write_text(CONFIG_FILE)
+    (directory / "other.py").write_text("def get_config():\n    return {'seed': 3}\n")
+    (directory / "script.py").write_text(SCRIPT)
+
+    def run(*arguments):
+        command = [sys.executable, "script.py", *arguments]
+        return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_overrides_reach_sections_and_specs_by_their_types(command_line):
+    overrides = {
+        "data.batch_size": ("512", 512),
+        "data.evaluation_split": ("none", None),
+        "data.evaluation_batch_size": ("64", 64),
+        "learning_rate.peak": ("1e-3", 0.001),
+        "learning_rate.scaling": ("none", "none"),
+        "train.epochs": ("none", None),
+        "train.steps": ("100", 100),
+        "train.clip_norm": ("1", 1.0),
+        "evaluation.every.epochs": ("0.5", 0.5),
+        "model.num_classes": ("5", 5),
+        "model.rate": ("None", None),
+        "model.sizes": ("[3, 4]", [3, 4]),
+        "model.shape": ("(28, 28)", (28, 28)),
+        "model.name": ("wide", "wide"),
+        "model.on": ("false", False),
+        "optimizer.momentum": ("0.5", 0.5),
+        "seed": ("7", 7),
+    }
+    done = command_line("--config=base.py", *(f"--config.{name}={text}" for name, (text, _) in overrides.items()))
+    assert done.returncode == 0, done.stderr
+    flat, tensorflow = done.stdout.rsplit(maxsplit=1)
+    flat = eval(flat)
+    assert {name: flat[name] for name in overrides} == {name: value for name, (_, value) in overrides.items()}
+    assert type(flat["train.clip_norm"]) is float and flat["data.train_split"] == "train"
+    assert tensorflow == "False"
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (
+            "--config.data.batchsize=3",
+            "config.data.batchsize: base.py has no such field. Did you mean 'data.batch_size'?",
+        ),
+        (
+            "--config.dat.batch_size=3",
+            "config.dat.batch_size: base.py has no such field. Did you mean 'data.batch_size'?",
+        ),
+        ("--config.data.batch-size=3", "config.data.batch-size: base.py has no such field. Did you mean"),
+        ("--noconfig.data.shufle", "config.data.shufle: base.py has no such field. Did you mean 'data.shuffle'?"),
+        (
+            "--config.model.num_clases=3",
+            "Did you mean 'model.num_classes'? An argument of a spec can be",
+        ),
+        ("--config.data.batch_size=abc", "flag --config.data.batch_size=abc: invalid literal for int()"),
+        ("--config.data.batch_size=1.5", "flag --config.data.batch_size=1.5: invalid literal for int()"),
+        ("--config.data.batch_size=none", "config.data.batch_size must be int. Received: None"),
+        ("--config.data.shuffle=perhaps", "flag --config.data.shuffle=perhaps: ('Non-boolean argument"),
+        ("--config.model.num_classes=ten", "flag --config.model.num_classes=ten: invalid literal for int()"),
+        ("--config.model.sizes=[3", "flag --config.model.sizes=[3: must be a list as Python writes it, or none"),
+        ("--config.model.sizes=3", "flag --config.model.sizes=3: must be a list as Python writes it, or none"),
+        ("--config.train.epochs=none", "exactly one of epochs and steps. Received: epochs=None, steps=None"),
+        ("--confg.seed=3", "Unknown command line flag 'confg.seed'"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_its_field(command_line, argument, message):
+    done = command_line("--config=base.py", argument)
+    assert done.returncode == 1 and message in done.stderr and "KeyError" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name a config file, such as --config=configs/digits.py"),
+        (["--config="], "Name a config file"),
+        (["--config"], "Name a config file"),
+        (["--config=nowhere.py"], "--config=nowhere.py: there is no file /"),
+        (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
+        (["--config=other.py"], "get_config() must return a tfdist.config.Config. Received: dict"),
+        (["--config.seed=3", "--config=base.py"], "Found --config.seed=3 in argv before a value for --config"),
+    ],
+)
+def test_a_missing_or_wrong_config_file_is_named(command_line, arguments, message):
+    done = command_line(*arguments)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_needs_no_config(command_line):
+    assert "--config:" in command_line("--help").stdout

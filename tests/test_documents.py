@@ -1,0 +1,206 @@
+"""What README, docs and configs name exists: files, modules, flags, fields. What configs say can be built."""
+
+import ast
+import dataclasses
+import functools
+import importlib.util
+import inspect
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import typing
+
+import pytest
+
+from tfdist import config as config_lib
+
+ROOT = pathlib.Path(__file__).parent.parent
+# Flags of other programs that prose may name; commands are checked by the program they run.
+FLAGS_OF_OTHERS = {
+    *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-task", "gpus-per-node", "gres", "distribution"),
+    *("mpi", "bind-to", "signal", "requeue", "hostfile", "logdir", "help", "helpfull"),
+}
+# What a run or an installation writes; no files of the repository.
+OUTPUTS = re.compile(r"(runs|workdir|checkpoints|tensorboard|\.venv)(/|$)|\w+\.json$|model\.keras$")
+# How the framework calls the function of each spec: the number of its positional arguments, and the keywords it adds.
+CALLS = {
+    "model": (0, ()),
+    "data.source": (1, ()),
+    "data.prepare": (2, ("training",)),
+    "objective": (2, ("training",)),
+    "optimizer": (1, ()),
+    "learning_rate.schedule": (1, ("total_steps", "warmup_steps")),
+}
+
+
+def documents():
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+def configs():
+    return sorted((ROOT / "configs").glob("*.py"))
+
+
+def load(path):
+    specification = importlib.util.spec_from_file_location(f"configs_{path.stem}", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.get_config()
+
+
+def at(config, dotted):
+    return functools.reduce(getattr, dotted.split("."), config)
+
+
+def code(text):
+    """Returns the commands of a document's blocks, one logical line each, and the spans in its prose."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [line.removeprefix("$ ") for line in lines if line], re.findall(r"`+([^`\n]+)`+", prose)
+
+
+def words(command):
+    try:
+        return shlex.split(command, comments=True)
+    except ValueError:
+        return command.split()
+
+
+def path_problems(text):
+    """Lists what looks like a file of the repository and is none."""
+    commands, spans = code(text)
+    tokens = [part for line in [*commands, *spans] for word in words(line) for part in word.split("=")]
+    top = {path.name for path in ROOT.iterdir()}
+    problems = []
+    for token in tokens:
+        token = token.split("::")[0].rstrip(".,:;")
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", token) or OUTPUTS.match(token):
+            continue
+        ours = ("/" in token and token.split("/")[0] in top) or re.search(r"\w\.(py|md|toml|sh|sbatch)$", token)
+        places = (ROOT / token, ROOT / "tfdist" / token)
+        if ours and not token.startswith("my_") and not any(place.exists() for place in places):
+            problems.append(f"there is no file {token}")
+    return problems
+
+
+@functools.cache
+def flags_of(module):
+    """The flags that `python -m module --help` names."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return set(re.findall(r"^\s+(?:-\w, )?--(?:\[no\])?([\w-]+)", done.stdout, re.MULTILINE))
+
+
+def flag_problems(text):
+    """Lists commands of tfdist that do not exist, and flags they do not have."""
+    commands, spans = code(text)
+    problems = []
+    for command in commands:
+        called = re.search(r"-m (tfdist\.[\w.]+)(.*)", command)
+        if not called:
+            continue
+        if not (ROOT / f"{called[1].replace('.', '/')}.py").exists():
+            problems.append(f"there is no command {called[1]}")
+            continue
+        named = re.findall(r"(?:^|\s)--(?:no)?([\w-]+)", re.split(r"[|;&>]", called[2])[0])
+        problems += [f"{called[1]} has no flag --{flag}" for flag in named if flag not in flags_of(called[1])]
+    for span in spans:
+        flag = re.match(r"--(?:no)?([\w-]+)", span)
+        if flag and flag[1] not in flags_of("tfdist.main") | FLAGS_OF_OTHERS:
+            problems.append(f"tfdist.main has no flag --{flag[1]}")
+    return problems
+
+
+@functools.cache
+def fields():
+    """Every field and section, and below the specs every argument that a shipped config or its target has."""
+    names = set()
+
+    def walk(section, prefix):
+        hints = typing.get_type_hints(section)
+        for field in dataclasses.fields(section):
+            names.add(f"{prefix}{field.name}")
+            if dataclasses.is_dataclass(hints[field.name]):
+                walk(hints[field.name], f"{prefix}{field.name}.")
+
+    walk(config_lib.Config, "")
+    for config in [load(path) for path in configs()]:
+        names |= {name for name, _ in config_lib.flatten(config)}
+        for spec in CALLS:
+            target = config_lib.resolve(at(config, spec), field=spec)
+            names |= {f"{spec}.target", *(f"{spec}.{name}" for name in inspect.signature(target).parameters)}
+    return names
+
+
+def field_problems(text):
+    """Lists `config.section.field` that no config has."""
+    commands, spans = code(text)
+    named = re.findall(r"(?<![\w./])(?:--(?:no)?)?config\.(\w+(?:\.\w+)*)", "\n".join([*commands, *spans]))
+    return [f"there is no field config.{name}" for name in named if name not in fields() | {"py", "json"}]
+
+
+def docstring_as_document(path):
+    """The docstring of a config, whose commands stand on lines of their own, as a document."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    commands = [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines() if "-m tfdist." in line]
+    return "\n".join([text, "```", *commands, "```"])
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_documents_name_what_exists(path):
+    text = path.read_text()
+    assert path_problems(text) + flag_problems(text) + field_problems(text) == []
+
+
+def test_what_does_not_exist_is_noticed():
+    text = """
+Prose names `tests/test_report.py`, `report.py`, `tests/test_nothing.py::test`, `nowhere.md` and `--mod=eval`,
+`config.data.batch_size`, `config.data.batchsize`, `config.json`, `runs/x/y.py`, `my_lab/losses.py` and `--ntasks=4`.
+```bash
+$ srun -N2 python -m tfdist.main --config=configs/no_such.py \\
+    --workdir=runs/x --config.train.epoch=3 --works=1 | tee --log
+python -m tfdist.mian --config=tests/test_report.py
+```
+"""
+    assert path_problems(text) == [
+        "there is no file configs/no_such.py",
+        "there is no file tests/test_nothing.py",
+        "there is no file nowhere.md",
+    ]
+    assert flag_problems(text) == [
+        "tfdist.main has no flag --works",
+        "there is no command tfdist.mian",
+        "tfdist.main has no flag --mod",
+    ]
+    assert field_problems(text) == ["there is no field config.train.epoch", "there is no field config.data.batchsize"]
+
+
+@pytest.mark.parametrize("path", configs(), ids=lambda path: path.name)
+def test_shipped_configs_are_valid_and_their_specs_can_be_called(path):
+    config, text = load(path), docstring_as_document(path)
+    assert path_problems(text) + flag_problems(text) + field_problems(text) == [] and f"configs/{path.name}" in text
+    config_lib.validate(config)
+    for name, (positional, keywords) in CALLS.items():
+        expected = dict.fromkeys(keywords)
+        config_lib.partial(at(config, name), field=f"config.{name}", positional=positional, **expected)
+
+
+def test_the_shipped_configs_are_there():
+    assert {"digits.py", "mnist.py", "cifar.py"} <= {path.name for path in configs()}
+
+
+def test_readme_begins_with_two_commands_that_do_all_the_setup():
+    commands, _ = code((ROOT / "README.md").read_text())
+    train, test = commands[:2]
+    assert train.startswith("python3 -m venv .venv && ") and "tfdist.main --config=configs/digits.py" in train
+    assert test.startswith("python3 -m venv .venv && ") and "-m pytest" in test
+
+
+def test_ci_runs_readmes_second_command():
+    text = (ROOT / "README.md").read_text()
+    pattern = re.search(r"grep -m 1 -e '(.*?)' README\.md", (ROOT / ".ci" / "run").read_text())[1]
+    assert next(line for line in text.splitlines() if pattern in line) == code(text)[0][1]

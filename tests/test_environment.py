@@ -1,0 +1,513 @@
+"""Places of workers, from dictionaries as launchers really set them (Slurm 22.05, Open MPI 4.1, MPICH 4)."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from tfdist.cluster import environment, hosts
+from tfdist.cluster.placement import Placement, held_gpus, visible_gpus
+
+PORTS = {"port_base": 10000, "port_count": 10000}
+
+
+def resolve(env: dict[str, str], **ports: int) -> Placement:
+    return environment.resolve(env, **(PORTS | ports))
+
+
+def slurm(
+    rank: int,
+    where: list[tuple[str, int, int]],
+    nodelist: str = "n9",
+    tasks_per_node: str = "1",
+    job: int = 1000,
+    step: int = 0,
+    **more: str,
+) -> dict[str, str]:
+    """The environment of one task, in a step whose tasks are at `where`: (node, its index, index of the task on it)."""
+    node, node_index, local = where[rank]
+    return {
+        "SLURMD_NODENAME": node,
+        "SLURM_CPUS_ON_NODE": "4",
+        "SLURM_GTIDS": ",".join(str(r) for r, (_, n, _) in enumerate(where) if n == node_index),
+        "SLURM_JOBID": str(job),
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_NODELIST": nodelist,
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(node_index),
+        "SLURM_NODELIST": nodelist,
+        "SLURM_NPROCS": str(len(where)),
+        "SLURM_NTASKS": str(len(where)),
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEPID": str(step),
+        "SLURM_STEP_ID": str(step),
+        "SLURM_STEP_NODELIST": nodelist,
+        "SLURM_STEP_NUM_NODES": str(len({n for _, n, _ in where})),
+        "SLURM_STEP_NUM_TASKS": str(len(where)),
+        "SLURM_STEP_TASKS_PER_NODE": tasks_per_node,
+        "SLURM_TASKS_PER_NODE": tasks_per_node,
+    } | more
+
+
+TWO_ON_ONE = [("n9", 0, 0), ("n9", 0, 1)]
+FOUR_ON_TWO = [("n9", 0, 0), ("n9", 0, 1), ("n10", 1, 0), ("n10", 1, 1)]
+FOUR_ON_TWO_CYCLIC = [("n9", 0, 0), ("n10", 1, 0), ("n9", 0, 1), ("n10", 1, 1)]
+PLANES_OF_3 = [*((n, i, j) for i, n in enumerate(("a9", "a10")) for j in range(3)), ("b2", 2, 0), ("b2", 2, 1)]
+PLANES_OF_3 += [("a9", 0, 3), ("a10", 1, 3)]
+CYCLIC_UNEVEN = [("n8", 0, 0), ("n9", 1, 0), ("n10", 2, 0), ("n8", 0, 1), ("n8", 0, 2), ("n8", 0, 3), ("n8", 0, 4)]
+ODD_NAMES = "a[9-10],b2,r1n[1-2],r2n1-ib,r2n2-ib,x[08-10]"
+ODD_NAMES_IN_ORDER = ["a9", "a10", "b2", "r1n1", "r1n2", "r2n1-ib", "r2n2-ib", "x08", "x09", "x10"]
+
+# name -> (nodes, tasks per node, variables of the distribution, where Slurm 22.05 put the ranks).
+STEPS = {
+    "n9 before n10": ("n[9-10]", "1(x2)", {}, [("n9", 0, 0), ("n10", 1, 0)]),
+    "block is the default": ("n[9-10]", "2(x2)", {}, FOUR_ON_TWO),
+    "block": ("n[9-10]", "2(x2)", {"SLURM_DISTRIBUTION": "block"}, FOUR_ON_TWO),
+    "block, cores cyclic": ("n[9-10]", "2(x2)", {"SLURM_DISTRIBUTION": "block:cyclic"}, FOUR_ON_TWO),
+    "cyclic": ("n[9-10]", "2(x2)", {"SLURM_DISTRIBUTION": "cyclic"}, FOUR_ON_TWO_CYCLIC),
+    "cyclic, spread": ("n[9-10]", "2(x2)", {"SLURM_DISTRIBUTION": "cyclic:block,nopack"}, FOUR_ON_TWO_CYCLIC),
+    "block, uneven": (
+        "n[8-10]",
+        "4,1(x2)",
+        {},
+        [*(("n8", 0, i) for i in range(4)), ("n9", 1, 0), ("n10", 2, 0)],
+    ),
+    "2(x3),1": (
+        "n[7-10]",
+        "2(x3),1",
+        {},
+        [*((f"n{7 + i}", i, j) for i in range(3) for j in range(2)), ("n10", 3, 0)],
+    ),
+    "cyclic, uneven": ("n[8-10]", "5,1(x2)", {"SLURM_DISTRIBUTION": "cyclic"}, CYCLIC_UNEVEN),
+    "planes": (
+        "a[9-10],b2",
+        "4(x2),2",
+        {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "3"},
+        PLANES_OF_3,
+    ),
+    "odd names": (ODD_NAMES, "1(x10)", {}, [(node, i, 0) for i, node in enumerate(ODD_NAMES_IN_ORDER)]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_task_of_a_slurm_step_finds_the_same_addresses_and_its_own(name):
+    nodelist, tasks_per_node, distribution, where = STEPS[name]
+    places = [resolve(slurm(r, where, nodelist, tasks_per_node, **distribution)) for r in range(len(where))]
+    addresses = places[0].addresses
+    assert [hosts.split_address(address)[0] for address in addresses] == [node for node, _, _ in where]
+    assert len(set(addresses)) == len(where)
+    for rank, (place, (node, _, local)) in enumerate(zip(places, where, strict=True)):
+        assert place.addresses == addresses
+        assert (place.launcher, place.rank, place.num_workers, place.job) == ("slurm", rank, len(where), "1000.0")
+        assert addresses[rank] == f"{node}:{place.port}"
+        assert (place.local_rank, place.local_size) == (local, [n for n, _, _ in where].count(node))
+        assert 10000 <= place.port < 20000
+
+
+def test_nodes_that_are_one_machine_have_ports_of_their_own():
+    place = resolve(slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)"))
+    assert len({hosts.split_address(address)[1] for address in place.addresses}) == 4
+
+
+def test_arbitrary_distribution_leaves_the_addresses_to_the_preflight():
+    where = [("n10", 2, 0), ("n9", 1, 0), ("n9", 1, 1), ("n8", 0, 0)]
+    places = [resolve(slurm(r, where, "n[8-10]", "1,2,1", SLURM_DISTRIBUTION="arbitrary")) for r in range(4)]
+    assert all(place.addresses == () and place.chiefs == places[0].chiefs for place in places)
+    assert f"n10:{places[0].port}" in places[0].chiefs
+    assert [place.local_rank for place in places] == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SLURM_DISTRIBUTION": "cyclic"},
+        {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n9"},
+        {"SLURMD_NODENAME": "n11"},
+        {"SLURM_LOCALID": "1"},
+        {"SLURM_GTIDS": "1,2"},
+    ],
+)
+def test_a_layout_that_is_not_slurms_is_refused(change):
+    env = slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)") | change
+    with pytest.raises(ValueError, match=r"Rank 2 should be task.*srun -m block, cyclic or plane=<size>"):
+        resolve(env)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "5"}, "contradict one another.*SLURM_STEP_NUM_TASKS=5"),
+        ({"SLURM_PROCID": "4"}, "contradict one another.*het-group"),
+        ({"SLURM_STEP_NODELIST": "n9"}, "contradict one another"),
+        ({"SLURM_PROCID": "one"}, "SLURM_PROCID must be a number. Received: 'one'"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2x2"}, r"no list of counts.*2\(x3\),1. Received: '2x2'"),
+        ({"SLURM_STEP_NODELIST": "n[9-10"}, r"no list of hosts.*Received: 'n\[9-10'"),
+        ({"SLURM_DISTRIBUTION": "plane"}, "lacks SLURM_DIST_PLANESIZE"),
+        ({"SLURM_DISTRIBUTION": "magic"}, "must begin with block, cyclic, plane or arbitrary. Received: 'magic'"),
+    ],
+)
+def test_bad_slurm_variables_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)") | change)
+
+
+def test_every_missing_slurm_variable_is_named():
+    env = slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)")
+    for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"):
+        del env[name]
+    with pytest.raises(ValueError, match="lacks SLURM_STEP_NODELIST, SLURM_PROCID, SLURM_LOCALID"):
+        resolve(env)
+
+
+SBATCH = {
+    "SLURMD_NODENAME": "n8",
+    "SLURM_GTIDS": "0",
+    "SLURM_JOB_ID": "14",
+    "SLURM_JOB_NODELIST": "n[8-9]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "3,1",
+}
+SALLOC = {name: SBATCH[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE")}
+# What sbatch passes on when it is called in an interactive step.
+LEFT_OVER = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n5"}
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher"),
+    [(SBATCH, "local"), (SALLOC, "local"), (SBATCH | LEFT_OVER, "slurm")],
+    ids=["sbatch", "salloc", "sbatch in an interactive step"],
+)
+def test_without_srun_an_allocation_of_several_tasks_is_one_worker_and_a_note(env, launcher):
+    place = resolve(env)
+    assert (place.launcher, place.rank, place.num_workers) == (launcher, 0, 1)
+    assert "4 tasks" in place.note and "Put srun before the command" in place.note
+
+
+def test_a_step_of_one_task_is_one_worker():
+    place = resolve(slurm(0, [("n9", 0, 0)]))
+    assert (place.launcher, place.num_workers, place.note) == ("slurm", 1, "")
+    assert place.addresses == (f"n9:{place.port}",)
+
+
+def test_jobs_steps_and_array_tasks_on_one_node_do_not_meet():
+    ports = {}
+    for job in range(1000, 1040):  # The tasks of an array have consecutive job ids.
+        for step in range(5):
+            place = resolve(slurm(0, TWO_ON_ONE, "n9", "2", job=job, step=step))
+            for address in place.addresses:
+                assert ports.setdefault(address, (job, step)) == (job, step)
+    assert len(ports) == 40 * 5 * 2
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 16, 17, 128])
+@pytest.mark.parametrize("job", [1, 624, 625, 4294967])
+def test_ports_stay_in_their_range(tasks, job):
+    where = [("n9", 0, i) for i in range(tasks)]
+    place = resolve(slurm(0, where, "n9", str(tasks), job=job), port_base=12345, port_count=130)
+    ports = {hosts.split_address(address)[1] for address in place.addresses}
+    assert len(ports) == tasks and min(ports) >= 12345 and max(ports) < 12345 + 130
+
+
+def test_too_few_ports_are_refused():
+    where = [("n9", 0, i) for i in range(4)]
+    with pytest.raises(ValueError, match=r"config.cluster.port_count must be at least 4, .* Received: 3"):
+        resolve(slurm(0, where, "n9", "4"), port_count=3)
+
+
+# As Slurm 22.05 sets them for `srun --ntasks-per-node=2 <option>`: variables of the two tasks of a node with 4 GPUs,
+# the GPUs that TensorFlow lists in each, those that it shall use there, and what they are called on the node.
+GPUS = {
+    "no GPUs": ([{}, {}], 0, [(), ()], [(), ()]),
+    "--gpus-per-node=4": (
+        [{"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_STEP_GPUS": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}] * 2,
+        4,
+        [(0, 1), (2, 3)],
+        [("GPU 0", "GPU 1"), ("GPU 2", "GPU 3")],
+    ),
+    "--gpus-per-task=1": (
+        [
+            {"CUDA_VISIBLE_DEVICES": i, "SLURM_STEP_GPUS": i, "SLURM_GPUS_ON_NODE": "2"}
+            | {"SLURMD_TRES_BIND": "gpu:per_task:1"}
+            for i in "01"
+        ],
+        1,
+        [(0,), (0,)],
+        [("GPU 0",), ("GPU 1",)],
+    ),
+    "--gpus-per-task=1 in cgroups": (
+        [{"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": i, "SLURM_GPUS_ON_NODE": "2"} for i in "01"],
+        1,
+        [(0,), (0,)],
+        [("GPU 0",), ("GPU 1",)],
+    ),
+    "--gpus-per-task=2": (
+        [{"CUDA_VISIBLE_DEVICES": i, "SLURM_STEP_GPUS": i, "SLURM_GPUS_ON_NODE": "4"} for i in ("0,1", "2,3")],
+        2,
+        [(0, 1), (0, 1)],
+        [("GPU 0", "GPU 1"), ("GPU 2", "GPU 3")],
+    ),
+    "--gpus-per-task=1 --gpu-bind=none": ([{"SLURM_GPUS_ON_NODE": "2"}] * 2, 4, [(0, 1), (2, 3)], [(), ()]),
+    "MIG slices, one for each task": (
+        [{"CUDA_VISIBLE_DEVICES": f"MIG-{i}", "SLURM_GPUS_ON_NODE": "2"} for i in "ab"],
+        1,
+        [(0,), (0,)],
+        [("GPU MIG-a",), ("GPU MIG-b",)],
+    ),
+    "GPUs hidden": ([{"CUDA_VISIBLE_DEVICES": ""}] * 2, 0, [(), ()], [(), ()]),
+    "no GPU of those on the node": ([{"CUDA_VISIBLE_DEVICES": "NoDevFiles"}] * 2, 0, [(), ()], [(), ()]),
+}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_gpus_of_slurm_tasks(name):
+    tasks, num_listed, expected, names = GPUS[name]
+    for rank, variables in enumerate(tasks):
+        place = resolve(slurm(rank, TWO_ON_ONE, "n9", "2", **variables))
+        assert visible_gpus(place, num_listed) == expected[rank]
+        assert held_gpus(place, expected[rank]) == names[rank]
+
+
+def test_tasks_that_share_a_nodes_gpus_get_as_many_on_every_node():
+    where = [("n9", 0, 0), ("n9", 0, 1), ("n10", 1, 0)]
+    all_four = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}
+    places = [resolve(slurm(rank, where, "n[9-10]", "2,1", **all_four)) for rank in range(3)]
+    assert [visible_gpus(place, 4) for place in places] == [(0, 1), (2, 3), (0, 1)]
+    one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1", "SLURMD_TRES_BIND": "gpu:per_task:1"}
+    assert visible_gpus(resolve(slurm(2, where, "n[9-10]", "2,1", **one)), 1) == (0,)
+
+
+def test_more_tasks_than_gpus_are_refused():
+    one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}
+    with pytest.raises(ValueError, match=r"2 tasks on a host are to share 1 GPU.*--gpus-per-task=1"):
+        visible_gpus(resolve(slurm(1, TWO_ON_ONE, "n9", "2", **one)), 1)
+
+
+def tf_config(kind: str, index: object, **cluster: list[str]) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+def test_tf_config_with_a_chief():
+    cluster = {"worker": ["b:2", "a:1"], "chief": ["a:9"], "evaluator": ["e:1"]}
+    ranks = {("chief", 0): 0, ("worker", 0): 1, ("worker", 1): 2}
+    for (kind, index), rank in ranks.items():
+        place = resolve(tf_config(kind, index, **cluster))
+        assert place.addresses == ("a:9", "b:2", "a:1")
+        assert (place.launcher, place.rank, place.num_workers) == ("tf_config", rank, 3)
+        assert place.port == (9, 2, 1)[rank]
+        assert (place.local_rank, place.local_size) == ((0, 2), (0, 1), (1, 2))[rank]
+
+
+def test_tf_config_jobs_differ_when_their_workers_do():
+    jobs = [resolve(tf_config("worker", 0, worker=workers)).job for workers in (["a:1", "b:1"], ["a:1", "c:1"])]
+    assert jobs[0] != jobs[1]
+
+
+def test_tf_config_workers_of_one_host_share_its_gpus_unless_each_was_given_its_own():
+    env = tf_config("worker", 1, worker=["a:1", "a:2"])
+    assert visible_gpus(resolve(env), 4) == (2, 3)
+    assert visible_gpus(resolve(env | {"CUDA_VISIBLE_DEVICES": "1,3"}), 2) == (0, 1)
+
+
+@pytest.mark.parametrize("text", ["", " ", "{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}'])
+def test_a_tf_config_without_a_cluster_does_not_count(text):
+    assert resolve({"TF_CONFIG": text}) == Placement(launcher="local")
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"TF_CONFIG": "{'cluster': 1}"}, "no JSON object with a cluster.*Received: .*cluster"),
+        ({"TF_CONFIG": "[1]"}, "no JSON object with a cluster"),
+        ({"TF_CONFIG": '{"cluster": {"worker": "a:1"}}'}, "must hold lists"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "must be chief or worker, not None"),
+        (tf_config("worker", 2, worker=["a:1", "b:1"]), "task.index must be a number below 2"),
+        (tf_config("worker", -1, worker=["a:1", "b:1"]), "task.index must be a number below 2"),
+        (tf_config("worker", None, worker=["a:1", "b:1"]), "task.index must be a number below 2"),
+        (tf_config("worker", 0, worker=["a", "b:1"]), 'must be written "host:port"'),
+        (tf_config("worker", 0, worker=["a:1", "a:1"]), "one is listed twice"),
+        (tf_config("chief", 0, chief=["a:1", "b:1"]), "there can be one chief"),
+        (tf_config("evaluator", 0, worker=["a:1"], evaluator=["b:1"]), "Start no evaluator"),
+        (tf_config("worker", 0, worker=["a:1"], ps=["b:1"]), "parameter servers have no part"),
+        (tf_config("ps", 0, worker=["a:1"], ps=["b:1"]), "parameter servers have no part"),
+        (tf_config("worker", 0, worker=["a:1"], master=["b:1"]), "must be chief or worker, not 'master'"),
+    ],
+)
+def test_a_bad_tf_config_is_refused(env, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(env)
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "1400176640.0;tcp://192.0.2.2,10.0.0.2:39317;tcp6://[fd00::2]:46011",
+    "PMIX_NAMESPACE": "1400176641",
+    "PMIX_RANK": "1",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "1",
+    "MV2_COMM_WORLD_SIZE": "2",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+PALS = {"PALS_RANKID": "1", "PMI_SIZE": "2", "PALS_LOCAL_RANKID": "1", "PMI_LOCAL_SIZE": "2", "PALS_APID": "7a"}
+OTHER_PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
+MPI = {"Open MPI": OPEN_MPI, "MPICH": HYDRA, "MVAPICH2": MVAPICH, "PALS": PALS, "another": OTHER_PMI}
+
+
+@pytest.mark.parametrize("name", MPI)
+def test_mpi_on_one_host(name):
+    place = resolve(MPI[name])
+    assert (place.launcher, place.rank, place.num_workers) == ("mpi", 1, 2)
+    assert (place.local_rank, place.local_size) == (1, 2)
+    assert len(set(place.addresses)) == 2 and place.addresses[1] == f"localhost:{place.port}"
+    assert 10000 <= place.port < 20000
+    assert place.chiefs == ()
+
+
+def test_two_mpiruns_on_one_host_do_not_meet():
+    ports = [resolve(OPEN_MPI | {"PMIX_NAMESPACE": str(1400176641 + (i << 16))}).port for i in range(5)]
+    assert len(set(ports)) == 5
+
+
+def over_two_hosts(env: dict[str, str], rank: int, **more: str) -> dict[str, str]:
+    """The environment of a rank of three, of which the first two are on one host."""
+    return env | {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": "3",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "01"[rank] if rank < 2 else "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2" if rank < 2 else "1",
+        **more,
+    }
+
+
+def test_mpi_over_several_hosts_knows_where_rank_0_may_be(tmp_path):
+    places = [resolve(over_two_hosts(OPEN_MPI, rank)) for rank in range(3)]
+    port = places[0].port
+    assert all(place.addresses == () for place in places)
+    assert places[2].chiefs == (f"192.0.2.2:{port}", f"10.0.0.2:{port}", f"[fd00::2]:{port}")
+    assert places[1].port != port and places[2].port == port  # Rank 2 is the first on its host.
+    nodefile = tmp_path / "nodes"
+    nodefile.write_text("n9\nn9\nn10\n")
+    assert resolve(over_two_hosts(OPEN_MPI, 2, PBS_NODEFILE=str(nodefile))).chiefs[0] == f"n9:{port}"
+    assert resolve(over_two_hosts(OPEN_MPI, 2, SLURM_JOB_NODELIST="n[9-10]")).chiefs[0] == f"n9:{port}"
+    assert resolve(over_two_hosts(OPEN_MPI, 2, TFDIST_CHIEF="n7")).chiefs == (f"n7:{port}",)
+    assert resolve(over_two_hosts(OPEN_MPI, 2, TFDIST_CHIEF="n7:5555")).chiefs == ("n7:5555",)
+    assert resolve(over_two_hosts(OPEN_MPI, 0, TFDIST_CHIEF="n7:5555")).port == 5555
+
+
+def test_mpi_over_several_hosts_without_a_trace_of_rank_0_says_what_to_set():
+    env = {name: value for name, value in OPEN_MPI.items() if name != "OMPI_MCA_orte_hnp_uri"}
+    with pytest.raises(ValueError, match="Set TFDIST_CHIEF"):
+        resolve(over_two_hosts(env, 2))
+    with pytest.raises(ValueError, match=r'TFDIST_CHIEF must be "host" or "host:port". Received: \'n7:99999\''):
+        resolve(over_two_hosts(env, 2, TFDIST_CHIEF="n7:99999"))
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            {"OMPI_COMM_WORLD_RANK": "0"},
+            "lacks OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL",
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "lacks PMI_LOCAL_RANK, PMI_LOCAL_SIZE"),
+        ({"PMIX_RANK": "0"}, "lacks OMPI_COMM_WORLD_RANK"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "contradict one another.*OMPI_COMM_WORLD_RANK=2"),
+    ],
+)
+def test_bad_mpi_variables_are_named(env, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(env)
+
+
+def test_gpus_of_mpi_ranks():
+    assert visible_gpus(resolve(OPEN_MPI), 4) == (2, 3)
+    assert visible_gpus(resolve(OPEN_MPI | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}), 4) == (2, 3)
+    assert visible_gpus(resolve(OPEN_MPI | {"CUDA_VISIBLE_DEVICES": "1"}), 1) == (0,)
+
+
+# The daemon that Open MPI's mpirun starts on a second node is a Slurm step of its own; a rank inherits its variables.
+INSIDE_A_STEP = slurm(0, [("n10", 0, 0)], "n10", step=2)
+FOUR_TASKS = slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)")
+ORDER = {
+    "mpirun in an sbatch script": (SBATCH | OPEN_MPI, "mpi", 1, 2),
+    "mpirun on a second node of an allocation": (INSIDE_A_STEP | OPEN_MPI, "mpi", 1, 2),
+    "MPICH's mpiexec in an allocation": (INSIDE_A_STEP | HYDRA, "mpi", 1, 2),
+    "srun --mpi=pmi2": (FOUR_TASKS | {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_JOBID": "1000.0"}, "slurm", 2, 4),
+    "srun --mpi=pmix": (FOUR_TASKS | {"PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.1000.0"}, "slurm", 2, 4),
+    "TF_CONFIG in an interactive Slurm shell": (
+        slurm(0, [("n9", 0, 0)]) | tf_config("worker", 1, worker=["a:1", "b:1"]),
+        "tf_config",
+        1,
+        2,
+    ),
+    "TF_CONFIG for each task of a step": (
+        slurm(0, TWO_ON_ONE, "n9", "2") | tf_config("worker", 1, worker=["a:1", "b:1"]),
+        "tf_config",
+        1,
+        2,
+    ),
+    "TF_CONFIG and mpirun": (OPEN_MPI | tf_config("worker", 0, worker=["a:1", "b:1"]), "tf_config", 0, 2),
+    "an empty TF_CONFIG in a step": (FOUR_TASKS | {"TF_CONFIG": "{}"}, "slurm", 2, 4),
+    "nothing": ({"PATH": "/bin"}, "local", 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_which_launcher_counts(name):
+    env, launcher, rank, num_workers = ORDER[name]
+    place = resolve(env)
+    assert (place.launcher, place.rank, place.num_workers) == (launcher, rank, num_workers)
+
+
+@pytest.mark.parametrize("launcher", [FOUR_TASKS, OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}], ids=["slurm", "mpi"])
+def test_a_left_over_tf_config_is_refused(launcher):
+    with pytest.raises(ValueError, match=r"it has 1 worker.s., and \w+=4 says .* Unset TF_CONFIG"):
+        resolve(launcher | tf_config("worker", 0, worker=["localhost:2222"]))
+
+
+def test_hostlists():
+    lists = {
+        "n9": ["n9"],
+        "n[9-10]": ["n9", "n10"],
+        "n[08-11]": ["n08", "n09", "n10", "n11"],
+        "n[098-101,7]": ["n098", "n099", "n100", "n101", "n7"],
+        "r[1-2]n[1-2]": ["r1n1", "r1n2", "r2n1", "r2n2"],
+        "n[1-2]-ib": ["n1-ib", "n2-ib"],
+        "a-b,n[1,3],c.example.org": ["a-b", "n1", "n3", "c.example.org"],
+        ODD_NAMES: ODD_NAMES_IN_ORDER,
+    }
+    for text, expected in lists.items():
+        assert hosts.expand_hostlist(text) == expected
+    for text in ("", "n[1-", "n1]", "n[1-2]]", "n[]", "n[a-b]", "n[2-1]", "n1,,n2", "n[1-2-3]"):
+        with pytest.raises(ValueError, match="Received"):
+            hosts.expand_hostlist(text)
+
+
+def test_addresses():
+    for address in ("n9:1", "10.0.0.1:65535", "[::1]:80"):
+        assert hosts.join_address(*hosts.split_address(address)) == address
+    for address in ("n9", "n9:", ":1", "n9:0", "n9:65536", "n9:x", "::1:80"):
+        with pytest.raises(ValueError, match="host:port"):
+            hosts.split_address(address)
+
+
+def test_a_placement_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Placement(launcher="local").rank = 1
+
+
+def test_nothing_is_written_to_the_environment():
+    env = dict(FOUR_TASKS, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2", **OPEN_MPI)
+    before, process_before = dict(env), dict(os.environ)
+    resolve(env)
+    assert env == before and dict(os.environ) == process_before

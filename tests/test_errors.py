@@ -1,0 +1,368 @@
+"""Bad input ends a run soon, with exit code 1 and one message: the field or file, the value, and what to do."""
+
+import pathlib
+import re
+import signal
+import subprocess
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import topologies
+from launching import REPOSITORY, worker_environment
+
+from tfdist import checkpoint, experiment, interruption, outcome, train
+from tfdist import config as c
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """Gives pytest its signals back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def config(**changes: Any) -> c.Config:
+    """A small run on the digits; `changes` replaces parts of it."""
+    parts = {
+        "model": {"target": "lab:linear", "num_classes": 10},
+        "data": data(),
+        "learning_rate": c.LearningRate(peak=0.01),
+        "train": c.Train(steps=4),
+        "report": c.Report(tensorboard=False),
+    }
+    return c.Config(**parts | changes)
+
+
+def data(**changes: Any) -> c.Data:
+    prepare = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}
+    return c.Data(**{"prepare": prepare, "batch_size": 48} | changes)
+
+
+@pytest.fixture
+def fails(capsys):
+    """Trains in this process as main does; returns what a user reads when it fails."""
+
+    def run(workdir: pathlib.Path, bad: c.Config, **options) -> str:
+        keras.utils.clear_session()
+        start = time.monotonic()
+        try:
+            code = train.train(experiment.start(bad, workdir), **options)
+        except Exception as error:
+            code = outcome.explain(error)
+        said = capsys.readouterr()
+        assert code == 1, said
+        assert time.monotonic() - start < 30
+        assert "Traceback" not in said.err and "in user code" not in said.err, said.err
+        assert said.err.count("tfdist: ") == 1 and said.err.startswith("tfdist: "), said.err
+        return said.err.removeprefix("tfdist: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--config.data.batchsize=3", "no such field. Did you mean 'data.batch_size'?"),
+        ("--config.model.num_clases=3", "no such field. Did you mean 'model.num_classes'?"),
+        ("--config.data.batch_size=many", "--config.data.batch_size=many: invalid literal for int()"),
+        ("--config.data.batch_size=0", "config.data.batch_size must be at least 1. Received: 0"),
+    ],
+)
+def test_a_wrong_flag_ends_main_at_once(tmp_path, option, message):
+    command = topologies.command(tmp_path / "run", option, config="configs/digits.py")
+    done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.arange(96) % 12}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"data": data(batch_size=33), "cluster": c.Cluster(logical_devices=4)},
+            r"config\.data\.batch_size=33 cannot be divided among 4 replicas: set it to 32 or 36, or change the number",
+        ),
+        (
+            {"data": data(batch_size=36), "train": c.Train(steps=4, micro_batches=8)},
+            r"config\.data\.batch_size=36 cannot be divided among 1 replicas in 8 micro-batches each: set it to 32 or",
+        ),
+        (
+            {"data": data(evaluation_batch_size=7), "cluster": c.Cluster(logical_devices=2)},
+            r"config\.data\.evaluation_batch_size=7 cannot be divided among 2 replicas: set it to a multiple of 2",
+        ),
+        (
+            {"data": data(batch_size=1443)},
+            r"config\.data\.batch_size=1443 is more than the 1442 examples of the split 'train'",
+        ),
+        (
+            {"model": {"target": "lab:linear", "num_classes": 12}},
+            r"config\.model\.num_classes=12, and the split 'train' of .*:digits has labels of 10 classes: set .* to 10",
+        ),
+        (
+            {"data": data(source={"target": "tfdist.zoo.sources:arrays", "splits": SPLITS}, evaluation_split=None)},
+            r"config\.model\.num_classes=10, and the split 'train' of .*:arrays has labels of 12 classes: set .* 12",
+        ),
+        (
+            {"data": data(evaluation_split="validation")},
+            r"digits has no split 'validation'\. It has: all, test, train\.",
+        ),
+        (
+            {"data": data(train_split="train[:90")},
+            r"digits: the split 'train\[:90' cannot be read\. Splits are written",
+        ),
+        ({"data": data(evaluation_split="test[5:5]")}, r"digits: the split 'test\[5:5\]' is empty: 'test' has 355"),
+        (
+            {"data": data(prepare={"target": "tfdist.zoo.prepare:image", "fip": True})},
+            r"config\.data\.prepare\.fip: .* takes no argument 'fip'\. Did you mean 'flip'\?",
+        ),
+        (
+            {"data": data(prepare={"target": "tfdist.zoo.prepare:image", "crop": [16, 16]})},
+            r"^prepare: crop=16x16 is larger than the images of 8x8 pixels with pad=0\. Enlarge them with",
+        ),
+        (
+            {"data": data(prepare={"target": "tfdist.zoo.prepare:image", "mean": [0.5, 0.5]})},
+            r"^prepare: mean must have 1 numbers, one per channel\. Received: \[0\.5, 0\.5\]",
+        ),
+        ({"model": {"target": "lab:not_a_model"}}, r"config\.model\.target must return a keras\.Model\. Received: str"),
+        (
+            {"optimizer": {"target": "keras.optimizers:SGD", "clipnorm": 1.0}},
+            r"config\.optimizer\.clipnorm=1\.0 would clip .*: remove it and set config\.train\.clip_norm",
+        ),
+        (
+            {"optimizer": {"target": "keras.optimizers:SGD", "momentumm": 0.9}},
+            r"config\.optimizer\.momentumm: .*SGD takes no argument 'momentumm'\. Did you mean 'momentum'\?",
+        ),
+        (
+            {"learning_rate": c.LearningRate(warmup_epochs=2)},
+            r"config\.learning_rate\.warmup_epochs=2 are 60 steps, more than the 4 of the run",
+        ),
+        (
+            {"checkpoint": c.Checkpoint(best_metric="accurracy")},
+            r"config\.checkpoint\.best_metric='accurracy' is not among what the objective returns: loss, accuracy",
+        ),
+        (
+            {"objective": {"target": "lab:averaged"}},
+            r"config\.objective must return one value per example, without averaging: 'loss' has shape \(\) for",
+        ),
+        (
+            {"objective": {"target": "tfdist.zoo.objectives:classification", "labels": "labels"}},
+            r"The objective looks for batch\['labels'\], and the batch holds: image, label\. Name the keys in",
+        ),
+        (
+            {"data": data(source={"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "data_dir": "/nonexistent"})},
+            r"(?s)'cifar10' is not there: it was looked for in '/nonexistent/cifar10/.*download=True.*"
+            r"\n  python -c \"import tensorflow_datasets as tfds; tfds\.builder\('cifar10', data_dir='/nonexistent'\)",
+        ),
+    ],
+)
+def test_what_contradicts_data_or_devices_is_refused_before_anything_is_written(fails, tmp_path, changes, message):
+    assert re.search(message, fails(tmp_path / "run", config(**changes)))
+    assert not (tmp_path / "run").exists()
+
+
+def folder(root: pathlib.Path, counts: dict[str, dict[str, int]], size: int = 8) -> pathlib.Path:
+    """Writes JPEGs of noise, PATH/SPLIT/CLASS/NUMBER.jpg."""
+    rng = np.random.default_rng(0)
+    for split, classes in counts.items():
+        for label, count in classes.items():
+            (root / split / label).mkdir(parents=True)
+            for number in range(count):
+                image = tf.io.encode_jpeg(rng.integers(0, 255, (size, size, 3), np.uint8))
+                (root / split / label / f"{number}.jpg").write_bytes(image.numpy())
+    return root
+
+
+def images(root: pathlib.Path, memory_limit_mb: int = 100, **changes) -> c.Config:
+    source = {"target": "tfdist.zoo.sources:image_folder", "path": str(root), "memory_limit_mb": memory_limit_mb}
+    prepare = {"target": "tfdist.zoo.prepare:image"}
+    model = {"target": "lab:linear", "num_classes": 2, "input_shape": (8, 8, 3)}
+    return config(model=model, data=data(source=source, prepare=prepare, batch_size=8), **changes)
+
+
+def cut(path: pathlib.Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) - 60])
+
+
+@pytest.mark.parametrize("limit", [100, 0], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_unreadable_image_is_named(fails, tmp_path, limit, split):
+    root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4, "dog": 4}})
+    broken = root / split / "dog" / "3.jpg"
+    cut(broken)
+    said = fails(tmp_path / "run", images(root, limit))
+    assert said.startswith(f"The image {str(broken)!r} cannot be read: ") and "Mend or remove it." in said
+
+
+def test_images_of_another_size_are_named(fails, tmp_path):
+    root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4, "dog": 4}})
+    (root / "train" / "dog" / "5.jpg").write_bytes(tf.io.encode_jpeg(np.zeros((9, 8, 3), np.uint8)).numpy())
+    said = fails(tmp_path / "run", images(root, 0))
+    assert "dog/5.jpg" in said and "9x8 pixels" in said and "give image_folder a size" in said
+
+
+def test_folders_that_lack_something_are_named(fails, tmp_path):
+    root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4}})
+    said = fails(tmp_path / "run", images(root))
+    assert "the split 'test' has no folder for the class 'dog'" in said
+    (root / "test" / "dog").mkdir()
+    said = fails(tmp_path / "run", images(root))
+    assert f"no images in {str(root / 'test' / 'dog')!r}, but no files" in said
+    (tmp_path / "empty").mkdir()
+    said = fails(tmp_path / "run", images(tmp_path / "empty"))
+    assert "has no split 'train'. It has: none." in said
+    said = fails(tmp_path / "run", images(tmp_path / "nowhere"))
+    assert f"there is no folder {str(tmp_path / 'nowhere')!r}" in said
+    assert not (tmp_path / "run").exists()
+
+
+def npz(path: pathlib.Path) -> c.Config:
+    return config(data=data(source={"target": "tfdist.zoo.sources:npz", "path": str(path), "num_classes": 10}))
+
+
+def test_a_damaged_npz_and_bad_labels_are_named(fails, tmp_path):
+    path = tmp_path / "data.npz"
+    arrays = {"x_train": np.zeros((96, 8, 8), np.uint8), "x_test": np.zeros((8, 8, 8), np.uint8)}
+    np.savez(path, **arrays, y_train=np.arange(96) % 10, y_test=np.array([0, 1, 2, 10, 4, 5, 11, 7]))
+    said = fails(tmp_path / "run", npz(path))
+    assert "split 'test': labels must lie in 0..9 (10 classes). Received: 10 for example 3, and 1 more" in said
+    np.savez(path, **arrays, y_train=np.arange(96) % 10, y_test=np.arange(8))
+    content = path.read_bytes()
+    for damaged in (content[:-100], content[:300] + b"\xff" * 200 + content[500:], b"", b"GIF89a"):
+        path.write_bytes(damaged)
+        said = fails(tmp_path / "run", npz(path))
+        assert str(path) in said and ("is damaged" in said or "cannot be read" in said), said
+    path.unlink()
+    assert f"there is no file {str(path)!r}" in fails(tmp_path / "run", npz(path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_that_cannot_be_written_is_named(fails, tmp_path):
+    (tmp_path / "file").write_text("")
+    for workdir in (tmp_path / "file" / "run", pathlib.Path("/proc/run")):
+        said = fails(workdir, config())
+        assert f"The workdir {str(workdir)!r} cannot be written: " in said and "another one with --workdir" in said
+
+
+def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_path):
+    def of(filters: tuple[int, ...]) -> c.Config:
+        return config(model={"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "filters": filters})
+
+    keras.utils.clear_session()
+    assert train.train(experiment.start(of((4, 8)), tmp_path)) == 0
+    (tmp_path / "finished.json").unlink()
+    said = fails(tmp_path, of((4, 6)))
+    assert "config.model.filters: [4, 8] was saved, now [4, 6]" in said and "--allow_config_changes" in said
+    said = fails(tmp_path, of((4, 6)), allow_config_changes=True)
+    assert f"{tmp_path}/checkpoints/step-00000004 is a checkpoint of another model or optimizer:" in said
+    name = "model/block2_conv/kernel"
+    assert f"{name} is float32[3, 3, 4, 8] in the checkpoint, float32[3, 3, 4, 6] here" in said
+    # Nothing is lost: the first model goes on.
+    keras.utils.clear_session()
+    assert train.train(experiment.start(of((4, 8)), tmp_path)) == 0
+
+
+def test_a_damaged_config_of_the_workdir_is_named(fails, tmp_path):
+    (tmp_path / "config.json").write_text('{"model": ')
+    said = fails(tmp_path, config())
+    assert said.startswith(f"{tmp_path}/config.json is damaged") and "restore it, or remove it" in said
+
+
+def finite(path: pathlib.Path) -> bool:
+    with np.load(path / "arrays.npz") as file:
+        return all(np.isfinite(file[name]).all() for name in file.files)
+
+
+def test_weights_that_are_no_longer_finite_are_not_saved(fails, tmp_path):
+    said = fails(
+        tmp_path,
+        config(
+            data=data(prepare={"target": "lab:with_epoch"}),
+            objective={"target": "lab:bad_gradient_from_epoch", "epoch": 1},
+            train=c.Train(steps=50),
+            checkpoint=c.Checkpoint(every=c.Every(steps=1), keep=2),
+            evaluation=c.Evaluation(every=c.Every()),
+        ),
+    )
+    # 1,442 examples in batches of 48 are 30 steps an epoch.
+    assert said.startswith("The weights are no longer finite after step 31. The checkpoint of step 30 is kept.")
+    steps = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert steps == ["step-00000029", "step-00000030"]
+    assert all(finite(tmp_path / "checkpoints" / name) for name in steps)
+
+
+NAN = """
+from tfdist import config as c
+
+def get_config():
+    return c.Config(
+        model={"target": "tests.lab:linear", "num_classes": 10},
+        data=c.Data(prepare={"target": "tests.lab:with_epoch"}, batch_size=48),
+        objective={"target": "tests.lab:nan_from_epoch", "epoch": 1},
+        learning_rate=c.LearningRate(peak=0.01),
+        train=c.Train(steps=90),
+        checkpoint=c.Checkpoint(every=c.Every(steps=8)),
+        report=c.Report(every=c.Every(steps=5), tensorboard=False),
+        cluster=c.Cluster(connect_seconds=60.0),
+    )
+"""
+
+
+def run(command: list[str], workers: int) -> tuple[list[int], list[str]]:
+    """Runs workers that may fail; returns their exit codes and outputs."""
+    processes = [
+        subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for env in topologies.environments(workers)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [process.returncode for process in processes], outputs
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loss_that_is_no_number_stops_all_and_keeps_the_last_good_checkpoint(tmp_path, workers):
+    (tmp_path / "nan.py").write_text(NAN)
+    command = topologies.command(tmp_path / "run", config=str(tmp_path / "nan.py"))
+    codes, outputs = run(command, workers)
+    assert codes == [1] * workers, outputs
+    for output in outputs:
+        pattern = r"The loss is nan in steps (\d+) to (\d+)\. The checkpoint of step (\d+) is kept\. Lower config"
+        found = re.search(pattern, output)
+        assert found and "Traceback" not in output, output
+        first, last, saved = map(int, found.groups())
+        assert (first <= 31 <= last <= 35 and saved == 24) or saved == 30
+    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints", pytest.fail)
+    assert newest.step in (24, 30) and finite(newest.path)
+    assert not (tmp_path / "run" / train.FINISHED).exists()
+
+
+def test_an_unreadable_image_ends_all_workers(tmp_path):
+    root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4, "dog": 4}})
+    broken = root / "train" / "dog" / "3.jpg"
+    cut(broken)
+    options = [
+        f"--config.data.source={{'target': 'tfdist.zoo.sources:image_folder', 'path': {str(root)!r}, "
+        "'memory_limit_mb': 0}",
+        "--config.model={'target': 'tests.lab:linear', 'num_classes': 2, 'input_shape': (8, 8, 3)}",
+        "--config.data.batch_size=8",
+    ]
+    command = topologies.command(tmp_path / "run", *options)
+    codes, outputs = run(command, 2)
+    # Whoever reads it ends with 1; the other is told why, and ends with 76, if it does not read it as well.
+    assert 1 in codes and set(codes) <= {1, interruption.EXIT_PEER_LOST}, outputs
+    for output in outputs:
+        assert f"The image {str(broken)!r} cannot be read: " in output and "Traceback" not in output

@@ -1,0 +1,153 @@
+"""What happens to gradients on two replicas, compared with NumPy."""
+
+import itertools
+
+import keras
+import numpy as np
+import probes
+import pytest
+
+from tfdist import gradients
+
+FIRST, SECOND = ([values[replica] for values in probes.DENSE] for replica in range(2))
+SUMS = [first.astype(np.float64) + second for first, second in zip(FIRST, SECOND, strict=True)]
+# Relative distance of neighbouring numbers.
+STEP = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+# The variables of lab.Table.
+KEYS = ["model/table/rows/embeddings", "model/unused/kernel", "model/unused/bias"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What one process with two replicas has measured."""
+    names = ("sums", "clipped", "update", "compressed", "embedding", "loss_scale")
+    return probes.measure(tmp_path_factory.mktemp("gradients"), *names, devices=2)[0]
+
+
+@pytest.mark.parametrize(("dtype", "pack"), [("float32", 0), ("float32", 64), ("float16", 0), ("bfloat16", 0)])
+def test_gradients_are_summed_whatever_travels(measured, dtype, pack):
+    for index, name in enumerate(("matrix", "vector", "scalar")):
+        found = measured[f"sums/{dtype}/{pack}/{name}"]
+        assert found.shape == (2, *SUMS[index].shape) and found.dtype == np.float32
+        np.testing.assert_array_equal(found[0], found[1])
+        # Each term is rounded once, by half a step at most, and so is their sum.
+        bound = STEP[dtype] * (np.abs(FIRST[index]) + np.abs(SECOND[index])) * 1.001
+        if dtype == "float16":
+            bound = bound + 1.5 * 2.0**-24  # Below 6e-5 float16's steps no longer shrink.
+        assert np.all(np.abs(found[0] - SUMS[index]) <= bound)
+    exact = SUMS[0].astype(np.float32)
+    assert (measured[f"sums/{dtype}/{pack}/matrix"][0] == exact).all() == (dtype == "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sparse_gradients_become_dense_and_are_summed(measured, dtype):
+    expected = np.zeros((6, 2))
+    for rows, values in probes.SPARSE:
+        np.add.at(expected, rows, values)
+    found = measured[f"sums/{dtype}/0/sparse"]
+    # Whole numbers below 256 are exact in all three types.
+    np.testing.assert_array_equal(found, np.stack([expected] * 2))
+
+
+def test_the_norm_of_the_sum_is_clipped(measured):
+    norm = np.sqrt(sum(np.sum(total**2) for total in SUMS))
+    assert norm > 100
+    clipped = [measured[f"clipped/0.5/{i}"] for i in range(3)]
+    for found, total in zip(clipped, SUMS, strict=True):
+        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_allclose(found[0], total * (0.5 / norm), rtol=1e-6)
+    for i, total in enumerate(SUMS):
+        np.testing.assert_allclose(measured[f"clipped/1000000.0/{i}"][0], total, rtol=1e-6)
+
+
+def test_a_clipped_step_is_as_long_as_was_asked_for_and_points_where_the_free_one_does(measured):
+    steps = {}
+    for name in ("free", "clipped"):
+        keys = sorted(key.split("/before/")[1] for key in measured if key.startswith(f"update/{name}/before/"))
+        parts = [measured[f"update/{name}/before/{k}"] - measured[f"update/{name}/after/{k}"] for k in keys]
+        steps[name] = np.concatenate([part.ravel() for part in parts]).astype(np.float64)
+    lengths = {name: np.linalg.norm(vector) for name, vector in steps.items()}
+    assert lengths["free"] > 0.5
+    # Clipped by each replica before the sum it would be 0.0966 long.
+    assert abs(lengths["clipped"] - 0.05) < 1e-6
+    cosine = steps["free"] @ steps["clipped"] / (lengths["free"] * lengths["clipped"])
+    assert abs(cosine - 1) < 1e-6
+
+
+def test_compression_costs_little_and_the_weights_stay_float32(measured):
+    weights = {d: measured[f"compressed/{d}/model/logits/kernel"] for d in STEP}
+    assert all(array.dtype == np.float32 for array in weights.values())
+    size = np.abs(weights["float32"]).max()
+    for dtype in ("float16", "bfloat16"):
+        error = np.abs(weights[dtype] - weights["float32"]).max()
+        # Ten steps at rate 0.1 with gradients below 1: an error of half a step each.
+        assert 0 < error < STEP[dtype] * size, dtype
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_sparse_and_absent_gradients_go_through_a_step(measured, pieces):
+    before, after = ({k: measured[f"embedding/{pieces}/{w}/{k}"] for k in KEYS} for w in ("before", "after"))
+    counts = np.bincount(probes.TOKENS[: probes.BATCH].ravel(), minlength=30)
+    assert counts.min() == 0 and counts.max() > 1
+    expected = before[KEYS[0]] - counts[:, np.newaxis] / probes.BATCH
+    np.testing.assert_allclose(after[KEYS[0]], expected, rtol=0, atol=1e-6)
+    for key in KEYS[1:]:
+        np.testing.assert_array_equal(before[key], after[key])
+
+
+def check_loss_scale(scale, good_steps, kernel, iterations):
+    """Steps 1 and 2 are good, the third overflows on replica 1 alone, the others are good; growth after 4."""
+    for array in (scale, good_steps, kernel):
+        assert all(np.array_equal(array[:, 0], array[:, replica]) for replica in range(array.shape[1]))
+    assert np.isfinite(kernel).all()
+    large = 2.0**15
+    np.testing.assert_array_equal(scale[:, 0], [large] * 3 + [large / 2] * 4 + [large] * 2)
+    np.testing.assert_array_equal(good_steps[:, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(iterations, [0, 1, 2, 2, 3, 4, 5, 6, 7])
+    moved = [not np.array_equal(old, new) for old, new in itertools.pairwise(kernel)]
+    assert moved == [True, True, False, True, True, True, True, True]
+
+
+def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale(measured):
+    names = ("scale", "good_steps", "kernel", "iterations")
+    check_loss_scale(*(measured[f"loss_scale/{name}"] for name in names))
+
+
+def test_an_overflow_on_one_worker_skips_the_update_on_all_and_halves_the_scale(measured, tmp_path):
+    workers = probes.measure(tmp_path, "loss_scale", workers=2)
+    for worker in workers:
+        names = ("scale", "good_steps", "kernel", "iterations")
+        check_loss_scale(*(worker[f"loss_scale/{name}"] for name in names))
+        np.testing.assert_allclose(
+            worker["loss_scale/kernel"][:, 0], measured["loss_scale/kernel"][:, 0], rtol=0, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clipnorm": 1.5}, r"config\.optimizer\.clipnorm=1\.5 .* remove it and set config\.train\.clip_norm"),
+        ({"global_clipnorm": 2.0}, r"config\.optimizer\.global_clipnorm=2\.0 .* set config\.train\.clip_norm"),
+        ({"clipvalue": 0.5}, r"config\.optimizer\.clipvalue=0\.5 .* set config\.train\.clip_norm"),
+        (
+            {"gradient_accumulation_steps": 4},
+            r"config\.optimizer\.gradient_accumulation_steps=4 .* remove it and set config\.train\.micro_batches",
+        ),
+        ({"loss_scale_factor": 8.0}, r"config\.optimizer\.loss_scale_factor=8\.0 .* set config\.train\.precision"),
+        (
+            {"use_ema": True, "ema_overwrite_frequency": 10},
+            r"config\.optimizer\.ema_overwrite_frequency=10 does not work in a compiled step: remove it",
+        ),
+    ],
+)
+def test_an_optimizer_that_does_it_itself_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        gradients.take_over_reduction(keras.optimizers.SGD(**arguments))
+    gradients.take_over_reduction(keras.optimizers.SGD(momentum=0.9, weight_decay=1e-4))
+
+
+def test_an_optimizer_that_scales_the_loss_is_refused():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match=r'name the inner optimizer and set config\.train\.precision="float16"'):
+        gradients.take_over_reduction(optimizer)

@@ -1,0 +1,103 @@
+"""When something is due, in steps and epochs, and how long a call may be."""
+
+import itertools
+
+import pytest
+
+from tfdist.config import Every
+from tfdist.intervals import Pace, is_due, next_due
+
+
+def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:
+    """The steps up to `last` at which `every` is due, by asking at each."""
+    return [step for step in range(last + 1) if is_due(every, step, steps_per_epoch)]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (Every(), []),
+        (Every(steps=1), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (Every(steps=5), [5, 10]),
+        (Every(epochs=1), [10]),
+        (Every(epochs=0.5), [5, 10]),
+        # 2.5, 5, 7.5, 10, 12.5 steps: each is rounded by itself, halves upwards, so that epochs stay in step.
+        (Every(epochs=0.25), [3, 5, 8, 10]),
+        # Never more often than at every step.
+        (Every(epochs=0.01), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        # Both: whenever either is due, once where they meet.
+        (Every(steps=4, epochs=1), [4, 8, 10, 12]),
+        (Every(steps=5, epochs=1), [5, 10]),
+        (Every(steps=13), []),
+    ],
+)
+def test_steps_and_epochs_and_both(every, expected):
+    assert due_steps(every, 12) == expected
+
+
+def test_rounding_does_not_add_up_over_many_epochs():
+    # A third of an epoch of 10 steps: every third time exactly at the epoch's end.
+    steps = due_steps(Every(epochs=1 / 3), 3000)
+    assert len(steps) == 900
+    assert steps[2::3] == list(range(10, 3001, 10))
+    assert set(b - a for a, b in itertools.pairwise([0, *steps])) == {3, 4}
+
+
+@pytest.mark.parametrize("every", [Every(steps=7), Every(epochs=0.3), Every(epochs=1.7), Every(steps=6, epochs=0.7)])
+@pytest.mark.parametrize("steps_per_epoch", [1, 9, 31, 1407])
+def test_what_is_next_is_the_first_that_is_due(every, steps_per_epoch):
+    due = due_steps(every, 6000, steps_per_epoch)
+    assert due
+    expected = iter(due)
+    coming = next(expected)
+    for step in range(due[-1]):
+        if step == coming:
+            coming = next(expected)
+        assert next_due(every, step, steps_per_epoch) == coming
+
+
+def test_never_is_none():
+    assert next_due(Every(), 5, 10) is None
+    assert not is_due(Every(), 5, 10)
+
+
+def test_step_numbers_of_long_runs():
+    assert next_due(Every(steps=1000), 10**9 + 1, 10) == 10**9 + 1000
+    assert is_due(Every(epochs=0.1), 10**9, 10)
+
+
+def test_calls_grow_by_leaps_at_most_to_the_time_that_is_asked_for():
+    pace = Pace(2.0)
+    assert pace.next_steps(1000) == 1
+    pace.measured(1, 7.0)  # The first call compiles: its time says nothing.
+    assert pace.next_steps(1000) == 1
+    pace.measured(1, 0.001)  # 2,000 steps would fit; one step says little.
+    assert pace.next_steps(1000) == 32
+    pace.measured(32, 0.032)
+    assert pace.next_steps(1000) == 1000  # The next boundary.
+    assert pace.next_steps(10_000) == 1024
+    pace.measured(1024, 1.024)
+    assert pace.next_steps(10_000) == 2000
+
+
+def test_calls_shrink_where_steps_become_slow():
+    pace = Pace(2.0, steps=2000, calls=5)
+    pace.measured(2000, 20.0)
+    assert pace.next_steps(10_000) == 200
+    pace.measured(200, 2000.0)
+    assert pace.next_steps(10_000) == 1
+    pace.measured(1, 100.0)
+    assert pace.next_steps(10_000) == 1  # At least one step, however long it takes.
+
+
+def test_a_clock_that_says_nothing_changes_nothing():
+    pace = Pace(2.0, steps=16, calls=5)
+    pace.measured(16, 0.0)
+    assert pace.next_steps(100) == 16
+
+
+def test_a_boundary_close_by_does_not_shorten_the_calls_after_it():
+    pace = Pace(1.0, steps=100, calls=5)
+    assert pace.next_steps(3) == 3
+    pace.measured(3, 0.03)
+    assert pace.next_steps(1000) >= 90

@@ -1,0 +1,449 @@
+"""The supervisor of one machine, on real processes: workers of tfdist.main, and small programs in their place."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import pty
+import random
+import re
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import topologies
+from launching import REPOSITORY, assert_weights_agree, worker_environment
+
+from tfdist import launch
+from tfdist.cluster import local, wire
+
+CONFIG, STEPS = "tests/configs/interrupted.py", 56
+SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0"
+# Runs a small Python program as the workers.
+SUPERVISE = """
+import pathlib, sys
+from absl import flags
+from tfdist import launch
+from tfdist.cluster import processes
+flags.FLAGS(["launch", "--workers=2", *sys.argv[3:]])
+with processes.open_watch() as watch:
+    command = [sys.executable, "-c", sys.argv[1]]
+    sys.exit(launch.supervise(watch, command, pathlib.Path(sys.argv[2]), [()] * flags.FLAGS.workers))
+"""
+# What those programs begin with.
+RANK = """
+import json, os, pathlib, signal, sys, time
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@contextlib.contextmanager
+def launched(command, **variables):
+    """Starts a launcher, whose output goes to one pipe; it and its workers are gone at the end."""
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=worker_environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def launching(workdir, *options, own=("--workers=2",)):
+    line = topologies.command(workdir, SHORT, *options, config=CONFIG)
+    return [sys.executable, "-m", "tfdist.launch", *own, "--", *line[3:]]
+
+
+def supervising(program, workdir, *own):
+    return [sys.executable, "-c", SUPERVISE, RANK + program, str(workdir), *own]
+
+
+def finish(process, timeout=240):
+    """Returns (exit code, output) of a launcher, which must have left no worker behind."""
+    output = process.communicate(timeout=timeout)[0]
+    assert workers_of(process.pid) == []
+    return process.returncode, output
+
+
+def workers_of(launcher):
+    """The ids of the processes that `launcher` has started and that have not ended."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == launcher and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def until(condition, seconds=120.0):
+    """Waits for something true, and returns it."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def command_line_of(process):
+    try:
+        return pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def processes_with(mark):
+    """The ids of the processes that have `mark` in their command line; those that have ended have none."""
+    found = pathlib.Path("/proc").glob("[0-9]*")
+    return [int(path.name) for path in found if mark.encode() in command_line_of(path.name)]
+
+
+def ready(process, workers=2):
+    """The ids of the launcher's workers in the order of their ranks, once so many have become themselves."""
+
+    def found():
+        assert process.poll() is None, process.communicate()[0]
+        ids = [i for i in workers_of(process.pid) if b"tfdist.main" in command_line_of(i)]
+        return sorted(ids, key=rank_of) if len(ids) == workers else None
+
+    return until(found)
+
+
+def rank_of(worker):
+    return int(re.search(rb'"index": (\d+)', pathlib.Path(f"/proc/{worker}/environ").read_bytes())[1])
+
+
+def saved(process, workdir):
+    """Waits for a first checkpoint."""
+
+    def found():
+        assert process.poll() is None, process.communicate()[0]
+        return launch.newest_step(workdir) >= 0
+
+    return until(found, 240)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What a run arrives at that TF_CONFIG has started and nothing has disturbed."""
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    topologies.train(workdir, SHORT, QUICKLY, workers=2, config=CONFIG)
+    return topologies.arrays(workdir, STEPS)
+
+
+def test_a_killed_worker_is_replaced_and_nothing_changes(undisturbed, tmp_path):
+    with launched(launching(tmp_path)) as process:
+        saved(process, tmp_path)
+        rank = random.randrange(2)
+        os.kill(ready(process)[rank], signal.SIGKILL)
+        code, output = finish(process)
+    assert code == 0, output
+    said = f"worker {rank} was killed by SIGKILL. Restart 1 of 3, with 2 worker(s), from the checkpoint of step"
+    assert f"tfdist.launch: {said}" in output
+    assert "[0] resumed from" in output and f"[0] finished after step {STEPS}" in output
+    assert all(re.match(r"\[[01]\] |tfdist\.launch: ", line) for line in output.splitlines()), output
+    assert_weights_agree(undisturbed, topologies.arrays(tmp_path, STEPS), atol=0)
+
+
+def test_sigterm_to_the_launcher_saves_and_the_same_command_goes_on(undisturbed, tmp_path):
+    with launched(launching(tmp_path)) as process:
+        saved(process, tmp_path)
+        process.terminate()
+        code, output = finish(process)
+    assert code == 75 and "and saved" in output, output
+    with launched(launching(tmp_path, QUICKLY, "--allow_config_changes")) as process:
+        code, output = finish(process)
+    assert code == 0 and "[0] resumed from" in output, output
+    assert_weights_agree(undisturbed, topologies.arrays(tmp_path, STEPS), atol=0)
+
+
+def test_it_goes_on_with_fewer_workers_where_one_dies_at_once_again_and_again(undisturbed, tmp_path):
+    own = ("--workers=3", "--min_workers=1", "--max_restarts=2")
+    with launched(launching(tmp_path, QUICKLY, own=own)) as process:
+        first = ready(process, 3)
+        os.kill(first[2], signal.SIGKILL)
+        second = until(lambda: (ids := ready(process, 3)) != first and not set(ids) & set(first) and ids)
+        os.kill(second[0], signal.SIGKILL)
+        code, output = finish(process)
+    assert code == 0, output
+    assert "worker 2 was killed by SIGKILL. Restart 1 of 2, with 3 worker(s), from the beginning" in output
+    assert "worker 0 was killed by SIGKILL. Restart 2 of 2, with 2 worker(s), from the beginning" in output
+    assert_weights_agree(undisturbed, topologies.arrays(tmp_path, STEPS), atol=0)
+
+
+def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path):
+    with launched(launching(tmp_path)) as process:
+        ready(process)
+        time.sleep(random.uniform(0.0, 3.0))
+        assert len(processes_with(str(tmp_path))) == 3
+        process.kill()
+        process.wait()
+        until(lambda: not processes_with(str(tmp_path)), 5)
+
+
+def test_nor_one_that_is_killed_at_the_instant_of_their_start(tmp_path):
+    # The workers have the path of this test in their command line.
+    program = f"mark = {str(tmp_path)!r}; time.sleep(60)"
+    for _ in range(5):
+        with launched(supervising(program, tmp_path, "--workers=8")) as process:
+            until(lambda launcher=process.pid: workers_of(launcher))
+            time.sleep(random.uniform(0.0, 0.02))
+            process.kill()
+            process.wait()
+            until(lambda: not processes_with(str(tmp_path)), 5)
+
+
+def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
+    with launched(launching(tmp_path, "--config.data.batch_size=47")) as process:
+        code, output = finish(process)
+    assert code == 1 and "config.data.batch_size=47 cannot be divided among 2 replicas" in output
+    assert re.search(r"worker [01] ended with exit code 1\. Not started again: what it says would come", output), output
+
+
+@pytest.mark.parametrize(
+    ("program", "own", "code", "words"),
+    [
+        ("sys.exit(0)", (), 0, ""),
+        ("sys.exit(75)", (), 75, ""),
+        # The worker that notices may be faster than the one that dies.
+        (
+            "time.sleep(0.4 * rank)\nif rank: die()\nsys.exit(76)",
+            ["--max_restarts=2"],
+            76,
+            r"gave up after 2 restart\(s\)\. The first cause: worker 1 was killed by SIGKILL\.$",
+        ),
+        (
+            # Killed in the first start, wrong in the last one: the first cause counts.
+            "marks = pathlib.Path(os.environ['MARKS'])\n"
+            "if rank: time.sleep(60)\n"
+            "n = len(list(marks.iterdir()))\n(marks / str(n)).touch()\n"
+            "if n == 0: die()\nsys.exit(76)",
+            ["--max_restarts=1"],
+            76,
+            r"The first cause: worker 0 was killed by SIGKILL\. The last time, worker 0 lost another worker",
+        ),
+        ("if rank == 0: time.sleep(60)\nsys.exit(1)", (), 1, r"worker 1 ended with exit code 1\. Not started again"),
+        # With a new checkpoint, even that may have been an accident.
+        (
+            "if rank == 0: time.sleep(60)\n"
+            "steps = pathlib.Path(os.environ['MARKS'], 'checkpoints')\nsteps.mkdir(exist_ok=True)\n"
+            "n = len(list(steps.iterdir()))\n"
+            "if n < 2: (steps / f'step-{n:08d}').mkdir()\nsys.exit(1)",
+            (),
+            1,
+            r"Restart 1 of 3, .* step 0\.\n.*Restart 2 of 3, .* step 1\.\n.*ended with exit code 1\. Not started again",
+        ),
+        # One that hangs is named.
+        (
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(0.3 + 60 * rank)\nsys.exit(76)",
+            ["--max_restarts=0", "--grace_seconds=0.5"],
+            76,
+            r"worker 0 lost another worker \(exit code 76\); worker 1 did not answer SIGTERM and was killed",
+        ),
+    ],
+    ids=["finished", "stopped", "lost", "killed then lost", "mistake", "accidents", "hung"],
+)
+def test_what_came_first_decides(tmp_path, program, own, code, words):
+    with launched(supervising(program, tmp_path, *own), MARKS=str(tmp_path)) as process:
+        got, output = finish(process, 30)
+    assert got == code, output
+    assert re.search(words, output, re.MULTILINE) if words else output == ""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "program", "code", "words"),
+    [
+        ([signal.SIGINT], "def stop(*_): sys.exit(75)", 75, ""),
+        ([signal.SIGUSR1], "def stop(*_): sys.exit(75)", 75, ""),
+        ([signal.SIGHUP], "def stop(*_): sys.exit(75)", 75, ""),
+        ([signal.SIGTERM], "def stop(*_): signal.raise_signal(signal.SIGKILL)", 76, "worker . was killed by SIGKILL"),
+        # Ctrl-C twice ends even those that do not listen.
+        ([signal.SIGINT, signal.SIGINT], "def stop(*_): pass", 130, "interrupted before the run was saved"),
+        ([signal.SIGTERM], "stop = signal.SIG_DFL", 75, "stopped before the training began"),
+        ([signal.SIGINT], "stop = signal.default_int_handler", 75, "stopped before the training began"),
+    ],
+    ids=["ctrl-c", "usr1", "hangup", "killed while saving", "ctrl-c twice", "too early", "ctrl-c too early"],
+)
+def test_signals_are_passed_on_and_their_answer_awaited(tmp_path, numbers, program, code, words):
+    program += """
+signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop), signal.signal(signal.SIGUSR1, stop)
+print("listening")
+while True: time.sleep(0.1)
+"""
+    with launched(supervising(program, tmp_path, "--grace_seconds=0.5")) as process:
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] listening\n", "[1] listening\n"]
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.3)
+        got, output = finish(process, 30)
+    assert got == code, output
+    assert re.search(words, output), output
+
+
+def test_on_a_terminal_lines_stand_above_the_chiefs_bar(tmp_path):
+    program = r"""
+if rank == 0:
+    assert sys.stdout.isatty() and os.get_terminal_size(1).columns == 96
+    for done in range(5):
+        print(f"\r bar {done}\x1b[K", end="", flush=True)
+        time.sleep(0.2)
+    print("\r\x1b[Ksaved\n", end="")
+    print("no end", end="")
+else:
+    assert not sys.stdout.isatty()
+    time.sleep(0.5)
+    print("hello")
+    print("trouble", file=sys.stderr)
+"""
+    ours, theirs = pty.openpty()
+    subprocess.run(["stty", "cols", "100", "rows", "30"], stdin=theirs, check=True)
+    process = subprocess.Popen(
+        supervising(program, tmp_path), cwd=REPOSITORY, env=worker_environment(), stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):
+        while select.select([ours], [], [], 30)[0]:
+            written += os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(timeout=10) == 0, written
+    written = written.decode().replace("\r\n", "\n")
+    assert re.search(r"\r\x1b\[K\[1\] hello\n\r\[0\]  bar \d\x1b\[K", written), written
+    assert "\r\x1b[K[1] trouble\n\r[0]  bar" in written, written
+    assert "\r\x1b[K[0] \x1b[Ksaved\n" in written and written.endswith("[0] no end\n"), written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workers=2"], "Write the workers' flags behind a lone --"),
+        (["--", f"--config={CONFIG}"], "Say how many workers to start, such as --workers=2"),
+        (["--workers=0", "--", f"--config={CONFIG}"], "--workers=0"),
+        (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
+        (["--workers=2", "--min_workers=3", "--", f"--config={CONFIG}"], "--min_workers=3 is more than --workers=2"),
+        (["--workers=2", f"--config={CONFIG}", "--"], "--config belongs behind the lone --"),
+        (["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"], "--max_restarts belongs before the lone --"),
+        (["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
+        (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
+        (["--workers=2", "--max-restarts=1", "--", f"--config={CONFIG}"], "max-restarts"),
+        (["--workers=2", "--", f"--config={CONFIG}", "eval"], "no argument without a flag. Received: 'eval'"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_starts(arguments, words):
+    command = [sys.executable, "-m", "tfdist.launch", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and words in done.stdout + done.stderr, done
+    assert "Traceback" not in done.stderr and "[0]" not in done.stdout
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_DISTRIBUTION": "block",
+    "SLURM_GTIDS": "0,1",
+    "SLURMD_NODENAME": "n1",
+}
+MPI = {
+    f"OMPI_COMM_WORLD_{name}": value
+    for name, value in {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"}.items()
+}
+TWO = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}})}
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (SLURM, "already process 0 of 2, started through slurm, .* srun python -m tfdist.main"),
+        (MPI, "already process 1 of 4, started through mpi, .* mpirun ... python -m tfdist.main"),
+        (TWO, "already process 1 of 2, started through tf_config, .* unset TF_CONFIG"),
+    ],
+)
+def test_under_another_launcher_it_refuses_and_says_what_to_use(env, words):
+    with pytest.raises(ValueError, match=words):
+        local.refuse_other_launchers(env)
+
+
+def test_the_refusal_is_one_line(tmp_path):
+    done = subprocess.run(
+        launching(tmp_path), cwd=REPOSITORY, env=worker_environment(**TWO), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("tfdist.launch: this is already process 1 of 2")
+
+
+def test_alone_in_a_step_or_a_job_it_starts():
+    alone = SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_GTIDS": "0"}
+    assert local.refuse_other_launchers({}) == local.refuse_other_launchers(alone) == ""
+    assert "srun" in local.refuse_other_launchers({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
+
+
+def test_gpus_are_divided_among_the_workers():
+    assert local.gpus({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
+    assert local.gpus({"CUDA_VISIBLE_DEVICES": ""}) == local.gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+    listed = (
+        "GPU 0: NVIDIA A100 (UUID: GPU-aa)\n"
+        "GPU 1: NVIDIA A100 (UUID: GPU-bb)\n"
+        "  MIG 3g.20gb Device 0: (UUID: MIG-cc)\n"
+        "  MIG 3g.20gb Device 1: (UUID: MIG-dd)\n"
+    )
+    assert local.parse_list(listed) == ("GPU-aa", "MIG-cc", "MIG-dd")
+    assert local.divide_gpus(("0", "1", "2", "3", "4"), 2) == [("0", "1"), ("2", "3")]
+    assert local.divide_gpus((), 2) == [(), ()]
+    with pytest.raises(ValueError, match=r"--workers=3, and there are 2 GPU\(s\)"):
+        local.divide_gpus(("0", "1"), 3)
+    first, second = local.environments({"HOME": "/h", "TF_CONFIG": ""}, [11, 12, 13], [("0", "1"), ("2", "3")])
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
+    assert json.loads(second["TF_CONFIG"]) == {
+        "cluster": {"worker": ["localhost:11", "localhost:12"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert local.environments({"HOME": "/h", "TF_CONFIG": ""}, [11], [()]) == [{"HOME": "/h"}]
+    assert launch.without([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
+
+
+def test_the_next_smaller_number_divides_both_batches():
+    def smaller(shares, least, **data):
+        options = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
+        options.data = dataclasses.replace(options.data, **{"evaluation_batch_size": None} | data)
+        return launch.next_smaller(options, shares, least)
+
+    assert smaller([()] * 8, 1, batch_size=48) == 6
+    assert smaller([()] * 8, 1, batch_size=48, evaluation_batch_size=20) == 4
+    assert smaller([()] * 8, 7, batch_size=48) == 8
+    assert smaller([("0", "1")] * 4, 1, batch_size=64) == 2
+
+
+def test_ports_stay_reserved_and_workers_can_listen_at_them():
+    reserved = local.reserve_ports(20)
+    ports = [sock.getsockname()[1] for sock in reserved]
+    assert len(set(ports)) == 20
+    listening = wire.listen(ports[0])
+    with pytest.raises(OSError), contextlib.closing(socket.socket()) as stranger:
+        stranger.bind(("", ports[1]))
+    for sock in [listening, *reserved]:
+        sock.close()
+
+
+def test_the_launcher_needs_no_tensorflow():
+    code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0

@@ -1,0 +1,200 @@
+"""The zoo's models: the published sizes, float32 logits, and exports that Keras alone can load."""
+
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.zoo import models
+
+SMALL = {
+    "mlp": lambda **kw: models.mlp(num_classes=7, input_shape=(8, 8, 1), **kw),
+    "mnist_cnn": lambda **kw: models.mnist_cnn(num_classes=7, input_shape=(8, 8, 1), **kw),
+    "small_cnn": lambda **kw: models.small_cnn(num_classes=7, input_shape=(8, 8, 1), **kw),
+    "cifar_resnet": lambda **kw: models.cifar_resnet(8, num_classes=7, input_shape=(8, 8, 1), width=4, **kw),
+    "resnet9": lambda **kw: models.resnet9(num_classes=7, input_shape=(8, 8, 1), width=4, **kw),
+}
+APPLICATION = {"name": "MobileNetV2", "num_classes": 7, "input_shape": (32, 32, 3), "alpha": 0.35}
+
+
+@pytest.fixture(autouse=True)
+def policy():
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def images(shape, n=4):
+    return np.random.default_rng(0).uniform(0.0, 1.0, (n, *shape)).astype(np.float32)
+
+
+def trainable(model):
+    return sum(variable.numpy().size for variable in model.trainable_variables)
+
+
+def test_mlp_and_mnist_cnn_have_the_sizes_of_their_layers():
+    assert trainable(models.mlp()) == 784 * 128 + 128 + 128 * 10 + 10
+    assert [layer.units for layer in models.mlp(hidden=(5, 4)).layers if hasattr(layer, "units")] == [5, 4, 10]
+    assert trainable(models.mnist_cnn()) == (25 * 32 + 32) + (25 * 32 * 64 + 64) + (7 * 7 * 64 * 10 + 10)
+    assert trainable(models.small_cnn()) == (9 * 32 + 64) + (9 * 32 * 64 + 128) + (4 * 4 * 64 * 10 + 10)
+
+
+@pytest.mark.parametrize("depth, millions", [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
+def test_cifar_resnet_has_the_size_that_the_paper_states(depth, millions):
+    model = models.cifar_resnet(depth)
+    assert round(trainable(model) / 1e6, 2) == millions
+    kernels = [v for v in model.trainable_variables if v.name == "kernel"]
+    assert len(kernels) == depth
+    assert model.output.shape == (None, 10)
+
+
+def test_resnet9_has_the_size_of_its_original():
+    # 3x3 kernels, two numbers a normalised channel, logits: 6,573,120 without the logits' bias in Page's.
+    assert trainable(models.resnet9(width=64)) == 27 * 64 + 1602 * 64**2 + 70 * 64 + 8 * 64 * 10 + 10 == 6_573_130
+
+
+def test_cifar_resnet_shortcuts_take_every_second_pixel_and_pad_channels_with_zeros():
+    model = models.cifar_resnet(8, input_shape=(8, 8, 3), width=4)
+    for layer in model.layers:  # With the residual branches at 0, each block is ReLU of its shortcut.
+        if layer.name.endswith("_2_norm"):
+            layer.gamma.assign(np.zeros(layer.gamma.shape))
+    stem, last = (model.get_layer(name).output for name in ("stem_relu", "stage3_block1_relu"))
+    stem, last = keras.Model(model.input, [stem, last])(images((8, 8, 3)))
+    assert last.shape == (4, 2, 2, 16)
+    np.testing.assert_array_equal(last[..., :4], stem[:, ::4, ::4])
+    np.testing.assert_array_equal(last[..., 4:], np.zeros((4, 2, 2, 12)))
+
+
+@pytest.mark.parametrize("shape", [(7, 9, 3), (32, 32, 1)], ids=str)
+def test_cifar_resnet_takes_any_image_shape(shape):
+    model = models.cifar_resnet(8, num_classes=3, input_shape=shape, width=2)
+    assert model(images(shape), training=True).shape == (4, 3)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("name", [*SMALL, "application"])
+def test_logits_are_float32_under_mixed_precision(name, precision):
+    keras.config.set_dtype_policy(precision)
+    model = models.application(**APPLICATION) if name == "application" else SMALL[name]()
+    logits = model(images(model.input.shape[1:]), training=True)
+    assert logits.dtype == tf.float32 and logits.shape == (4, 7)
+    assert all(variable.dtype == "float32" for variable in model.variables)
+    assert model.layers[1].compute_dtype == precision.removeprefix("mixed_")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_starts_from_he_normal_weights(name):
+    keras.utils.set_random_seed(0)
+    for variable in SMALL[name]().trainable_variables:
+        if variable.name == "kernel":
+            fan_in = np.prod(variable.shape[:-1])
+            deviation = variable.numpy().std() / np.sqrt(2 / fan_in)
+            assert abs(deviation - 1) < 4 / np.sqrt(variable.numpy().size)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_l2_is_of_the_kernels_alone(name):
+    assert SMALL[name]().losses == []
+    model = SMALL[name](l2=0.01)
+    expected = sum(0.01 * np.square(v.numpy()).sum() for v in model.trainable_variables if v.name == "kernel")
+    np.testing.assert_allclose(tf.add_n(model.losses), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_weights_are_called_alike_whatever_was_built_before(name):
+    first, second = SMALL[name](), SMALL[name]()
+    paths = [variable.path for variable in first.variables]
+    assert paths == [variable.path for variable in second.variables]
+    assert len(set(paths)) == len(paths)
+
+
+def normalisations(model):
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **kw: models.small_cnn(**kw),
+        lambda **kw: models.cifar_resnet(20, **kw),
+        lambda **kw: models.resnet9(**kw),
+        lambda **kw: models.application(**APPLICATION, **kw),
+    ],
+    ids=["small_cnn", "cifar_resnet", "resnet9", "application"],
+)
+def test_normalization_is_over_replicas_or_groups_or_neither(build):
+    assert all(layer.synchronized for layer in normalisations(build(normalization="sync_batch")))
+    model = build(group_size=3)
+    assert normalisations(model) and not any(layer.synchronized for layer in normalisations(model))
+    with pytest.raises(ValueError, match=r"group_size=3 .* must divide .* Received: 4 examples"):
+        model(images(model.input.shape[1:]), training=True)
+    with pytest.raises(ValueError, match=r'normalization="sync_batch" and group_size=3 exclude each other'):
+        build(normalization="sync_batch", group_size=3)
+    with pytest.raises(ValueError, match=r"normalization must be one of batch, sync_batch. Received: 'layer'"):
+        build(normalization="layer")
+
+
+def test_application_computes_what_keras_does():
+    keras.utils.set_random_seed(0)
+    model = models.application(**APPLICATION)
+    arguments = {"alpha": 0.35, "classes": 7, "classifier_activation": None, "weights": None}
+    plain = keras.applications.MobileNetV2(input_shape=(32, 32, 3), **arguments)
+    plain.set_weights(model.get_weights())
+    x = images((32, 32, 3), n=8)
+    np.testing.assert_allclose(model(x, training=True), plain(x, training=True), rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(model.non_trainable_variables, plain.non_trainable_variables, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+LOAD = """
+    import sys
+    sys.modules["tfdist"] = None  # Any import of it fails.
+    import keras, numpy as np
+    for name in sys.argv[2:]:
+        model = keras.models.load_model(f"{sys.argv[1]}/{name}.keras")
+        data = np.load(f"{sys.argv[1]}/{name}.npz")
+        np.testing.assert_allclose(model(data["images"]), data["logits"], rtol=1e-6, atol=1e-6)
+    print(len(sys.argv) - 2, "loaded")
+"""
+
+
+def test_saved_models_load_and_predict_alike_without_tfdist(tmp_path):
+    builders = SMALL | {
+        "groups": lambda: models.cifar_resnet(8, input_shape=(8, 8, 3), width=4, group_size=2, l2=1e-4),
+        "synchronised": lambda: models.small_cnn(normalization="sync_batch"),
+        "application": lambda: models.application(**APPLICATION, group_size=2),
+    }
+    for name, build in builders.items():
+        for precision in ("float32", "mixed_bfloat16"):
+            keras.config.set_dtype_policy(precision)
+            model = build()
+            x = images(model.input.shape[1:])
+            model(x * 2, training=True)  # Moves the moving statistics.
+            model.save(tmp_path / f"{name}_{precision}.keras")
+            np.savez(tmp_path / f"{name}_{precision}.npz", images=x, logits=model(x).numpy())
+    names = [path.stem for path in tmp_path.glob("*.keras")]
+    assert len(names) == 2 * len(builders)
+    command = [sys.executable, "-c", textwrap.dedent(LOAD), str(tmp_path), *names]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{len(names)} loaded\n"
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: models.cifar_resnet(18), r"depth must be 6n \+ 2.* The nearest is 20. Received: 18"),
+        (lambda: models.cifar_resnet(2), r"depth must be .* The nearest is 8. Received: 2"),
+        (lambda: models.mnist_cnn(input_shape=(28, 28)), r"input_shape must be .* Received: \(28, 28\)"),
+        (lambda: models.application("ResNet5OV2", 10, (32, 32, 3)), r"no 'ResNet5OV2'. The nearest is 'ResNet50V2'"),
+        (lambda: models.application("mobilenet_v2", 10, (32, 32, 3)), r"The nearest is 'MobileNetV2'"),
+        (lambda: models.application("VGG16", 10, (32, 32, 3), alpha=1.0), r"VGG16 takes no 'alpha' here. It takes:"),
+        (lambda: models.application("VGG16", 10, (32, 32, 3), weights="imagenet"), r"takes no 'weights' here"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,60 @@
+"""The same run under mpirun, as TF_CONFIG processes, and alone."""
+
+import shutil
+
+import pytest
+from launching import (
+    ATOL,
+    REPOSITORY,
+    assert_weights_agree,
+    run_all,
+    train_alone,
+    train_command,
+    weights,
+    worker_environment,
+)
+from slurm_cluster import slurm_cluster, slurm_missing
+from topologies import environments
+
+# mpirun refuses root, and more ranks than processors, unless told that this is meant; and it binds ranks to single
+# processors: then TensorFlow's threads share out sums in another way than elsewhere.
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The weights of one worker."""
+    return train_alone(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """The weights of two workers that TF_CONFIG names."""
+    workdir = tmp_path_factory.mktemp("tf_config")
+    run_all([train_command(workdir)] * 2, environments(2))
+    return weights(workdir)
+
+
+def test_two_processes_of_tf_config_are_the_run_of_one(two_processes, alone):
+    assert_weights_agree(two_processes, alone, atol=ATOL)
+
+
+def test_two_ranks_of_mpirun_are_two_processes_of_tf_config(two_processes, tmp_path):
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun on this machine (Debian: apt-get install openmpi-bin)")
+    run_all([[*MPIRUN, "-n", "2", *train_command(tmp_path)]], [worker_environment()])
+    assert_weights_agree(weights(tmp_path), two_processes, atol=0)
+
+
+def test_mpirun_over_two_hosts(alone, tmp_path):
+    """In a Slurm allocation, mpirun starts its ranks on the hosts of that, and tells none which rank is where."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun on this machine (Debian: apt-get install openmpi-bin)")
+    if reason := slurm_missing():
+        pytest.skip(reason)
+    with slurm_cluster(tmp_path / "slurm") as slurm:
+        launch = ["salloc", "-N2", "--ntasks-per-node=1", *MPIRUN, "-n", "2"]
+        env = {"CUDA_VISIBLE_DEVICES": ""}
+        done = slurm.run([*launch, *train_command(tmp_path / "run")], env=env, cwd=REPOSITORY, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)

@@ -1,0 +1,281 @@
+"""Workers that die, hang or vanish: named by the others, which all end. On real processes and a real network."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import topologies
+from launching import REPOSITORY, worker_environment
+
+from tfdist import interruption
+
+LOST, KILL, STOP = interruption.EXIT_PEER_LOST, signal.SIGKILL, signal.SIGSTOP
+# A worker whose main thread does what its argument says, without TensorFlow: it hangs where another one is lost.
+WORKER = """
+import os, sys, threading, time
+from tfdist import config, outcome
+from tfdist.cluster import environment, peers, preflight
+rank, workers = (found := environment.resolve(os.environ, port_base=10000, port_count=9)).rank, found.num_workers
+what, seconds = sys.argv[1], float(sys.argv[2])
+listener = peers.listen(workers, rank)
+port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
+roster = preflight.check(found, facts={}, seconds=60, about=port)
+options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0)
+watching = peers.watch(rank=rank, roster=roster, listener=listener, options=options)
+watching.progress(step := 1)
+print("ready", flush=True)
+until = time.monotonic() + {"leave": 1.0, "fail": 1.0, "write": 1.0, "stall": 0.0}.get(what, 600.0)
+while time.monotonic() < until:
+    watching.progress(step := step + 1)
+    time.sleep(0.05)
+if what == "write":
+    threading.Thread(target=lambda: (time.sleep(4.5), print("written", flush=True))).start()
+def nowhere():
+    time.sleep(600)
+if what in ("stall", "write"):
+    nowhere()
+if what == "fail":
+    peers.take_over()
+    peers.tell_failure("the disk is full.")
+    os._exit(1)
+watching.finish(60)
+"""
+
+
+class Workers:
+    """Worker processes that run, and the moment in which one was hit."""
+
+    def __init__(self, processes):
+        self.processes = processes
+        self.start = time.monotonic()
+
+    def hit(self, rank, number):
+        self.processes[rank].send_signal(number)
+        self.start = time.monotonic()
+
+    def ends(self, ranks, seconds):
+        """Waits for the end of these; returns their exit codes and what they wrote on standard error."""
+        said = [self.processes[rank].communicate(timeout=120)[1] for rank in ranks]
+        assert time.monotonic() - self.start < seconds, said
+        return [self.processes[rank].returncode for rank in ranks], said
+
+
+@contextlib.contextmanager
+def started(commands, environments):
+    """Starts workers, and waits until all have met; none is left behind."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [
+        subprocess.Popen(command, cwd=REPOSITORY, env=env, text=True, **pipes)
+        for command, env in zip(commands, environments, strict=True)
+    ]
+    try:
+        yield Workers(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def plain(*tasks, seconds=2.0):
+    """Starts workers without TensorFlow that do these tasks."""
+    commands = [[sys.executable, "-c", WORKER, task, str(seconds)] for task in tasks]
+    with started(commands, topologies.environments(len(tasks))) as workers:
+        for process in workers.processes:
+            assert process.stdout.readline() == "ready\n", process.communicate()[1]
+        time.sleep(1.6)  # The second beat names a step.
+        workers.start = time.monotonic()
+        yield workers
+
+
+def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
+    """Asserts that each survivor wrote one line that names the worker, and for how many seconds it was silent."""
+    who = rf"worker {lost} \(host {re.escape(host or os.uname().nodename)}, pid {process.pid}\)"
+    for rank, text in said.items():
+        line = (
+            rf"tfdist: worker {rank}: {who} is lost: last heard of at step ({step}), (\d+\.\d) s ago\. Start all .*\n"
+        )
+        match = re.fullmatch(line, text)
+        assert match, text
+        assert silent[0] <= float(match[2]) <= silent[1], text
+
+
+@pytest.mark.parametrize(("number", "victim"), [(KILL, 2), (KILL, 0), (STOP, 2), (STOP, 0)])
+def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(number, victim):
+    others = [rank for rank in range(3) if rank != victim]
+    with plain("run", "run", "run") as workers:
+        workers.hit(victim, number)
+        codes, said = workers.ends(others, 2.0 + 6.0)
+        assert codes == [LOST, LOST], said
+        silent = (0.0, 2.0) if number == KILL else (2.0, 4.5)
+        assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
+
+
+def test_all_that_are_stopped_together_go_on():
+    with plain("run", "run") as workers:
+        for number in (STOP, signal.SIGCONT):
+            for process in workers.processes:
+                process.send_signal(number)
+            time.sleep(3.5)
+        assert [process.poll() for process in workers.processes] == [None, None]
+
+
+def test_a_worker_whose_calls_never_end_says_so_with_all_stacks():
+    with plain("stall", "run") as workers:
+        codes, said = workers.ends([0, 1], 15.0)
+    assert codes == [LOST, LOST]
+    for rank, text in enumerate(said):
+        line = (
+            rf"tfdist: worker {rank}: worker 0 \(host .*\) has finished no step for 3\.\d s: the last was step \d+\. "
+        )
+        assert re.search(line, text), text
+        assert text.count("is lost") == 0 and text.count("tfdist: ") == 1
+    assert "in nowhere" in said[0]
+
+
+def test_the_reason_of_a_worker_that_fails_is_told_to_the_others():
+    with plain("run", "fail", "run") as workers:
+        codes, said = workers.ends([0, 1, 2], 10.0)
+    assert codes == [LOST, 1, LOST]
+    for rank in (0, 2):
+        line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has ended: the disk is full\. Start all workers again\n"
+        assert re.fullmatch(line, said[rank]), said[rank]
+
+
+def test_workers_that_have_finished_wait_for_each_other_and_are_not_missed():
+    with plain("leave", "leave", "leave") as workers:
+        codes, said = workers.ends([0, 1, 2], 10.0)
+    assert codes == [0, 0, 0] and said == ["", "", ""]
+
+
+def test_a_worker_that_is_lost_before_the_end_is_named_by_those_that_wait_there():
+    with plain("leave", "leave", "run") as workers:
+        time.sleep(1.0)
+        assert [process.poll() for process in workers.processes] == [None] * 3
+        workers.hit(2, KILL)
+        codes, said = workers.ends([0, 1], 6.0)
+        assert codes == [LOST, LOST]
+        assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], silent=(0.0, 2.0))
+
+
+def test_what_is_being_written_is_written_before_a_survivor_ends():
+    with plain("write", "run") as workers:
+        workers.hit(1, KILL)
+        workers.processes[0].wait(20)
+        assert workers.processes[0].returncode == LOST
+        assert workers.processes[0].stdout.read() == "written\n"
+
+
+STARTING = """
+import sys, time
+from tfdist.cluster import starting
+roster = [{"rank": rank, "address": f"localhost:{sys.argv[2]}", "host": "n9", "pid": 7} for rank in range(2)]
+with starting.limited(0, roster, float(sys.argv[1])):
+    time.sleep(1.0)
+with starting.limited(0, roster, 0.5):
+    time.sleep(60)
+"""
+
+
+def test_a_worker_that_waits_in_the_start_for_a_dead_one_names_it_and_ends():
+    (port,) = topologies.free_ports(1)
+    result = subprocess.run(
+        [sys.executable, "-c", STARTING, "30", str(port)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == -KILL
+    assert result.stderr == (
+        "tfdist: worker 0: TensorFlow has not started within 0.5 s although all workers had met: worker 1 (host n9, "
+        "pid 7) does not answer (Connection refused). Start all workers again\n"
+    )
+
+
+def training(workdir, *options):
+    """A command that trains until it is ended, and reports each step."""
+    endless = ["--config.train.steps=100000", "--config.evaluation.every.steps=none"]
+    endless += ["--config.checkpoint.every.steps=none", "--config.train.call_seconds=0.2"]
+    return topologies.command(workdir, *endless, *options)
+
+
+def await_steps(workdir, workers):
+    """Waits until the training has reported steps."""
+    deadline = time.monotonic() + 240
+    path = workdir / "metrics.jsonl"
+    while not path.exists() or path.read_text().count('"train"') < 20:
+        assert all(process.poll() is None for process in workers.processes)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.5)
+
+
+@pytest.mark.parametrize(("number", "victim"), [(KILL, 0), (KILL, 2), (STOP, 1)])
+def test_a_training_ends_when_a_worker_is_killed_or_stopped(tmp_path, number, victim):
+    others = [rank for rank in range(3) if rank != victim]
+    command = training(tmp_path, "--config.cluster.heartbeat_seconds=6")
+    with started([command] * 3, topologies.environments(3)) as workers:
+        await_steps(tmp_path, workers)
+        workers.hit(victim, number)
+        codes, said = workers.ends(others, 15.0)
+        assert codes == [LOST, LOST], said
+        silent = (0.0, 3.0) if number == KILL else (6.0, 9.0)
+        assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
+
+
+def namespaces_missing():
+    """Why this machine has no network namespaces for tests; None where it has."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need Linux and root"
+    absent = [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]
+    if absent:
+        return f"no {', '.join(absent)} on this machine"
+    trial = subprocess.run(["unshare", "--net", "ip", "link", "add", "type", "veth"], capture_output=True, text=True)
+    return f"root may not make network devices here: {trial.stderr.strip()}" if trial.returncode else None
+
+
+@contextlib.contextmanager
+def two_hosts():
+    """Makes two hosts that a cable joins; yields, for each, the words that run a command there."""
+    with contextlib.ExitStack() as stack:
+        holders = []
+        for _ in range(2):
+            holder = subprocess.Popen(["unshare", "--net", "--uts", "sleep", "600"])
+            stack.callback(holder.wait)
+            stack.callback(holder.kill)
+            holders.append(holder.pid)
+        outside = {name: os.readlink(f"/proc/self/ns/{name}") for name in ("net", "uts")}
+        for pid in holders:
+            while any(os.readlink(f"/proc/{pid}/ns/{name}") == link for name, link in outside.items()):
+                time.sleep(0.02)
+        hosts = [["nsenter", f"--target={pid}", "--net", "--uts"] for pid in holders]
+        cable = f"ip link add eth0 type veth peer name eth0 netns {holders[1]}"
+        subprocess.run([*hosts[0], *cable.split()], check=True)
+        for index, host in enumerate(hosts):
+            address = f"ip address add 10.209.0.{index + 1}/24 dev eth0"
+            for line in (f"hostname n{9 + index}", "ip link set lo up", address, "ip link set eth0 up"):
+                subprocess.run([*host, *line.split()], check=True)
+        yield hosts
+
+
+@pytest.mark.skipif(namespaces_missing() is not None, reason=namespaces_missing() or "")
+def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
+    # Two workers on n9, the chief among them, and one on n10.
+    ports = topologies.free_ports(3)
+    addresses = [f"10.209.0.{1 + (rank == 2)}:{port}" for rank, port in enumerate(ports)]
+    cluster = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}} for rank in range(3)]
+    environments = [worker_environment(TF_CONFIG=json.dumps(one)) for one in cluster]
+    with two_hosts() as hosts:
+        commands = [[*hosts[rank == 2], *training(tmp_path)] for rank in range(3)]
+        with started(commands, environments) as workers:
+            await_steps(tmp_path, workers)
+            subprocess.run([*hosts[1], "ip", "link", "set", "eth0", "down"], check=True)
+            workers.start = time.monotonic()
+            codes, said = workers.ends([0, 1, 2], 15.0)
+        assert codes == [LOST] * 3, said
+        assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=(10.0, 14.0))
+        assert_named({2: said[2]}, 0, workers.processes[0], host="n9", silent=(10.0, 14.0))

@@ -1,0 +1,360 @@
+"""Workers that find each other, and workers that do not: real sockets on this machine, threads or processes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from launching import free_ports
+
+from tfdist.cluster import environment, hosts, preflight, wire
+from tfdist.cluster.placement import Placement
+
+# How much later than the deadline the last worker may end: what `check` promises, and this machine's slowness.
+GRACE_SECONDS = 5.0
+
+
+def tf_config(ports: list[int], rank: int) -> dict[str, str]:
+    workers = [f"localhost:{port}" for port in ports]
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})}
+
+
+def places(ports: list[int]) -> list[Placement]:
+    return [environment.resolve(tf_config(ports, r), port_base=1024, port_count=1000) for r in range(len(ports))]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a worker's check ended, and after how many seconds."""
+
+    roster: list[dict] | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+    @property
+    def message(self) -> str:
+        return str(self.error)
+
+
+class Workers:
+    """Workers that each run `check` in a thread."""
+
+    def __init__(self):
+        self.outcomes: list[Outcome] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, placement: Placement, **keywords) -> None:
+        keywords = {"facts": {}, "seconds": 20.0} | keywords
+        outcome = Outcome()
+        self.outcomes.append(outcome)
+
+        def work() -> None:
+            start = time.monotonic()
+            try:
+                outcome.roster = preflight.check(placement, **keywords)
+            except Exception as error:
+                outcome.error = error
+            outcome.seconds = time.monotonic() - start
+
+        self._threads.append(threading.Thread(target=work, daemon=True))
+        self._threads[-1].start()
+
+    def join(self) -> list[Outcome]:
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        return self.outcomes
+
+
+def run(workers: list[tuple[Placement, dict]]) -> list[Outcome]:
+    """Runs workers side by side, each with its keyword arguments for `check`."""
+    running = Workers()
+    for placement, keywords in workers:
+        running.start(placement, **keywords)
+    return running.join()
+
+
+def assert_all_ports_are_free(ports: list[int]) -> None:
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(wire.listen(port))
+
+
+def test_all_find_each_other_and_get_the_same_roster():
+    ports = free_ports(4)
+    facts = {"tensorflow": "2.21.0"}
+    outcomes = run([(p, {"facts": facts, "about": {"devices": f"GPU {p.rank}"}}) for p in places(ports)])
+    expected = [
+        {
+            "rank": rank,
+            "address": f"localhost:{port}",
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "devices": f"GPU {rank}",
+        }
+        for rank, port in enumerate(ports)
+    ]
+    assert [outcome.roster for outcome in outcomes] == [expected] * 4
+    assert max(outcome.seconds for outcome in outcomes) < 10
+    assert_all_ports_are_free(ports)
+
+
+def test_sixteen_workers_are_quick():
+    outcomes = run([(placement, {}) for placement in places(free_ports(16))])
+    assert all(outcome.roster == outcomes[0].roster for outcome in outcomes)
+    assert [worker["rank"] for worker in outcomes[0].roster] == list(range(16))
+    assert max(outcome.seconds for outcome in outcomes) < 10
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_late_worker_is_waited_for(late):
+    workers, all_places = Workers(), places(free_ports(3))
+    for placement in all_places:
+        if placement.rank != late:
+            workers.start(placement)
+    time.sleep(1.0)
+    workers.start(all_places[late])
+    assert all(len(outcome.roster) == 3 for outcome in workers.join())
+
+
+@pytest.mark.parametrize("absent", [0, 2, 3])
+def test_a_missing_worker_is_named_by_all_others_at_the_deadline(absent):
+    ports = free_ports(4)
+    outcomes = run([(p, {"seconds": 3.0}) for p in places(ports) if p.rank != absent])
+    for outcome in outcomes:
+        assert isinstance(outcome.error, TimeoutError)
+        assert "1 of 4 workers were not found within 3 s" in outcome.message
+        assert f"rank {absent} (localhost:{ports[absent]}): nothing listens there" in outcome.message
+        assert "config.cluster.connect_seconds" in outcome.message
+        assert 2.9 < outcome.seconds < 3.0 + GRACE_SECONDS
+    assert len({outcome.message for outcome in outcomes}) == 1
+    assert_all_ports_are_free(ports)
+
+
+def test_a_host_without_a_name_is_named_with_the_reason():
+    ports = free_ports(2)
+    workers = [f"localhost:{ports[0]}", f"no-such-host.invalid:{ports[1]}"]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+    place = environment.resolve({"TF_CONFIG": json.dumps(config)}, port_base=1024, port_count=1000)
+    (outcome,) = run([(place, {"seconds": 1.0})])
+    assert isinstance(outcome.error, TimeoutError)
+    assert f"rank 1 ({workers[1]}): " in outcome.message
+    assert outcome.seconds < 1.0 + GRACE_SECONDS
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_taken_port_is_named_by_all(rank):
+    ports = free_ports(3)
+    with wire.listen(ports[rank]):
+        outcomes = run([(placement, {}) for placement in places(ports)])
+    for outcome in outcomes:
+        assert isinstance(outcome.error, OSError)
+        assert f"rank {rank} (localhost:{ports[rank]}): port {ports[rank]} of host" in outcome.message
+        assert "is taken: another program listens on it" in outcome.message
+        assert "config.cluster.port_base" in outcome.message
+        assert outcome.seconds < 15  # Not only at the deadline.
+
+
+def test_a_worker_with_other_facts_is_named_with_the_values():
+    def facts(rank: int) -> dict[str, str]:
+        return {"tensorflow": "2.20.0" if rank == 2 else "2.21.0", "python": "3.11"} | ({"config": "f"} if rank else {})
+
+    outcomes = run([(p, {"facts": facts(p.rank)}) for p in places(free_ports(4))])
+    host = socket.gethostname()
+    for outcome in outcomes:
+        assert isinstance(outcome.error, ValueError)
+        assert f"tensorflow: '2.21.0' on ranks 0-1, 3 ({host}); '2.20.0' on rank 2 ({host})" in outcome.message
+        assert f"config: '(absent)' on rank 0 ({host}); 'f' on ranks 1-3 ({host})" in outcome.message
+        assert "python" not in outcome.message
+
+
+def test_a_gpu_that_two_workers_hold_is_named():
+    outcomes = run([(p, {"holds": ["GPU 0", f"GPU {1 + p.rank}"]}) for p in places(free_ports(2))])
+    for outcome in outcomes:
+        assert isinstance(outcome.error, ValueError)
+        assert f"GPU 0 of host {socket.gethostname()} is held by ranks 0-1" in outcome.message
+        assert "GPU 1" not in outcome.message
+
+
+def test_two_processes_with_one_rank_are_noticed():
+    ports = free_ports(3)
+    all_places = places(ports)
+    # What should have been rank 2 claims to be rank 1; on another host, so to say: it can listen.
+    all_places[2] = dataclasses.replace(all_places[1], port=ports[2])
+    outcomes = run([(placement, {}) for placement in all_places])
+    for outcome in outcomes:
+        assert isinstance(outcome.error, OSError)
+        assert "claim to be rank 1. Each worker needs its own (in TF_CONFIG: task.index)" in outcome.message
+        assert outcome.seconds < 15  # Not only at the deadline.
+
+
+def test_another_job_at_a_workers_address_is_noticed():
+    ports = free_ports(2)
+    here, there = places(ports)
+    outcomes = run([(here, {}), (dataclasses.replace(there, job="another"), {})])
+    assert f"rank 1 (localhost:{ports[1]}): " in outcomes[0].message
+    assert "another job listens there ('another'" in outcomes[0].message
+    assert f"rank 0 (localhost:{ports[0]}): " in outcomes[1].message
+    assert f"another job listens there ('{here.job}'" in outcomes[1].message
+    assert all(isinstance(outcome.error, TimeoutError) for outcome in outcomes)
+    # One of them gives up before the deadline; the other one may then hope that the place is free.
+    assert min(outcome.seconds for outcome in outcomes) < 15
+
+
+def test_strangers_change_nothing():
+    ports = free_ports(3)
+    workers, all_places = Workers(), places(ports)
+    for placement in all_places[:2]:
+        workers.start(placement)
+    time.sleep(0.3)
+    with contextlib.ExitStack() as stack:
+        for port in ports[:2]:
+            for text in (
+                b"",  # Half-open: connects and says nothing.
+                b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                b"\x16\x03\x01\x02\x00\x01\x00\xff\xfe\n",
+                b"[" * 100_000 + b"\n",
+                b"null\n",
+                b"{}\n",
+                b'{"job": 1, "rank": "x", "kind": "verdict", "verdict": {"roster": []}}\n',
+                json.dumps({"job": all_places[0].job, "rank": 99, "kind": "hello"}).encode() + b"\n",
+                json.dumps({"job": all_places[0].job, "rank": 1}).encode(),  # No end of line.
+            ):
+                stranger = stack.enter_context(socket.create_connection(("localhost", port)))
+                stranger.sendall(text)
+            socket.create_connection(("localhost", port)).close()
+        workers.start(all_places[2])
+        outcomes = workers.join()
+    assert all(len(outcome.roster) == 3 for outcome in outcomes)
+    assert max(outcome.seconds for outcome in outcomes) < 10
+    assert_all_ports_are_free(ports)
+
+
+def test_workers_that_nobody_places_find_each_other():
+    """MPI ranks over several hosts: rank 0 is found, and tells all where the others are."""
+    port = free_ports(1)[0]
+
+    def place(rank: int, **more: str) -> Placement:
+        env = {
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": "3",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+            "TFDIST_CHIEF": f"localhost:{port}",
+        }
+        found = environment.resolve(env, port_base=1024, port_count=1000)
+        # All on one host, where one rank's port cannot be another's.
+        return dataclasses.replace(found, port=port if rank == 0 else free_ports(1)[0], **more)
+
+    all_places = [place(rank) for rank in range(3)]
+    assert all(placement.addresses == () for placement in all_places)
+    # Of two places where rank 0 may be, another rank listens at the first.
+    all_places[2] = dataclasses.replace(all_places[2], chiefs=(f"localhost:{all_places[1].port}", f"localhost:{port}"))
+    outcomes = run([(placement, {}) for placement in all_places])
+    for outcome in outcomes:
+        assert [hosts.split_address(w["address"])[1] for w in outcome.roster] == [p.port for p in all_places]
+    # One that does not come is named, and so is a rank 0 that is not there.
+    for outcome in run([(placement, {"seconds": 1.5}) for placement in all_places[:2]]):
+        assert isinstance(outcome.error, TimeoutError)
+        assert "1 of 3 workers have not called rank 0" in outcome.message and "rank 2" in outcome.message
+        assert outcome.seconds < 1.5 + GRACE_SECONDS
+    (outcome,) = run([(all_places[1], {"seconds": 1.0})])
+    assert "Rank 0 was not found within 1 s" in outcome.message and "set TFDIST_CHIEF" in outcome.message
+    assert outcome.seconds < 1.0 + GRACE_SECONDS
+
+
+def test_a_shared_workdir_is_made_and_left_empty(tmp_path):
+    workdir = tmp_path / "runs" / "first"
+    outcomes = run([(placement, {"workdir": workdir}) for placement in places(free_ports(3))])
+    assert all(len(outcome.roster) == 3 for outcome in outcomes)
+    assert list(workdir.iterdir()) == []
+
+
+def test_workers_that_do_not_see_the_workdir_are_named(tmp_path):
+    ports = free_ports(3)
+    (tmp_path / "mine").mkdir()
+    workdirs = [tmp_path / "ours", tmp_path / "ours", tmp_path / "mine"]
+    outcomes = run([(p, {"workdir": workdirs[p.rank], "seconds": 2.0}) for p in places(ports)])
+    for outcome in outcomes:
+        assert isinstance(outcome.error, FileNotFoundError)
+        named = f"rank 2 (localhost:{ports[2]}), on host {socket.gethostname()}, at {tmp_path / 'mine'}"
+        assert named in outcome.message
+        assert "rank 1" not in outcome.message
+        assert outcome.seconds < 2.0 + GRACE_SECONDS
+    assert list((tmp_path / "ours").iterdir()) == []
+
+
+def test_a_workdir_that_cannot_be_written_ends_all(tmp_path):
+    (tmp_path / "file").write_text("")
+    workdir = tmp_path / "file" / "run"
+    for outcome in run([(placement, {"workdir": workdir}) for placement in places(free_ports(2))]):
+        assert isinstance(outcome.error, OSError)
+        assert f"workdir cannot be written: Not a directory. Received: '{workdir}'" in outcome.message
+
+
+def test_a_worker_alone_opens_nothing():
+    roster = preflight.check(Placement(launcher="local"), facts={}, about={"devices": "CPU"}, seconds=0.0)
+    assert roster == [
+        {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": os.getpid(), "devices": "CPU"}
+    ]
+
+
+def test_proxies_are_unset():
+    names = ["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"]
+    env = dict.fromkeys(names, "http://proxy:3128") | {"no_proxy": "localhost", "PATH": "/bin"}
+    assert sorted(preflight.unset_proxies(env)) == sorted(names)
+    assert env == {"no_proxy": "localhost", "PATH": "/bin"}
+
+
+WORKER = """
+import json, os, signal, sys
+from tfdist.cluster import environment, preflight
+if sys.argv[1] == "handler":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+placement = environment.resolve(os.environ, port_base=1024, port_count=1000)
+print("ready", flush=True)
+roster = preflight.check(placement, facts={}, about={"argument": sys.argv[1]}, seconds=60.0)
+assert "tensorflow" not in sys.modules
+print(json.dumps(roster))
+"""
+
+
+@contextlib.contextmanager
+def process(ports: list[int], rank: int, argument: str):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI", "PMI"))}
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, argument], env=kept | tf_config(ports, rank), stdout=subprocess.PIPE, text=True
+    ) as worker:
+        try:
+            assert worker.stdout.readline() == "ready\n"
+            yield worker
+        finally:
+            worker.kill()
+
+
+def test_processes_find_each_other():
+    ports = free_ports(3)
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(process(ports, rank, f"rank {rank}")) for rank in range(3)]
+        rosters = [json.loads(worker.communicate(timeout=20)[0]) for worker in workers]
+        pids = [worker.pid for worker in workers]
+    assert rosters[0] == rosters[1] == rosters[2]
+    assert [(w["pid"], w["argument"]) for w in rosters[0]] == [(p, f"rank {r}") for r, p in enumerate(pids)]
+
+
+@pytest.mark.parametrize(("argument", "code"), [("default", -signal.SIGTERM), ("handler", 7)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_ends_the_wait(rank, argument, code):
+    with process(free_ports(2), rank, argument) as worker:
+        time.sleep(0.5)
+        start = time.monotonic()
+        worker.terminate()
+        assert worker.wait(timeout=10) == code
+        assert time.monotonic() - start < 3

@@ -1,0 +1,331 @@
+"""Batched preprocessing: every example by its own seed alone, exact on small cases, undistorted in evaluation."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.zoo import prepare
+
+FULL = dict(
+    resize=(14, 14), pad=2, crop=(12, 13), flip=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25), cutout=5, mixup=0.4
+)
+
+
+def seeds_of(ids, epoch=0):
+    return tf.stack([tf.fill([len(ids)], tf.constant(epoch, tf.int64)), tf.constant(ids, tf.int64)], axis=1)
+
+
+def random_images(n, size=(10, 9), channels=3, dtype=np.uint8):
+    return np.random.default_rng(n).integers(0, 256, (n, *size, channels)).astype(dtype)
+
+
+def numbered(n, height, width):
+    """Images [n, height, width, 1] whose pixels are 1, 2, 3, ... in reading order: no two alike, none 0."""
+    pixels = np.arange(1, height * width + 1, dtype=np.int32).reshape(1, height, width, 1)
+    return tf.constant(np.repeat(pixels, n, axis=0))
+
+
+def batch_of(n, **keywords):
+    return {"image": tf.constant(random_images(n, **keywords)), "label": tf.range(n, dtype=tf.int64) % 5}
+
+
+def graph_of(**keywords):
+    def call(batch, seeds):
+        return prepare.image(batch, seeds, **keywords)
+
+    return tf.function(call, reduce_retracing=True)
+
+
+# The same example and seed, the same bits
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        FULL,
+        dict(pad=4, flip=True),
+        dict(pad=3, pad_mode="reflect", cutout=4, mean=(0.1, 0.2, 0.3)),
+        dict(crop=(7, 7)),
+        dict(resize=(23, 5)),
+        dict(mixup=1.0, num_classes=5),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_an_example_does_not_see_its_batch(keywords, dtype):
+    if keywords.get("mixup"):
+        keywords = {**keywords, "num_classes": 5}
+    batch, seeds = batch_of(46, dtype=dtype), seeds_of(range(100, 146), epoch=3)
+    function = graph_of(training=True, **keywords)
+    whole = function(batch, seeds)
+    for part in (slice(0, 23 - 1), slice(22, 46), slice(30, 32), slice(4, 38)):
+        halves = function({key: value[part] for key, value in batch.items()}, seeds[part])
+        for key, values in halves.items():
+            np.testing.assert_array_equal(values, whole[key][part])
+    order = np.random.default_rng(0).permutation(23)
+    rows = np.stack([2 * order, 2 * order + 1], axis=1).ravel()  # Pairs stay together: mixup mixes them.
+    shuffled = function({key: tf.gather(value, rows) for key, value in batch.items()}, tf.gather(seeds, rows))
+    for key, values in shuffled.items():
+        np.testing.assert_array_equal(values, whole[key].numpy()[rows])
+    eager = prepare.image(batch, seeds, training=True, **keywords)
+    np.testing.assert_allclose(eager["image"], whole["image"], atol=1e-6)
+
+
+def test_epochs_differ():
+    batch = batch_of(64)
+    first, second = (
+        prepare.image(batch, seeds_of(range(64), epoch), training=True, pad=4, flip=True)["image"].numpy()
+        for epoch in (0, 1)
+    )
+    assert (first != second).any(axis=(1, 2, 3)).mean() > 0.95
+
+
+# Evaluation
+
+
+def test_evaluation_only_scales():
+    batch = batch_of(6)
+    result = prepare.image(batch, seeds_of(range(6)), training=False, **{**FULL, "resize": None, "crop": None})
+    expected = (batch["image"].numpy() / 255.0 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.25]
+    np.testing.assert_allclose(result["image"], expected, atol=2e-6)
+    np.testing.assert_array_equal(result["label"], batch["label"])
+    assert result["label"].dtype == tf.int64 and result["image"].dtype == tf.float32
+
+
+def test_evaluation_takes_the_centre():
+    result = prepare.image({"image": numbered(2, 5, 6)}, seeds_of([0, 1]), training=False, crop=(3, 2), scale=1.0)
+    np.testing.assert_array_equal(result["image"][1, :, :, 0], [[9, 10], [15, 16], [21, 22]])
+
+
+def test_shapes_agree_between_training_and_evaluation():
+    for keywords in (FULL | {"num_classes": 5}, dict(crop=(4, 4)), dict(pad=1)):
+        shapes = [
+            prepare.image(batch_of(4), seeds_of(range(4)), training=training, **keywords)["image"].shape
+            for training in (True, False)
+        ]
+        assert shapes[0] == shapes[1]
+
+
+# Crop and flip
+
+
+def find_window(window, padded):
+    """Returns every (top, left, flipped) at which `window` lies in `padded`."""
+    height, width = window.shape
+    return [
+        (top, left, flipped)
+        for flipped in (False, True)
+        for top in range(padded.shape[0] - height + 1)
+        for left in range(padded.shape[1] - width + 1)
+        if np.array_equal(window[:, ::-1] if flipped else window, padded[top : top + height, left : left + width])
+    ]
+
+
+@pytest.mark.parametrize("size", [None, (5, 3)])
+def test_crops_are_windows_of_the_padded_image_and_all_equally_likely(size):
+    n, height, width, pad = 4000, 4, 5, 2
+    images, seeds = numbered(n, height, width), seeds_of(range(n))
+    crops = prepare.random_crop(images, seeds, size=size, pad=pad, flip=True).numpy()
+    padded = np.pad(images[0, :, :, 0].numpy(), pad)
+    crop_height, crop_width = size or (height, width)
+    assert crops.shape == (n, crop_height, crop_width, 1)
+    places = [find_window(crop, padded) for crop in crops[..., 0]]
+    assert all(len(found) == 1 for found in places)
+    possible = (height + 2 * pad - crop_height + 1) * (width + 2 * pad - crop_width + 1) * 2
+    counts = collections.Counter(place for (place,) in places)
+    assert len(counts) == possible
+    expected = n / possible
+    chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert chi_square < possible - 1 + 5 * np.sqrt(2 * (possible - 1))
+
+    # A reflected border, at the same places.
+    reflected = prepare.random_crop(images, seeds, size=size, pad=pad, pad_mode="reflect", flip=True).numpy()
+    padded = np.pad(images[0, :, :, 0].numpy(), pad, mode="reflect")
+    for crop, ((top, left, flipped),) in zip(reflected[..., 0], places, strict=True):
+        window = padded[top : top + crop_height, left : left + crop_width]
+        np.testing.assert_array_equal(crop, window[:, ::-1] if flipped else window)
+
+
+def test_flip_mirrors_half_of_the_images_and_nothing_else():
+    images = random_images(2000, size=(3, 4))
+    flipped = prepare.random_flip(tf.constant(images), seeds_of(range(2000))).numpy()
+    mirrored = (flipped == images[:, :, ::-1]).all(axis=(1, 2, 3))
+    same = (flipped == images).all(axis=(1, 2, 3))
+    assert (mirrored ^ same).all()
+    assert abs(mirrored.mean() - 0.5) < 5 * 0.5 / np.sqrt(2000)
+    assert flipped.dtype == np.uint8
+
+
+def test_no_padding_and_no_crop_change_nothing():
+    images = random_images(5)
+    np.testing.assert_array_equal(prepare.random_crop(tf.constant(images), seeds_of(range(5))), images)
+
+
+# Normalisation, resizing
+
+
+def test_normalise_by_hand():
+    images = tf.constant([[[[0, 255], [51, 102]]]], tf.uint8)
+    result = prepare.normalise(images, scale=1 / 255, mean=(0.2, 0.5), std=(0.5, 0.25))
+    np.testing.assert_allclose(result, [[[[-0.4, 2.0], [0.0, -0.4]]]], atol=1e-6)
+    np.testing.assert_array_equal(prepare.normalise(images, scale=2.0), [[[[0, 510], [102, 204]]]])
+    np.testing.assert_allclose(prepare.normalise(images, mean=(1, 2)), [[[[-1, 253], [50, 100]]]])
+    np.testing.assert_allclose(prepare.normalise(images, std=(2, 5)), [[[[0, 51], [25.5, 20.4]]]], rtol=1e-6)
+
+
+def test_digits_scale_to_the_unit_interval():
+    images = tf.constant([[[[0], [16]]]], tf.uint8)
+    batch = prepare.image({"image": images}, seeds_of([0]), training=True, scale=1 / 16)
+    np.testing.assert_array_equal(batch["image"].numpy().ravel(), [0.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.float32])
+def test_resize_keeps_dtype_and_averages(dtype):
+    images = tf.cast([[[[0], [0], [100], [200]], [[0], [0], [100], [201]]]], dtype)
+    small = prepare.resize_images(images, (1, 2))
+    assert small.dtype == dtype and small.shape == (1, 1, 2, 1)
+    left, right = small.numpy().ravel()
+    assert left < 20 and 120 < right < 151
+    assert prepare.resize_images(images, (2, 4)) is images
+    flat = prepare.resize_images(tf.fill([2, 3, 3, 3], tf.cast(77, dtype)), (8, 5))
+    np.testing.assert_array_equal(flat, np.full((2, 8, 5, 3), 77))
+
+
+# Cutout
+
+
+def test_cutout_sets_a_clipped_square_to_zero_with_its_centre_anywhere():
+    n, height, width, size = 6000, 6, 5, 4
+    images = tf.cast(numbered(n, height, width), tf.float32)
+    result = prepare.random_cutout(images, seeds_of(range(n)), size=size).numpy()[..., 0]
+    expected = {}
+    for y in range(height):
+        for x in range(width):
+            image = images[0, :, :, 0].numpy().copy()
+            image[max(y - 2, 0) : y + 2, max(x - 2, 0) : x + 2] = 0
+            expected[image.tobytes()] = (y, x)
+    assert len(expected) == height * width
+    counts = np.zeros((height, width))
+    for image in result + 0.0:  # -0.0 and 0.0 are one number, and two byte strings.
+        counts[expected[image.tobytes()]] += 1
+    mean = n / counts.size
+    assert ((counts - mean) ** 2 / mean).sum() < counts.size + 5 * np.sqrt(2 * counts.size)
+
+
+def test_cutout_of_an_odd_side_is_centred():
+    images = tf.ones([200, 9, 9, 2])
+    result = prepare.random_cutout(images, seeds_of(range(200)), size=3).numpy()
+    inner = [image for image in result[..., 0] if (image == 0).sum() == 9]
+    assert len(inner) > 80
+    for image in inner:
+        rows, columns = np.nonzero(image == 0)
+        assert np.ptp(rows) == np.ptp(columns) == 2
+    np.testing.assert_array_equal(result[..., 0], result[..., 1])
+
+
+# Mixup
+
+
+def test_mixup_mixes_neighbours_by_one_share_a_pair():
+    n = 400
+    images, labels = np.float32(random_images(n)), np.arange(n) % 5
+    batch = {"image": tf.constant(images), "label": tf.constant(labels, tf.int64), "weight": tf.ones([n])}
+    mixed = prepare.random_mixup(batch, seeds_of(range(n)), alpha=1.0, num_classes=5)
+    assert mixed["label"].dtype == tf.float32 and mixed["label"].shape == (n, 5)
+    np.testing.assert_allclose(mixed["label"].numpy().sum(1), 1.0, atol=1e-6)
+    np.testing.assert_array_equal(mixed["weight"], np.ones(n))
+    shares = mixed["label"].numpy()[np.arange(n), labels]
+    np.testing.assert_array_equal(shares[::2], shares[1::2])
+    s = shares[:, None, None, None]
+    np.testing.assert_allclose(mixed["image"], s * images + (1 - s) * images[np.arange(n) ^ 1], atol=1e-4)
+    np.testing.assert_allclose(mixed["label"].numpy()[np.arange(n), labels[np.arange(n) ^ 1]], 1 - shares, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
+def test_mixup_shares_follow_beta(alpha):
+    n = 20_000
+    batch = {"image": tf.zeros([n, 1, 1, 1]), "label": tf.range(n, dtype=tf.int64) % 2}
+    mixed = prepare.random_mixup(batch, seeds_of(range(n)), alpha=alpha, num_classes=2)
+    shares = mixed["label"].numpy()[::2, 0]
+    deviation = 1 / np.sqrt(4 * (2 * alpha + 1))
+    assert abs(shares.mean() - 0.5) < 5 * deviation / np.sqrt(n / 2)
+    assert abs(shares.std() - deviation) < 0.02
+
+
+def test_mixup_takes_distributions_and_refuses_odd_batches():
+    batch = {"image": tf.zeros([4, 1, 1, 1]), "label": tf.constant(np.eye(4, 3), tf.float32)}
+    mixed = prepare.random_mixup(batch, seeds_of(range(4)), alpha=1.0, num_classes=3)
+    np.testing.assert_allclose(mixed["label"].numpy()[:2].sum(0), [1, 1, 0], atol=1e-6)
+    odd = {key: value[:3] for key, value in batch.items()}
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="must be even"):
+        prepare.random_mixup(odd, seeds_of(range(3)), alpha=1.0, num_classes=3)
+    function = tf.function(
+        lambda image, label, seeds: prepare.random_mixup(
+            {"image": image, "label": label}, seeds, alpha=1.0, num_classes=3
+        ),
+        input_signature=[
+            tf.TensorSpec([None, 1, 1, 1]),
+            tf.TensorSpec([None, 3]),
+            tf.TensorSpec([None, 2], tf.int64),
+        ],
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be even"):
+        function(odd["image"], odd["label"], seeds_of(range(3)))
+
+
+# The one-stop function, and its messages
+
+
+def test_other_entries_pass_and_the_order_is_kept():
+    batch = {**batch_of(4), "text": tf.constant(["a", "b", "c", "d"])}
+    result = prepare.image(batch, seeds_of(range(4)), training=True, **FULL, num_classes=5)
+    assert set(result) == {"image", "label", "text"} and result["image"].shape == (4, 12, 13, 3)
+    np.testing.assert_array_equal(result["text"], batch["text"])
+    assert prepare.identity(batch, seeds_of(range(4)), training=True) is batch
+
+
+def test_prepare_in_a_dataset_has_static_shapes():
+    def load(ids):
+        images = tf.zeros([tf.size(ids), 8, 8, 3], tf.uint8)
+        seeds = tf.stack([tf.zeros_like(ids), ids], axis=1)
+        return prepare.image({"image": tf.ensure_shape(images, [4, 8, 8, 3])}, seeds, training=True, pad=1, flip=True)
+
+    dataset = tf.data.Dataset.range(8).batch(4, drop_remainder=True).map(load)
+    assert dataset.element_spec["image"].shape[1:] == (8, 8, 3)
+    assert len(list(dataset)) == 2
+
+
+@pytest.mark.parametrize(
+    "keywords, words",
+    [
+        (dict(pad=-1), ["pad", "-1"]),
+        (dict(pad=1.5), ["pad", "1.5"]),
+        (dict(pad=1, pad_mode="mirror"), ["pad_mode", "zero, reflect", "'mirror'"]),
+        (dict(pad=9, pad_mode="reflect"), ["pad=9", "10x9"]),
+        (dict(crop=(20, 20)), ["crop=20x20", "10x9"]),
+        (dict(crop=(0, 3)), ["crop", "(0, 3)"]),
+        (dict(resize=32), ["resize", "(height, width)", "32"]),
+        (dict(resize=(1, 2, 3)), ["resize", "(1, 2, 3)"]),
+        (dict(mean=(0.5,)), ["mean", "3 numbers"]),
+        (dict(mean=0.5), ["mean", "3 numbers", "0.5"]),
+        (dict(std=(1, 1, 0)), ["std", "above 0"]),
+        (dict(cutout=-2), ["cutout", "-2"]),
+        (dict(mixup=-0.1, num_classes=5), ["mixup", "-0.1"]),
+        (dict(mixup=0.2), ["mixup", "num_classes"]),
+    ],
+)
+def test_messages_name_the_argument_and_its_value(keywords, words):
+    with pytest.raises(ValueError) as caught:
+        prepare.image(batch_of(4), seeds_of(range(4)), training=True, **keywords)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_batch_without_images_is_named():
+    with pytest.raises(ValueError, match=r"\"image\".*'text': \(2,\)"):
+        prepare.image({"text": tf.constant(["a", "b"])}, seeds_of([0, 1]), training=True)
+    with pytest.raises(ValueError, match=r"mixup needs a batch with labels\. Received: image"):
+        unlabelled = {"image": batch_of(4)["image"]}
+        prepare.image(unlabelled, seeds_of(range(4)), training=True, mixup=0.2, num_classes=5)
+    with pytest.raises(ValueError, match="evaluation pads nothing"):
+        prepare.image(batch_of(4), seeds_of(range(4)), training=False, pad=4, crop=(12, 12))

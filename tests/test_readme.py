@@ -1,0 +1,62 @@
+"""README's commands and examples, run as they stand there."""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launching import REPOSITORY, worker_environment
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def run(command: str, directory: pathlib.Path) -> str:
+    """Runs a command of README with this Python, and returns what it printed."""
+    words = [sys.executable if word in ("python", ".venv/bin/python") else word for word in shlex.split(command)]
+    done = subprocess.run(
+        words, cwd=directory, env=worker_environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_first_command_trains_to_what_readme_says_and_is_finished_the_second_time(tmp_path):
+    install, train = blocks("bash")[0].strip().rsplit(" && ", 1)
+    assert "pip install" in install
+    (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
+    run(train, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "runs/digits/metrics.jsonl").read_text().splitlines()]
+    assert [line for line in lines if line["kind"] == "evaluation"][-1]["accuracy"] > 0.97
+    for name in ("config.json", "environment.json", "finished.json", "model.keras", "tensorboard", "checkpoints"):
+        assert (tmp_path / "runs/digits" / name).exists(), name
+    assert "finished" in run(train, tmp_path)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """README's own functions and config, with data for them."""
+    for block in blocks("python"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name:
+            (tmp_path / name[1]).write_text(block)
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 512), ("test", 64)):
+        arrays[f"x_{split}"] = generator.integers(0, 256, (count, 28, 28, 1), dtype=np.uint8)
+        arrays[f"y_{split}"] = np.arange(count) % 10
+    np.savez(tmp_path / "my.npz", **arrays)
+    return tmp_path
+
+
+def test_the_functions_and_the_config_of_bring_your_own_train(lab):
+    run("python -m tfdist.main --config=my_config.py --workdir=mine --config.train.epochs=2", lab)
+    assert json.loads((lab / "mine/finished.json").read_text())["step"] == 4

@@ -1,0 +1,498 @@
+"""What a run tells about itself, in real files, on a real pseudo-terminal, read back by TensorBoard's own reader."""
+
+import contextlib
+import fcntl
+import io
+import json
+import math
+import os
+import pty
+import re
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tfdist import config, console, records, report
+
+RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100, global_batch=64)
+
+
+def open_quiet(workdir, **changes):
+    return report.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
+
+
+def train(reporter, step, **values):
+    values = values or {"loss": 1.0 / step}
+    reporter.train(step, values, learning_rate=0.1, seconds=0.5, steps=10, wait_share=0.03)
+
+
+def read_lines(workdir):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (workdir / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def scalars(workdir):
+    accumulator = EventAccumulator(str(workdir / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    tags = accumulator.Tags()["scalars"]
+    values = {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
+    return {tag: pairs for tag, pairs in values.items() if pairs}
+
+
+@contextlib.contextmanager
+def files_limited_to(size):
+    """Makes every file of this process full at `size` bytes, as a disk without space does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_interval_is_one_line_of_a_log_file():
+    stream = io.StringIO()
+    reporter = open_quiet(None, stream=stream)
+    values = {"loss": np.float32(0.43214), "accuracy": 0.875}
+    reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.031)
+    assert stream.getvalue() == (
+        "step 100/400  epoch 1.00  loss 0.4321  accuracy 0.8750  1,600 examples/s (800 per replica)  "
+        "input wait 3%  learning rate 0.05  0:00:12 left\n"
+    )
+
+
+def test_the_time_left_counts_everything_between_reports():
+    stream = io.StringIO()
+    screen = console.open_console(stream, total_steps=3610)
+    screen.train(10, [], step_seconds=1.0)
+    screen.pace_time -= 20.0  # As if 20 s went by since, 10 of them in an evaluation.
+    screen.train(20, [], step_seconds=1.0)
+    assert re.findall(r"(\S+) left", stream.getvalue()) == ["1:00:00", "1:59:40"]
+
+
+def test_metrics_hold_every_number(tmp_path):
+    reporter = open_quiet(tmp_path)
+    reporter.workers(["worker 0 of 1: host a, 2 CPU devices"])
+    values = {"loss": np.float32(0.1), "accuracy": 0.875}
+    reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.25)
+    reporter.evaluation(100, {"accuracy": 0.9}, seconds=0.5, num_examples=1797, best=True)
+    reporter.event("saved", step=100)
+    reporter.event("stopped by SIGTERM")
+    reporter.close()
+
+    workers, interval, evaluation, saved, stopped = read_lines(tmp_path)
+    now = time.time()
+    assert all(now - 60 < line.pop("time") < now + 1 for line in (workers, interval, evaluation, saved, stopped))
+    assert workers == {"kind": "workers", "workers": ["worker 0 of 1: host a, 2 CPU devices"]}
+    assert interval == {
+        "kind": "train",
+        "step": 100,
+        "epoch": 1.0,
+        "loss": float(np.float32(0.1)),
+        "accuracy": 0.875,
+        "learning_rate": 0.05,
+        "examples_per_second": 1600.0,
+        "examples_per_second_per_replica": 800.0,
+        "input_wait_share": 0.25,
+        "seconds": 2.0,
+    }
+    assert evaluation == {
+        "kind": "evaluation",
+        "name": "evaluation",
+        "step": 100,
+        "epoch": 1.0,
+        "accuracy": 0.9,
+        "num_examples": 1797,
+        "seconds": 0.5,
+        "examples_per_second": 3594.0,
+        "best": True,
+    }
+    assert saved == {"kind": "event", "text": "saved", "step": 100}
+    assert stopped == {"kind": "event", "text": "stopped by SIGTERM"}
+    assert reporter.console.stream.getvalue().splitlines()[2:] == [
+        "evaluation  step 100  epoch 1.00  accuracy 0.9000  1,797 examples at 3,594/s  best so far",
+        "saved",
+        "stopped by SIGTERM",
+    ]
+
+
+def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path):
+    reporter = open_quiet(tmp_path)
+    train(reporter, 10, loss=math.nan, margin=math.inf)
+    reporter.evaluation(10, {"loss": -math.inf}, seconds=0.0, num_examples=3)
+    interval, evaluation = read_lines(tmp_path)
+    assert (interval["loss"], interval["margin"]) == (None, None)
+    assert (evaluation["loss"], evaluation["examples_per_second"]) == (None, None)
+    text = reporter.console.stream.getvalue()
+    assert "loss nan  margin inf" in text and "loss -inf" in text
+
+
+def test_a_name_that_the_file_uses_itself_is_refused():
+    reporter = open_quiet(None)
+    with pytest.raises(ValueError, match=r"value named 'step'.*rename it.*\['loss', 'step'\]"):
+        reporter.train(10, {"loss": 1.0, "step": 2.0}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0)
+    with pytest.raises(ValueError, match="value named 'best'"):
+        reporter.evaluation(10, {"best": 1.0}, seconds=1.0, num_examples=3)
+
+
+def test_a_resumed_run_reports_no_step_twice(tmp_path):
+    first = open_quiet(tmp_path, resume_step=0)
+    for step in (10, 20, 30):
+        train(first, step)
+    first.evaluation(30, {"loss": 1.0}, seconds=1.0, num_examples=3)
+    first.event("stopped")
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 40, "lo')  # As kill -9 in the middle of a write leaves it.
+
+    second = open_quiet(tmp_path, resume_step=20)
+    for step in (30, 40):
+        train(second, step)
+    second.close()
+    lines = read_lines(tmp_path)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [10, 20, 30, 40]
+    assert not any(line["kind"] == "evaluation" for line in lines)
+    events = [line for line in lines if line["kind"] == "event"]
+    assert [line.get("step") for line in events] == [None, 20]
+    assert events[1]["text"].startswith("2 lines of") and "after 20 are removed" in events[1]["text"]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_a_run_that_only_evaluates_removes_nothing_but_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"kind": "train", "step": 900}\n')
+    inode = path.stat().st_ino
+    open_quiet(tmp_path, resume_step=None).close()
+    assert path.stat().st_ino == inode and path.read_bytes() == b'{"kind": "train", "step": 900}\n'
+    for torn in (b'{"kind": "train"', b'{"kind": "train", "step": 901}', b"\0\0\0\n", b"17\n"):
+        path.write_bytes(b'{"kind": "train", "step": 900}\n' + torn)
+        open_quiet(tmp_path, resume_step=None).close()
+        assert path.read_bytes() == b'{"kind": "train", "step": 900}\n'
+
+
+def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
+    code = f"""
+import io, itertools, sys
+sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(report.__file__)))!r})
+from tfdist import report
+start = int(sys.argv[1])
+reporter = report.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
+for step in itertools.count(start + 1):
+    reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0)
+    print(step, flush=True)
+"""
+    start, random = 0, np.random.default_rng(int(time.time()))
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", code, str(start)], stdout=subprocess.PIPE, text=True)
+        reached = start
+        for _ in range(int(random.integers(5, 60))):
+            reached = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        reached = max([reached, *map(int, process.stdout.read().split())])
+        process.wait()
+        whole = [line for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines(True) if line.endswith(b"\n")]
+        steps = [json.loads(line)["step"] for line in whole if b'"train"' in line]
+        assert steps[: reached + 1] == list(range(1, reached + 1)) + steps[reached : reached + 1]
+        start = reached - 3
+    records.trim_metrics(str(tmp_path / "metrics.jsonl"), start)
+    assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == list(range(1, start + 1))
+    open_quiet(tmp_path, tensorboard=True, resume_step=start).close()
+    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == list(range(1, start + 1))
+
+
+def test_tensorboard_reads_the_scalars_and_forgets_what_a_resume_repeats(tmp_path):
+    first = open_quiet(tmp_path, tensorboard=True, resume_step=0)
+    for step in (10, 20, 30):
+        train(first, step, loss=1.0 / step, accuracy=0.5)
+    first.evaluation(30, {"accuracy": 0.25}, seconds=1.0, num_examples=3, name="evaluation")
+    first.close()
+    assert scalars(tmp_path) == {
+        "train/loss": [(s, np.float32(1.0 / s)) for s in (10, 20, 30)],
+        "train/accuracy": [(10, 0.5), (20, 0.5), (30, 0.5)],
+        "train/learning_rate": [(s, np.float32(0.1)) for s in (10, 20, 30)],
+        "train/examples_per_second": [(10, 1280.0), (20, 1280.0), (30, 1280.0)],
+        "train/examples_per_second_per_replica": [(10, 640.0), (20, 640.0), (30, 640.0)],
+        "train/input_wait_share": [(s, np.float32(0.03)) for s in (10, 20, 30)],
+        "evaluation/accuracy": [(30, 0.25)],
+    }
+    for _ in range(3):  # Starts within one second are still read in their order.
+        again = open_quiet(tmp_path, tensorboard=True, resume_step=20)
+        train(again, 30, loss=7.0)
+        train(again, 40, loss=8.0)
+        again.close()
+    values = scalars(tmp_path)
+    assert values["train/loss"] == [(10, np.float32(0.1)), (20, np.float32(0.05)), (30, 7.0), (40, 8.0)]
+    assert "evaluation/accuracy" not in values
+
+
+def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
+    reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, tensorboard=True)
+    reporter.workers(["worker 3"])
+    train(reporter, 10)
+    reporter.progress(11)
+    reporter.evaluation(10, {"loss": 1.0}, seconds=1.0, num_examples=3)
+    reporter.event("saved")
+    assert capfd.readouterr() == ("", "")
+    reporter.warning("the disk is slow")
+    reporter.close()
+    assert capfd.readouterr() == ("", "tfdist: worker 3: the disk is slow\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file/run' cannot be written: .*--workdir"):
+        open_quiet(tmp_path / "file" / "run")
+    with pytest.raises(FileExistsError, match=r"The workdir '.*/file' cannot be written"):
+        open_quiet(tmp_path / "file")
+
+
+def test_a_workdir_of_somebody_else_is_named(tmp_path):
+    workdir = tmp_path / "run"
+    workdir.mkdir(mode=0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionError, match=r"The workdir '.*/run' cannot be written: Permission denied"):
+            records.make_workdir(workdir)
+    finally:
+        os.seteuid(user)
+    assert list(workdir.iterdir()) == []
+
+
+def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path, capfd):
+    reporter = open_quiet(tmp_path, tensorboard=True)
+    for step in range(1, 21):
+        train(reporter, step)
+    metrics, (events,) = tmp_path / "metrics.jsonl", (tmp_path / "tensorboard").iterdir()
+    sizes = [path.stat().st_size for path in (events, metrics)]
+    for size in sizes:
+        with files_limited_to(size + 20):  # The next record fits in part.
+            train(reporter, 30)
+            train(reporter, 40)
+    assert [path.stat().st_size for path in (events, metrics)][1] == sizes[1]
+    warnings = capfd.readouterr().err.splitlines()
+    assert len(warnings) == 2 and all("cannot be written (File too large). Training goes on" in w for w in warnings)
+    assert "metrics.jsonl" in warnings[0] and "tfevents" in warnings[1]
+    train(reporter, 50)
+    reporter.close()
+    assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == [*range(1, 21), 50]
+    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [*range(1, 21), 30, 40, 50]
+
+
+def test_a_log_on_a_full_disk_does_not_end_the_training():
+    with open("/dev/full", "w") as stream:
+        reporter = open_quiet(None, stream=stream)
+        train(reporter, 10)
+        reporter.event("saved")
+        with contextlib.suppress(OSError):  # What the stream still holds is lost with it.
+            stream.close()
+
+
+def test_text_that_the_log_cannot_encode_is_escaped(tmp_path):
+    with open(tmp_path / "log", "w", encoding="ascii") as stream:
+        open_quiet(None, stream=stream).event("saved in /dät")
+    assert (tmp_path / "log").read_text() == "saved in /d\\xe4t\n"
+
+
+class Screen:
+    """As much of a terminal as the bar uses: carriage return, new line, erase to the end of the line, wrapping."""
+
+    def __init__(self, columns):
+        self.columns, self.lines, self.column = columns, [""], 0
+
+    def feed(self, text):
+        for part in re.findall(r"\x1b\[K|\r|\n|[^\x1b\r\n]+", text):
+            if part == "\x1b[K":
+                self.lines[-1] = self.lines[-1][: self.column]
+            elif part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.lines.append("")
+            else:
+                self.lines[-1] = self.lines[-1][: self.column] + part + self.lines[-1][self.column + len(part) :]
+                self.column += len(part)
+                assert self.column < self.columns or part.startswith("evaluation"), "the bar would wrap"
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    leader, follower = pty.openpty()
+    os.set_blocking(leader, False)
+    stream = os.fdopen(follower, "w")
+
+    def resize(columns):
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def read():
+        with contextlib.suppress(BlockingIOError):
+            return os.read(leader, 1 << 16).decode()
+        return ""
+
+    yield stream, resize, read
+    stream.close()
+    os.close(leader)
+
+
+def test_a_terminal_shows_one_bar_and_keeps_the_evaluations(terminal):
+    stream, resize, read = terminal
+    resize(160)
+    reporter, screen = open_quiet(None, stream=stream), Screen(160)
+    reporter.workers(["worker 0"])
+    train(reporter, 100, loss=0.5)
+    reporter.evaluation(100, {"loss": 0.25}, seconds=1.0, num_examples=10)
+    train(reporter, 200, loss=0.125)
+    screen.feed(read())
+    assert screen.lines[:2] == ["worker 0", "evaluation  step 100  epoch 1.00  loss 0.2500  10 examples at 10/s"]
+    rest = r"200/400  0:\d\d:\d\d left  epoch 2\.00  loss 0\.1250  1,280 examples/s \(640 per replica\)  input wait 3%"
+    bar = re.fullmatch(rf" 50% \|(#+)( +)\| {rest}  learning rate 0\.1", screen.lines[2])
+    assert abs(len(bar[1]) - len(bar[2])) <= 1 and len(screen.lines) == 3
+    time.sleep(console.REDRAW_SECONDS)
+    reporter.progress(300, "evaluating")
+    screen.feed(read())
+    assert re.match(r" 75% \|#+ +\| evaluating  300/400  \S+ left  epoch", screen.lines[2]) and len(screen.lines) == 3
+    wide = r"\|#{8,}\| 400/400  0:00:00 left  epoch 4\.00  loss 0\.06250"
+    for columns, bar in ((80, wide), (20, "400/400  0:00:")):
+        resize(columns)
+        train(reporter, 400, loss=0.0625)
+        screen.columns = columns
+        screen.feed(read())
+        assert re.fullmatch(f"100% {bar}", screen.lines[2]) and len(screen.lines[2]) < columns
+    reporter.close()
+    screen.feed(read())
+    assert screen.lines[3:] == [""]
+
+
+def test_the_bar_is_redrawn_at_most_ten_times_a_second(terminal):
+    stream, resize, read = terminal
+    resize(100)
+    reporter = open_quiet(None, stream=stream)
+    start, drawn = time.monotonic(), ""
+    for step in range(2000):
+        reporter.progress(step)
+        drawn += read()
+    assert 1 <= drawn.count("\r") <= 2 + (time.monotonic() - start) / console.REDRAW_SECONDS
+
+
+def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
+    stream, _, read = terminal
+    monkeypatch.setenv("TERM", "dumb")
+    reporter = open_quiet(None, stream=stream)
+    train(reporter, 100)
+    reporter.progress(101)
+    reporter.close()
+    assert read().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.43214, "0.4321"),
+        (1, "1.000"),
+        (0, "0.000"),
+        (0.9, "0.9000"),
+        (3.1e-5, "3.100e-05"),
+        (12.5, "12.50"),
+        (999.96, "1,000"),
+        (51234.7, "51,235"),
+        (-2000, "-2,000"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_numbers_have_four_digits(value, text):
+    assert console.number(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.4, "99.4"), (3.24, "3.24"), (0.051, "0.051")])
+def test_rates(value, text):
+    assert console.rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00:00"),
+        (59.6, "0:01:00"),
+        (3723, "1:02:03"),
+        (360000, "100:00:00"),
+        (-1, "0:00:00"),
+        (math.nan, "-:--:--"),
+    ],
+)
+def test_durations(seconds, text):
+    assert console.duration(seconds) == text
+
+
+def test_the_config_is_read_back_as_it_was_written(tmp_path):
+    whole = config.Config(model={"target": "a:b", "shape": (8, 8), "rate": 0.1}, train=config.Train(epochs=0.5))
+    assert records.read_config(tmp_path) is None
+    records.write_config(tmp_path, whole)
+    read = records.read_config(tmp_path)
+    assert read["model"] == {"target": "a:b", "shape": [8, 8], "rate": 0.1} and read["train"]["epochs"] == 0.5
+    assert config.differences(read, records.plain(whole)) == []
+    whole.train.epochs = 0.25
+    assert config.differences(read, records.plain(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model": ')
+    with pytest.raises(ValueError, match=r"config\.json is damaged .*remove it"):
+        records.read_config(tmp_path)
+
+
+def test_a_file_that_does_not_fit_leaves_the_old_one_whole(tmp_path):
+    records.write_config(tmp_path, {"seed": 1})
+    before = (tmp_path / "config.json").read_bytes()
+    with files_limited_to(10), pytest.raises(OSError):
+        records.write_config(tmp_path, {"seed": 2})
+    assert (tmp_path / "config.json").read_bytes() == before and os.listdir(tmp_path) == ["config.json"]
+
+
+def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, monkeypatch):
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    monkeypatch.chdir(repository)
+    assert records.git_state("/") is None
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    (repository / "file").write_text("1")
+    for command in (["init", "-q"], ["add", "file"], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+
+    records.write_environment(tmp_path, {"workers": ["a", "b"], "num_replicas": 4, "bound": math.inf})
+    facts = json.loads((tmp_path / "environment.json").read_text())
+    assert facts["git"] == {"commit": commit, "changed": False}
+    assert (facts["workers"], facts["num_replicas"], facts["bound"]) == (["a", "b"], 4, None)
+    assert facts["versions"]["numpy"] == np.__version__ and set(facts["versions"]) == set(records.DISTRIBUTIONS)
+    assert facts["command"][0] == sys.executable and facts["directory"] == str(repository)
+    (repository / "file").write_text("2")
+    assert records.git_state(".") == {"commit": commit, "changed": True}
+
+
+def test_reporting_needs_no_tensorflow(tmp_path):
+    code = (
+        "import io, sys; from tfdist import records, report\n"
+        f"r = report.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
+        "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0); r.close()\n"
+        "records.write_environment('.', {})\n"
+        "print('tensorflow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == "False\n"
+    assert scalars(tmp_path)["train/loss"] == [(1, 1.0)]

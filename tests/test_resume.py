@@ -1,0 +1,293 @@
+"""Promise 2: the same run through any interruption, on real worker processes."""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import random
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import time
+
+import keras
+import numpy as np
+import pytest
+import topologies
+from launching import REPOSITORY, run_all
+
+from tfdist import checkpoint, experiment, interruption, train
+from tfdist import config as c
+
+CONFIG = "tests/configs/interrupted.py"
+STEPS = 96
+QUICKLY = "--config.objective.seconds=0.0"
+# A lost peer must be noticed, and a signal answered, within so many seconds.
+PATIENCE = 60.0
+KILL, TERM, INT, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+
+
+@contextlib.contextmanager
+def started(command: list[str], workers: int):
+    """Starts so many workers, whose output goes to pipes; none is left behind."""
+    processes = [
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        for env in topologies.environments(workers)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def saved_steps(workdir: pathlib.Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in workdir.glob("checkpoints/step-????????"))
+
+
+def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: int, victim: int) -> list[str]:
+    """Sends a signal to one worker at a random instant after a new checkpoint; returns the others' outputs.
+
+    All must end soon, with the exit code that says why.
+    """
+    old = set(saved_steps(workdir))
+    with started(command, workers) as processes:
+        deadline = time.monotonic() + 120
+        while not set(saved_steps(workdir)) - old:
+            assert all(process.poll() is None for process in processes), processes[victim].communicate()[0].decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(random.uniform(0.0, 0.4))
+        assert processes[victim].poll() is None, "the run was over before it was interrupted"
+        processes[victim].send_signal(number)
+        start = time.monotonic()
+        outputs = [process.communicate(timeout=PATIENCE + 30)[0].decode() for process in processes]
+        seconds = time.monotonic() - start
+    codes = [process.returncode for process in processes]
+    said = "\n".join(outputs)
+    if number == KILL:
+        assert codes.pop(victim) == -KILL
+        assert codes == [interruption.EXIT_PEER_LOST] * (workers - 1), said
+        for rank, output in enumerate(outputs):
+            host = r"\(host \S+, pid " + str(processes[victim].pid)
+            words = rf"tfdist: worker {rank}: worker {victim} {host}\) is lost: .* Start all workers again\n"
+            assert rank == victim or len(re.findall(words, output)) == 1, output
+    else:
+        assert codes == [interruption.EXIT_STOPPED] * workers, said
+        who = signal.Signals(number).name if victim == 0 else "another worker"
+        assert f"stopped by {who} and saved" in outputs[0]
+        # Saved where it stopped, and not before.
+        assert checkpoint.newest_valid(workdir / "checkpoints", pytest.fail).step == saved_steps(workdir)[-1]
+    assert seconds < PATIENCE, f"{seconds} s\n{said}"
+    assert not (workdir / train.FINISHED).exists()
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """workers -> the workdir of a run that nothing has interrupted."""
+    workdirs: dict[int, pathlib.Path] = {}
+
+    def get(workers: int) -> pathlib.Path:
+        if workers not in workdirs:
+            workdirs[workers] = tmp_path_factory.mktemp(f"uninterrupted{workers}")
+            topologies.train(workdirs[workers], QUICKLY, workers=workers, config=CONFIG)
+        return workdirs[workers]
+
+    return get
+
+
+def reported(workdir: pathlib.Path) -> list[tuple[str, int]]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [(line["kind"], line["step"]) for line in lines if line["kind"] in ("train", "evaluation")]
+
+
+def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
+    """Asserts that the runs have the same weights, slots and statistics to the bit, and the same records."""
+    first, second = (topologies.arrays(workdir, STEPS) for workdir in (whole, resumed))
+    assert first.keys() == second.keys()
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes(), name
+    # In its order, and nothing twice.
+    assert reported(whole) == reported(resumed)
+    for kind in ("train", "evaluation"):
+        for ours, theirs in zip(*(topologies.records(w, kind) for w in (whole, resumed)), strict=True):
+            for key in ("loss", "accuracy", *(["learning_rate"] if kind == "train" else ["best"])):
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-12), (ours, theirs)
+    assert checkpoint.read_best(whole / "checkpoints") == checkpoint.read_best(resumed / "checkpoints")
+    assert saved_steps(whole) == saved_steps(resumed)
+
+
+@pytest.mark.parametrize(
+    ("workers", "interruptions"), [(1, [(KILL, 0), (TERM, 0), (INT, 0)]), (2, [(KILL, 1), (KILL, 0), (USR1, 1)])]
+)
+def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, tmp_path, workers, interruptions):
+    command = topologies.command(tmp_path, config=CONFIG)
+    for number, victim in interruptions:
+        interrupt(command, tmp_path, workers, number, victim)
+    outputs = run_all([command] * workers, topologies.environments(workers))
+    assert "resumed from" in outputs[0] and f"finished after step {STEPS}" in outputs[0]
+    assert_same_run(uninterrupted(workers), tmp_path)
+
+
+def test_a_run_goes_on_on_another_number_of_workers(tmp_path):
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    # Dropout differs between topologies; all else does not: synchronised statistics, augmentation, order.
+    options = ["--config.checkpoint.every.steps=4", "--config.train.call_seconds=0.1"]
+    topologies.train(whole, *options)
+    objective = "--config.objective={'target': 'tests.lab:slow_classification', 'seconds': 0.1}"
+    command = topologies.command(moved, *options, objective)
+    interrupt(command, moved, 2, KILL, 1)
+    between = saved_steps(moved)[-1]
+    assert 4 <= between < 12
+    interrupt(command, moved, 1, TERM, 0)
+    assert between < saved_steps(moved)[-1] < 20
+    run_all([command] * 2, topologies.environments(2))
+    assert topologies.largest_difference(topologies.arrays(whole), topologies.arrays(moved)) < 1e-5
+    losses = [np.array([line["loss"] for line in topologies.records(w, "train")]) for w in (whole, moved)]
+    assert len(losses[0]) == 20
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-6)
+
+
+def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:
+    """The moment and the digest of every file."""
+    return {
+        str(path.relative_to(workdir)): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(workdir.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_finished_run_says_so_and_changes_nothing(uninterrupted, workers):
+    workdir = uninterrupted(workers)
+    before = content(workdir)
+    assert {"finished.json", "config.json", "environment.json", "metrics.jsonl"} < before.keys()
+    command = topologies.command(workdir, QUICKLY, config=CONFIG)
+    outputs = run_all([command] * workers, topologies.environments(workers))
+    assert "This run is finished; nothing is changed." in outputs[0] and f'"step": {STEPS}' in outputs[0]
+    assert "finished" not in "".join(outputs[1:])
+    assert content(workdir) == before
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch):
+    """Finds tests.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
+    handlers = {number: signal.getsignal(number) for number in (INT, TERM, USR1)}
+    monkeypatch.syspath_prepend(REPOSITORY)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def in_process(workdir: pathlib.Path, change=lambda config: None) -> experiment.Run:
+    """Opens the run in this process; `change` edits its config."""
+    keras.utils.clear_session()
+    config = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
+    config.objective["seconds"] = 0.0
+    change(config)
+    return experiment.start(config, workdir)
+
+
+def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, capsys):
+    workdir = uninterrupted(1)
+    before = content(workdir)
+    run = in_process(workdir)
+    best = json.loads((workdir / "checkpoints" / "best.json").read_text())
+    steps = saved_steps(workdir)
+    assert steps[-1] == STEPS and best["step"] in steps and len(steps) in (2, 3)
+    evaluated = {line["step"]: line for line in topologies.records(workdir, "evaluation")}
+    for which, step in (("newest", STEPS), ("best", best["step"]), (str(steps[0]), steps[0])):
+        assert train.evaluate_only(run, which) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (result["step"], result["num_examples"]) == (step, 355)
+        if step in evaluated:
+            assert result["accuracy"] == evaluated[step]["accuracy"]
+            assert result["loss"] == pytest.approx(evaluated[step]["loss"], rel=1e-12)
+    assert best["value"] == max(line["accuracy"] for line in evaluated.values())
+    with pytest.raises(ValueError, match=r'"newest", "best" or a saved step \(96, .*\)\. Received: \'50\''):
+        train.evaluate_only(run, "50")
+    assert content(workdir) == before
+
+
+def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_allowed(uninterrupted, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(uninterrupted(1), workdir)
+
+    def change(config: c.Config) -> None:
+        config.learning_rate.peak = 1e-3
+        config.train.steps = 100
+        config.optimizer["beta_1"] = 0.8
+        config.checkpoint.keep = 5  # Does not change what the run arrives at.
+
+    before = content(workdir)
+    run = in_process(workdir, change)
+    with pytest.raises(ValueError) as raised:
+        train.train(run)
+    assert str(raised.value).splitlines() == [
+        f"{workdir} holds a run of another config:",
+        "  config.learning_rate.peak: 0.002 was saved, now 0.001",
+        "  config.train.steps: 96 was saved, now 100",
+        "  config.optimizer.beta_1: '(absent)' was not set, now 0.8",
+        "Choose another --workdir, or go on with the new values with --allow_config_changes.",
+    ]
+    assert content(workdir) == before
+    assert train.train(run, allow_config_changes=True) == 0
+    assert "finished after step 100" in capsys.readouterr().out
+    assert saved_steps(workdir)[-1] == 100
+    assert json.loads((workdir / "config.json").read_text())["learning_rate"]["peak"] == 1e-3
+    assert reported(workdir)[-2:] == [("train", 100), ("evaluation", 100)]
+    # Its config is now the new one.
+    assert train.train(run) == 0
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(uninterrupted, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(uninterrupted(1), workdir)
+    (workdir / "finished.json").unlink()
+    newest = workdir / "checkpoints" / f"step-{STEPS:08d}"
+    (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-1])
+    run = in_process(workdir)
+    assert train.evaluate_only(run, "newest") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["step"] == saved_steps(workdir)[-2]
+    assert f"a damaged checkpoint is passed over: {newest}/arrays.npz has" in said.err
+    assert train.train(run) == 0
+    said = capsys.readouterr()
+    assert f"a damaged checkpoint is passed over: {newest}/arrays.npz has" in said.err
+    assert "resumed from" in said.out
+    assert_same_run(uninterrupted(1), workdir)
+
+
+def test_an_evaluation_that_is_interrupted_is_made_once_more_and_reported_once(uninterrupted, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(uninterrupted(1), workdir)
+    (workdir / "finished.json").unlink()
+    # As a stop in the middle of the last evaluation leaves it: saved, and not evaluated.
+    last = workdir / "checkpoints" / f"step-{STEPS:08d}"
+    state = checkpoint.verify(last).state | {"evaluated": 91}
+    checkpoint.write(workdir / "checkpoints", STEPS, topologies.arrays(workdir, STEPS), state)
+    for _ in range(2):  # A resumed run evaluates; killed before its next checkpoint, it does so again.
+        assert train.train(in_process(workdir)) == 0
+        assert reported(workdir) == reported(uninterrupted(1))
+        (workdir / "finished.json").unlink()
+
+
+def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninterrupted, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(uninterrupted(1), workdir)
+    (workdir / "finished.json").unlink()
+    best = checkpoint.read_best(workdir / "checkpoints")
+    for step in saved_steps(workdir):
+        if step > best["step"]:
+            shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
+    (workdir / "checkpoints" / "best.json").unlink()
+    run = in_process(workdir)
+    run.stop.signal_name = "SIGTERM"  # Before anything can be found to be better.
+    assert train.train(run) in (0, interruption.EXIT_STOPPED)
+    assert checkpoint.read_best(workdir / "checkpoints") == best

@@ -1,0 +1,236 @@
+"""What tfdist makes of the variables of a real Slurm, held against where Slurm really ran each task."""
+
+import ast
+import dataclasses
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
+
+from tfdist.cluster import environment
+from tfdist.cluster.placement import Placement, visible_gpus
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+PORTS = {"port_base": 10000, "port_count": 10000}
+
+# Each task writes its host and its variables to a file of its own: lines of several tasks could mix.
+TELL = """
+import json, os, pathlib, socket, sys
+task = {"host": socket.gethostname(), "env": dict(os.environ)}
+pathlib.Path(sys.argv[1], os.environ["SLURM_PROCID"] + ".json").write_text(json.dumps(task))
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a step: the host that it ran on, its variables, and what tfdist makes of them."""
+
+    host: str
+    env: dict[str, str]
+    placement: Placement
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """Two nodes whose order as text, n10 before n9, is not Slurm's; two GPUs on each."""
+    if reason := slurm_missing():
+        pytest.skip(reason)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=("n9", "n10"), gpus=2) as cluster:
+        yield cluster
+
+
+def step(slurm: SlurmCluster, directory: pathlib.Path, launch: str) -> list[Task]:
+    """Runs `launch`, which starts the tasks of a step, and returns these in rank order."""
+    done = slurm.run([*launch.split(), sys.executable, "-c", TELL, directory], timeout=30)
+    assert done.returncode == 0, done.stderr
+    found = sorted((json.loads(path.read_text()) for path in directory.glob("*.json")), key=_rank)
+    assert [_rank(task) for task in found] == list(range(len(found)))
+    return [Task(task["host"], task["env"], environment.resolve(task["env"], **PORTS)) for task in found]
+
+
+def _rank(task: dict) -> int:
+    return int(task["env"]["SLURM_PROCID"])
+
+
+def check(tasks: list[Task]) -> None:
+    """Every task knows where every other one runs, and all know the same."""
+    really = [task.host for task in tasks]
+    for rank, task in enumerate(tasks):
+        own = task.placement
+        if len(tasks) > 1:  # A worker alone has nobody to be found by.
+            pairs = [address.rsplit(":", 1) for address in own.addresses]
+            assert [host for host, _ in pairs] == really
+            assert all(10000 <= int(port) < 20000 for _, port in pairs)
+            assert len(set(own.addresses)) == len(tasks)
+            assert own.addresses == tasks[0].placement.addresses
+            assert own.addresses[rank].endswith(f":{own.port}")
+        assert (own.launcher, own.rank, own.num_workers) == ("slurm", rank, len(tasks))
+        assert own.local_rank == int(task.env["SLURM_LOCALID"])
+        assert own.local_size == really.count(task.host)
+
+
+# The hosts are what Slurm 22.05 does with these options, so that a row cannot lose its point unseen.
+@pytest.mark.parametrize(
+    ("launch", "hosts"),
+    [
+        ("srun -N2 --ntasks-per-node=1", "n9 n10"),
+        ("srun -N2 --ntasks-per-node=2", "n9 n9 n10 n10"),
+        ("srun -N2 --ntasks-per-node=2 -m block", "n9 n9 n10 n10"),
+        ("srun -N2 --ntasks-per-node=2 -m cyclic", "n9 n10 n9 n10"),
+        ("srun -N2 --ntasks-per-node=2 -m cyclic:block,NoPack", "n9 n10 n9 n10"),
+        ("srun -N2 --ntasks-per-node=2 -m *:cyclic", "n9 n9 n10 n10"),
+        # Without --ntasks-per-node Slurm fills the first node as far as it can.
+        ("srun -N2 -n4", "n9 n9 n9 n10"),
+        ("srun -N2 -n4 -m cyclic", "n9 n10 n9 n9"),
+        ("srun -N2 -n3", "n9 n9 n10"),
+        ("srun -N2 -n3 -m cyclic", "n9 n10 n9"),
+        ("srun -N2 -n4 -m plane=1", "n9 n10 n9 n10"),
+        ("srun -N2 -n8 -m plane=2 --ntasks-per-node=4", "n9 n9 n10 n10 n9 n9 n10 n10"),
+        ("srun -N2 -n7 -m plane=3", "n9 n9 n9 n10 n9 n9 n9"),
+        ("srun -n3 -w n10", "n10 n10 n10"),
+        ("srun -n1", "n9"),
+        ("srun -n1 -w n10", "n10"),
+        # A step of an allocation, with fewer nodes than that, or distributed as that says.
+        ("salloc -N2 --ntasks-per-node=2 srun -N1 -n2 -w n10", "n10 n10"),
+        ("salloc -N2 --ntasks-per-node=2 srun -n1", "n9"),
+        ("salloc -N2 --ntasks-per-node=2 -m cyclic srun", "n9 n10 n9 n10"),
+        ("salloc -N2 --ntasks-per-node=2 -m cyclic srun -m block", "n9 n9 n10 n10"),
+        # Two parts of a heterogeneous job.
+        ("srun -N1 -n3 -m block : -N1 -n1 -m block", "n9 n9 n9 n10"),
+    ],
+)
+def test_every_rank_is_sought_where_slurm_runs_it(slurm, tmp_path, launch, hosts):
+    tasks = step(slurm, tmp_path, launch)
+    check(tasks)
+    assert " ".join(task.host for task in tasks) == hosts
+
+
+def test_host_names_with_several_numbers_and_suffixes(tmp_path):
+    if reason := slurm_missing():
+        pytest.skip(reason)
+    nodes = ("r2n10", "r2n9", "r10n1", "r1n1-ib", "r1n2-ib")
+    (tmp_path / "tasks").mkdir()
+    with slurm_cluster(tmp_path / "slurm", nodes=nodes) as slurm:
+        tasks = step(slurm, tmp_path / "tasks", "srun -N5 --ntasks-per-node=2 -m cyclic")
+    check(tasks)
+    assert {task.host for task in tasks} == set(nodes)
+
+
+def test_an_arbitrary_distribution_leaves_the_addresses_to_be_asked_for(slurm, tmp_path):
+    (tmp_path / "hosts").write_text("n10\nn9\nn9\n")
+    (tmp_path / "tasks").mkdir()
+    tasks = step(slurm, tmp_path / "tasks", f"env SLURM_HOSTFILE={tmp_path}/hosts srun -n3 -m arbitrary")
+    assert [task.host for task in tasks] == ["n10", "n9", "n9"]
+    chief = f"{tasks[0].host}:{tasks[0].placement.port}"
+    for rank, task in enumerate(tasks):
+        assert task.placement.addresses == ()
+        assert task.placement.rank == rank
+        assert chief in task.placement.chiefs
+    assert tasks[1].placement.port != tasks[2].placement.port
+
+
+def test_a_batch_script_without_srun_is_one_worker_and_told_so(slurm, tmp_path):
+    script = f"#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\nexec {sys.executable} {tmp_path}/tell.py {tmp_path}\n"
+    (tmp_path / "tell.py").write_text(TELL)
+    (tmp_path / "job.sbatch").write_text(script)
+    done = slurm.run(["sbatch", "--wait", "--output=/dev/null", tmp_path / "job.sbatch"])
+    assert done.returncode == 0, done.stderr
+    alone = environment.resolve(json.loads((tmp_path / "0.json").read_text())["env"], **PORTS)
+    assert (alone.launcher, alone.num_workers) == ("local", 1)
+    assert "4 tasks" in alone.note
+    assert "srun" in alone.note
+
+
+@pytest.mark.parametrize(
+    ("launch", "listed", "used"),
+    [
+        # Slurm shows each task one GPU, or all GPUs of its node.
+        ("srun -N2 --ntasks-per-node=2 --gpus-per-task=1", "0 1 0 1", "0 1 0 1"),
+        ("srun -N2 --ntasks-per-node=2 --gpus-per-node=2", "0,1 0,1 0,1 0,1", "0 1 0 1"),
+        ("srun -N2 --ntasks-per-node=2 --gpus-per-node=2 -m cyclic", "0,1 0,1 0,1 0,1", "0 0 1 1"),
+        ("srun -N2 --ntasks-per-node=2 --gres=gpu:2 --gpu-bind=single:1", "0 1 0 1", "0 1 0 1"),
+        ("srun -N2 --ntasks-per-node=1 --gpus-per-task=2", "0,1 0,1", "0,1 0,1"),
+        ("srun -N2 --ntasks-per-node=1 --gpus-per-node=1", "0 0", "0 0"),
+        ("salloc -N2 --ntasks-per-node=2 --gpus-per-task=1 srun", "0 1 0 1", "0 1 0 1"),
+        # The second node has one task, which is to hold as many GPUs as each task of the first.
+        ("srun -N2 -n3 --gpus-per-node=2", "0,1 0,1 0,1", "0 1 0"),
+        # No GPUs.
+        ("srun -N2 --ntasks-per-node=2", "- - - -", "- - - -"),
+        ("salloc -N2 --ntasks-per-node=2 --gres=gpu:2 srun --gres=none", "- - - -", "- - - -"),
+    ],
+)
+def test_the_gpus_of_a_node_are_divided_among_its_tasks(slurm, tmp_path, monkeypatch, launch, listed, used):
+    monkeypatch.delitem(slurm.env, "CUDA_VISIBLE_DEVICES", raising=False)
+    tasks = step(slurm, tmp_path, launch)
+    check(tasks)
+    # TensorFlow lists the devices that CUDA_VISIBLE_DEVICES names; these nodes have no other ones.
+    names = [task.env.get("CUDA_VISIBLE_DEVICES", "NoDevFiles").replace("NoDevFiles", "-") for task in tasks]
+    assert " ".join(names) == listed
+    chosen = []
+    for task, devices in zip(tasks, names, strict=True):
+        devices = [device for device in devices.split(",") if device != "-"]
+        indices = visible_gpus(task.placement, len(devices))
+        chosen.append(",".join(devices[index] for index in indices) or "-")
+    assert " ".join(chosen) == used
+
+
+# Listens at the port that tfdist computes, until the tasks of all steps do.
+LISTEN = """
+import os, pathlib, socket, sys, time
+from tfdist.cluster import environment
+directory, expected = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+placement = environment.resolve(os.environ, port_base=10000, port_count=10000)
+with socket.create_server(("", placement.port)):
+    (directory / f"{placement.job} rank {placement.rank}").write_text(f"{socket.gethostname()}:{placement.port}")
+    deadline = time.monotonic() + 20
+    while len(list(directory.iterdir())) < expected:
+        if time.monotonic() > deadline:
+            sys.exit("the other tasks have not come")
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("kind", ["jobs", "steps of a job"])
+def test_at_once_on_the_same_nodes_they_listen_at_different_ports(slurm, tmp_path, kind):
+    (tmp_path / "listen.py").write_text(LISTEN)
+    (tmp_path / "listening").mkdir()
+    srun = f"srun --overlap -N2 --ntasks-per-node=2 {sys.executable} {tmp_path}/listen.py {tmp_path}/listening 12"
+    script = f"{srun} & {srun} & {srun} & wait -n && wait -n && wait -n"
+    allocate = [] if kind == "jobs" else ["salloc", "-N2", "--ntasks-per-node=2"]
+    done = slurm.run([*allocate, "bash", "-c", script], timeout=40)
+    assert done.returncode == 0, done.stderr
+    listening = {path.name: path.read_text() for path in (tmp_path / "listening").iterdir()}
+    assert len(listening) == len(set(listening.values())) == 12
+    assert {address.partition(":")[0] for address in listening.values()} == {"n9", "n10"}
+
+
+def test_the_messages_that_the_page_explains_are_those_of_the_code():
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    rows = [line for line in page.split("| Message |")[1].splitlines() if line.startswith("| `")]
+    explained = [message for row in rows for message in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert len(explained) > 15
+    said = "\n".join(text for path in sorted(REPOSITORY.glob("tfdist/**/*.py")) for text in texts(path))
+    assert [message for message in explained if message not in said] == []
+
+
+def texts(path: pathlib.Path) -> list[str]:
+    """The texts of a module, with "..." for what is filled in."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(p.value if isinstance(p, ast.Constant) else "..." for p in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return found
+
+
+def test_the_variables_that_the_page_lists_are_those_that_are_read():
+    page = (REPOSITORY / "docs" / "slurm.md").read_text()
+    rows = [line for line in page.split("| Variables |")[1].split("\n\n")[0].splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    read = {text for name in ("slurm", "placement") for text in texts(REPOSITORY / f"tfdist/cluster/{name}.py")}
+    beginnings = {"SLURM_STEP"}
+    assert listed == {text for text in read if re.fullmatch(r"(SLURMD?|CUDA)_[A-Z_]+", text)} - beginnings

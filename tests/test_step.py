@@ -1,0 +1,145 @@
+"""One step on several replicas: penalties, dropout, statistics, the objective's contract, and no retracing."""
+
+import pathlib
+
+import keras
+import numpy as np
+import probes
+import pytest
+
+from tfdist import config as c
+from tfdist import experiment
+
+NAMES = ("regularization", "statistics", "masks", "masks_of_a_second_run", "masks_of_micro_batches", "traces")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What one process with two replicas has measured."""
+    return probes.measure(tmp_path_factory.mktemp("two"), *NAMES, devices=2)[0]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """What one process with one replica has measured."""
+    return probes.measure(tmp_path_factory.mktemp("one"), "regularization", "traces")[0]
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_penalty_counts_once_on_any_number_of_replicas_and_pieces(one, two, replicas, pieces):
+    measured = {1: one, 2: two}[replicas]
+    before, after = (measured[f"regularization/{pieces}/{w}/model/logits/kernel"] for w in ("before", "after"))
+    # The gradient of 0.05 x the sum of squares is 0.1 x the weight; the rate is 1.
+    assert np.abs(before).max() > 0.1
+    np.testing.assert_allclose(after, 0.9 * before, rtol=1e-6)
+    penalty = 0.05 * np.sum(before.astype(np.float64) ** 2)
+    np.testing.assert_allclose(measured[f"regularization/{pieces}/reported"], penalty, rtol=1e-6)
+
+
+def test_unsynchronised_statistics_are_the_mean_of_the_replicas_own(two):
+    images = two["statistics/images"].astype(np.float64)
+    assert images.shape == (3, 2, probes.BATCH // 2, 64)
+    mean, variance = np.zeros(64), np.ones(64)
+    for step in images:
+        mean = 0.9 * mean + 0.1 * np.mean([replica.mean(axis=0) for replica in step], axis=0)
+        variance = 0.9 * variance + 0.1 * np.mean([replica.var(axis=0) for replica in step], axis=0)
+    # Not those of the whole batch: its variance is larger by that of the replicas' means.
+    whole = np.ones(64)
+    for step in images.reshape(3, probes.BATCH, 64):
+        whole = 0.9 * whole + 0.1 * step.var(axis=0)
+    assert np.abs(whole - variance).max() > 1e-4
+    for name, expected in (("mean", mean), ("variance", variance)):
+        found = two[f"statistics/{name}"]
+        assert found.shape == (2, 64)
+        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(two["statistics/saved mean"], two["statistics/mean"][0])
+
+
+def all_masks(measured, probe="masks"):
+    """Every mask of a run by itself: (replica, step, layer) -> bool [examples, features]."""
+    found = {}
+    for replica in ("0", "1"):
+        values = measured[f"{probe}/{replica}"]
+        assert set(np.unique(values)) == {0.0, 2.0}
+        for index, both in enumerate(values):
+            for layer, mask in enumerate(np.split(both > 0, 2, axis=-1)):
+                found[replica, index, layer] = mask
+    return found
+
+
+@pytest.mark.parametrize(("probe", "pieces"), [("masks", 1), ("masks_of_micro_batches", 2)])
+def test_dropout_differs_between_replicas_steps_layers_and_micro_batches(two, probe, pieces):
+    masks = all_masks(two, probe)
+    assert len(masks) == 2 * 3 * pieces * 2
+    size = probes.BATCH // 2 // pieces * 64
+    names = list(masks)
+    for i, first in enumerate(names):
+        assert masks[first].shape == (probes.BATCH // 2 // pieces, 64)
+        assert abs(masks[first].mean() - 0.5) < 5 * 0.5 / size**0.5
+        for second in names[:i]:
+            # Independent masks agree in half of their places.
+            agreement = np.mean(masks[first] == masks[second])
+            assert abs(agreement - 0.5) < 5 * 0.5 / size**0.5, (first, second)
+
+
+def test_dropout_is_the_same_in_a_repeated_run_and_on_two_workers(two, tmp_path):
+    for replica in ("0", "1"):
+        np.testing.assert_array_equal(two[f"masks/{replica}"], two[f"masks_of_a_second_run/{replica}"])
+    workers = probes.measure(tmp_path, "masks", workers=2)
+    for rank, worker in enumerate(workers):
+        assert list(worker) == [f"masks/{rank}"]
+        np.testing.assert_array_equal(worker[f"masks/{rank}"], two[f"masks/{rank}"])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_nothing_is_traced_twice(one, two, replicas):
+    measured = {1: one, 2: two}[replicas]
+    assert measured["traces/train"] == measured["traces/evaluation"] == 1
+    # Boundaries at multiples of 3, 4 and 5 up to 20, and six evaluations.
+    train_calls, evaluation_calls = measured["traces/calls"]
+    assert train_calls >= 12 and evaluation_calls >= 5
+
+
+def start(workdir: pathlib.Path, **changes) -> experiment.Run:
+    """Makes a run in this process, on one device."""
+    keras.utils.clear_session()
+    parts = {"model": {"target": "lab:linear", "num_classes": 10}, "train": c.Train(steps=20)}
+    return experiment.start(c.Config(**parts | changes), workdir)
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (
+            {"target": "lab:averaged"},
+            r"one value per example, without averaging: 'loss' has shape \(\) for a batch",
+        ),
+        ({"target": "lab:column"}, r"'error' has shape \(2, 1\) for a batch of 2 examples, and should have \(2,\)"),
+        ({"target": "lab:without_loss"}, r'must return a dict with a "loss"\. Received: \[\'accuracy\'\]'),
+        ({"target": "lab:bare_loss"}, r'must return a dict with a "loss"\. Received: \w*Tensor'),
+        ({"target": "lab:renamed", "name": "wait_seconds"}, r"returns 'wait_seconds', a name that tfdist uses itself"),
+        ({"target": "lab:renamed", "name": "regularization"}, r"returns 'regularization', a name that tfdist uses"),
+        ({"target": "lab:renamed", "name": "epoch"}, r"returns 'epoch', a name that metrics\.jsonl uses itself"),
+        ({"target": "lab:renamed", "nam": "x"}, r"config\.objective\.nam: .* no argument 'nam'\. Did you mean 'name'"),
+    ],
+)
+def test_an_objective_that_breaks_its_contract_is_refused_before_training(tmp_path, objective, message):
+    with pytest.raises(ValueError, match=message):
+        start(tmp_path, objective=objective)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_objective_may_give_any_number_of_values(tmp_path):
+    run = start(tmp_path, objective={"target": "lab:renamed", "name": "share_of_right_answers"})
+    assert run.trainer.names == ("loss", "share_of_right_answers")
+    run = start(tmp_path, model={"target": "lab:linear", "num_classes": 10, "l2": 0.1})
+    assert run.trainer.names == ("loss", "accuracy", "regularization")
+
+
+def test_an_objective_must_return_the_same_in_training_and_evaluation(tmp_path):
+    run = start(tmp_path, objective={"target": "lab:changing"})
+    message = "the same values in training and evaluation. Received in one of them alone: accuracy"
+    with pytest.raises(ValueError, match=message):
+        probes.run_steps(run, 1)

@@ -1,0 +1,173 @@
+"""The stream is a pure function of (seed, epoch, position), and the shares of any workers make up the whole."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data import order, stream
+from tfdist.zoo import prepare as zoo_prepare
+from tfdist.zoo import sources
+
+SEED, BATCH, NUM_EXAMPLES = 3, 24, 100
+STEPS_PER_EPOCH = NUM_EXAMPLES // BATCH
+
+
+def shares(workers: int, devices: int = 1) -> list[stream.Share]:
+    """The share of each worker."""
+    return [
+        stream.Share(first_replica=rank * devices, local_replicas=devices, num_replicas=workers * devices)
+        for rank in range(workers)
+    ]
+
+
+def source() -> sources.synthetic:
+    return sources.synthetic("train", shape=(6, 6, 1), num_classes=4, num_examples=NUM_EXAMPLES)
+
+
+def augment(batch, seeds, *, training):
+    """Hands on which examples these are, beside what random augmentation makes of them."""
+    prepared = zoo_prepare.image(batch, seeds, training=training, pad=1, flip=True)
+    return prepared | {"id": seeds[:, 1], "stream": seeds[:, 0]}
+
+
+def take(share: stream.Share, first_step: int, last_step: int, **options) -> list[dict[str, np.ndarray]]:
+    """One worker's batches of the steps, its replicas' shares joined."""
+    arguments = {"global_batch": BATCH, "seed": SEED, "shuffle": True} | options
+    dataset = stream.training(source(), augment, share, first_step=first_step, last_step=last_step, **arguments)
+    elements = list(dataset.take((last_step - first_step) * share.local_replicas).as_numpy_iterator())
+    size = share.local_replicas
+    return [join(elements[i : i + size]) for i in range(0, len(elements), size)]
+
+
+def join(batches) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
+def test_the_shares_of_all_workers_are_the_batch_of_one_across_the_ends_of_epochs(workers, devices):
+    steps = 3 * STEPS_PER_EPOCH
+    whole = take(stream.Share(), 0, steps)
+    parts = [take(share, 0, steps) for share in shares(workers, devices)]
+    for step in range(steps):
+        union = join([part[step] for part in parts])
+        for name in whole[step]:
+            np.testing.assert_array_equal(union[name], whole[step][name], err_msg=f"step {step}: {name}")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_resumed_stream_goes_on_where_the_first_was_interrupted(workers):
+    for share in shares(workers):
+        whole = take(share, 0, 10)
+        resumed = take(share, 0, 7) + take(share, 7, 10)
+        for step, (first, second) in enumerate(zip(whole, resumed, strict=True)):
+            for name in first:
+                np.testing.assert_array_equal(first[name], second[name], err_msg=f"step {step}: {name}")
+
+
+def test_an_epoch_takes_each_example_at_most_once_and_drops_the_remainder():
+    epochs = [
+        np.concatenate([batch["id"] for batch in take(stream.Share(), e * STEPS_PER_EPOCH, (e + 1) * STEPS_PER_EPOCH)])
+        for e in range(8)
+    ]
+    for ids in epochs:
+        assert len(set(ids)) == len(ids) == STEPS_PER_EPOCH * BATCH
+    assert len({tuple(ids) for ids in epochs}) == 8
+    # What an epoch drops, another takes: each epoch permutes all examples.
+    assert set(np.concatenate(epochs)) == set(range(NUM_EXAMPLES))
+
+
+def test_an_example_is_augmented_anew_in_every_epoch_and_alike_wherever_it_stands():
+    seen: dict[int, list[np.ndarray]] = {}
+    for batch in take(stream.Share(), 0, 4 * STEPS_PER_EPOCH):
+        for example, image in zip(batch["id"], batch["image"], strict=True):
+            seen.setdefault(int(example), []).append(image)
+    repeated = [images for images in seen.values() if len(images) > 2]
+    assert len(repeated) > 50
+    assert np.mean([len({image.tobytes() for image in images}) > 1 for images in repeated]) > 0.9
+
+
+def test_unshuffled_epochs_take_the_source_in_its_own_order():
+    ids = np.concatenate([batch["id"] for batch in take(stream.Share(), 0, STEPS_PER_EPOCH, shuffle=False)])
+    np.testing.assert_array_equal(ids, np.arange(STEPS_PER_EPOCH * BATCH))
+
+
+def test_another_seed_is_another_order():
+    first, second = (take(stream.Share(), 0, 1, seed=seed)[0]["id"] for seed in (1, 2))
+    assert list(first) != list(second)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_worker_prepares_its_own_examples_alone(workers):
+    prepared = []
+
+    def count(batch, seeds, *, training):
+        def note(ids):
+            prepared.append(len(ids))
+            return np.int64(0)
+
+        with tf.control_dependencies([tf.numpy_function(note, [seeds[:, 1]], tf.int64)]):
+            return {"id": tf.identity(seeds[:, 1])}
+
+    steps = 64
+    dataset = stream.training(
+        source(), count, shares(workers)[0], global_batch=BATCH, seed=SEED, first_step=0, last_step=steps, shuffle=True
+    )
+    consumed = sum(len(batch["id"]) for batch in dataset.take(steps).as_numpy_iterator())
+    assert consumed == steps * BATCH // workers
+    # Read ahead is bounded, whatever the number of workers: it must not hide that a worker prepares for others.
+    assert consumed <= sum(prepared) <= consumed * 1.5
+    assert set(prepared) == {BATCH // workers}
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
+def test_evaluation_takes_every_example_once_on_any_topology(workers, devices):
+    taken = []
+    for share in shares(workers, devices):
+        dataset, steps = stream.evaluation(source(), augment, share, global_batch=BATCH, seed=SEED)
+        assert steps == 5  # 100 examples in batches of 24
+        for batch, mask in dataset.take(steps * devices).as_numpy_iterator():
+            assert mask.shape == (BATCH // (workers * devices),)
+            taken.append(batch["id"][mask])
+    np.testing.assert_array_equal(np.sort(np.concatenate(taken)), np.arange(NUM_EXAMPLES))
+
+
+def permutation(num_examples: int, epoch: int) -> np.ndarray:
+    """The order of one epoch that is a single step."""
+    ids, _ = order.example_ids(
+        tf.constant(epoch, tf.int64),
+        tf.range(num_examples, dtype=tf.int64),
+        seed=SEED,
+        num_examples=num_examples,
+        global_batch=num_examples,
+        shuffle=True,
+    )
+    return ids.numpy()
+
+
+@pytest.mark.parametrize("num_examples", [1, 2, 3, 17, 1000, 60_000])
+def test_an_epoch_is_a_permutation(num_examples):
+    np.testing.assert_array_equal(np.sort(permutation(num_examples, 5)), np.arange(num_examples))
+
+
+def test_epochs_are_uncorrelated():
+    size = 20_000
+    orders = [permutation(size, epoch).astype(float) for epoch in range(4)]
+    for first, second in itertools.combinations([np.arange(size, dtype=float), *orders], 2):
+        # Of independent permutations the correlation has standard deviation 1 / sqrt(size) = 0.007.
+        assert abs(np.corrcoef(first, second)[0, 1]) < 0.035
+
+
+def test_positions_of_ten_million_examples_are_found_without_a_table():
+    ids, epoch = order.example_ids(
+        tf.constant(9_999_999, tf.int64),
+        tf.range(8, dtype=tf.int64),
+        seed=SEED,
+        num_examples=10_000_000,
+        global_batch=8,
+        shuffle=True,
+    )
+    assert epoch.numpy() == 7
+    assert len(set(ids.numpy())) == 8
+    assert all(0 <= i < 10_000_000 for i in ids.numpy())

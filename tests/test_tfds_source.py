@@ -1,0 +1,285 @@
+"""The tfds source, on small data sets that tfds itself writes: both formats, all ways to read, all ways to fail."""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets
+
+from tfdist.zoo import sources
+
+COUNTS = {"train": 61, "test": 9}
+
+
+def picture(key):
+    """The image of the example `key`, of a size of its own."""
+    number = int(key)
+    return np.random.default_rng(number).integers(0, 256, (5 + number % 3, 4, 3)).astype(np.uint8)
+
+
+class SmallImages(tensorflow_datasets.core.GeneratorBasedBuilder):
+    """Images of 5x4 pixels with a label, a text, and a sequence of any length."""
+
+    VERSION = tensorflow_datasets.core.Version("1.0.0")
+
+    def _info(self):
+        types = tensorflow_datasets.features
+        features = types.FeaturesDict(
+            {
+                "image": types.Image(shape=(5, 4, 3)),
+                "label": types.ClassLabel(names=["even", "odd", "never"]),
+                "coarse": types.ClassLabel(num_classes=7),
+                "key": types.Text(),
+                "tags": types.Sequence(np.int64),
+            }
+        )
+        return tensorflow_datasets.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
+
+    def _split_generators(self, dl_manager):
+        return {split: self._generate_examples(split) for split in COUNTS}
+
+    def _generate_examples(self, split):
+        for number in range(COUNTS[split]):
+            key = str(number if split == "train" else 1000 + number)
+            yield (
+                key,
+                {
+                    "image": picture(key)[:5],
+                    "label": number % 2,
+                    "coarse": number % 7,
+                    "key": key,
+                    "tags": list(range(number % 4)),
+                },
+            )
+
+
+class UnevenImages(SmallImages):
+    """Images of several sizes, and no pair to learn from."""
+
+    def _info(self):
+        types = tensorflow_datasets.features
+        features = types.FeaturesDict({"image": types.Image(shape=(None, None, 3)), "key": types.Text()})
+        return tensorflow_datasets.core.DatasetInfo(builder=self, features=features)
+
+    def _generate_examples(self, split):
+        for number in range(COUNTS[split]):
+            yield str(number), {"image": picture(number), "key": str(number)}
+
+
+def write(builder, folder, file_format):
+    config = tensorflow_datasets.download.DownloadConfig(num_shards=4)
+    builder(data_dir=str(folder), file_format=file_format).download_and_prepare(download_config=config)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{format: a folder of prepared data sets}, to be read only."""
+    root = tmp_path_factory.mktemp("prepared")
+    for file_format in ("tfrecord", "array_record"):
+        write(SmallImages, root / file_format, file_format)
+    write(UnevenImages, root / "array_record", "array_record")
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+def read_all(source, batch=7):
+    dataset = tf.data.Dataset.range(len(source)).batch(batch)
+    batches = list(dataset.map(source.read, num_parallel_calls=4).as_numpy_iterator())
+    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+
+
+WAYS = [("tfrecord", 2048), ("array_record", 2048), ("array_record", 0)]
+EVERYTHING = {"image": "image", "label": "coarse", "key": "key"}
+
+
+def test_every_way_of_reading_gives_what_was_written_in_the_same_order(folders):
+    results = []
+    for file_format, limit in WAYS:
+        source = sources.tfds(
+            "train", name="small_images", data_dir=folders[file_format], features=EVERYTHING, memory_limit_mb=limit
+        )
+        assert ("in memory" in repr(source)) == (limit > 0)
+        assert len(source) == 61 and source.num_classes == 7
+        results.append(read_all(source))
+    assert sorted(int(key) for key in results[0]["key"]) == list(range(61))
+    for row, key in enumerate(results[0]["key"]):
+        np.testing.assert_array_equal(results[0]["image"][row], picture(key)[:5])
+        assert results[0]["label"][row] == int(key) % 7
+    for result in results[1:]:
+        for key, values in results[0].items():
+            np.testing.assert_array_equal(result[key], values)
+
+
+@pytest.mark.parametrize("file_format, limit", WAYS)
+def test_slices_cross_shards(folders, file_format, limit):
+    def source(split):
+        return sources.tfds(split, name="small_images", data_dir=folders[file_format], memory_limit_mb=limit)
+
+    whole = read_all(source("train"))
+    assert set(whole) == {"image", "label"} and whole["label"].dtype == np.int64
+    first, last = source("train[:30%]"), source("train[30%:]")
+    assert len(first) == 18 and len(last) == 43
+    for key, values in whole.items():
+        np.testing.assert_array_equal(np.concatenate([read_all(first)[key], read_all(last)[key]]), values)
+    ids = tf.constant([42, 0, 17, 17, 30], tf.int64)
+    np.testing.assert_array_equal(last.read(ids)["image"], whole["image"][18 + ids.numpy()])
+    spec = tf.data.Dataset.range(8).batch(4, drop_remainder=True).map(last.read).element_spec
+    assert spec["image"].shape == (4, 5, 4, 3) and spec["label"].shape == (4,)
+
+
+def test_images_of_several_sizes_need_a_size(folders):
+    keywords = dict(name="uneven_images", data_dir=folders["array_record"])
+    with pytest.raises(ValueError, match=r"names no pair to learn from: choose with features=.*image, key"):
+        sources.tfds("train", **keywords)
+    with pytest.raises(ValueError, match=r"'image' has no fixed shape, but \(None, None, 3\).*size=\(height, width\)"):
+        sources.tfds("train", **keywords, features={"image": "image"})
+    for limit in (2048, 0):
+        source = sources.tfds("test", **keywords, features={"image": "image"}, size=[3, 2], memory_limit_mb=limit)
+        images = read_all(source)["image"]
+        assert images.shape == (9, 3, 2, 3) and images.dtype == np.uint8 and source.num_classes is None
+        source.verify()
+    names = sources.tfds("test", **keywords, features={"name": "key"})
+    assert sorted(read_all(names)["name"].tolist()) == [str(k).encode() for k in range(9)]
+
+
+def test_constructor_leaves_tensorflow_untouched(folders):
+    program = f"""
+from tfdist.zoo import sources
+made = [
+    sources.tfds("train[10:]", name="small_images", data_dir=folder, memory_limit_mb=limit)
+    for folder, limit in {[(folders[file_format], limit) for file_format, limit in WAYS]!r}
+]
+import tensorflow as tf
+# Raises once any operation has run.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+print([source.read(tf.constant([3, 50], tf.int64))["label"].numpy().tolist() for source in made])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    first, *others = eval(result.stdout)
+    assert others == [first] * 2
+
+
+# What is not there
+
+
+def run_command(message):
+    """Runs the Python program of the shell command in `message`, here, where the small data sets are known to tfds."""
+    (line,) = [line for line in message.splitlines() if line.strip().startswith("python -c")]
+    interpreter, flag, program = shlex.split(line)
+    assert (interpreter, flag) == ("python", "-c")
+    exec(program, {})
+
+
+def test_an_absent_data_set_is_reported_at_once_with_the_command_that_fetches_it(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(FileNotFoundError) as caught:
+        sources.tfds("train", name="cifar10", data_dir=str(tmp_path))
+    assert time.monotonic() - started < 60  # tfds itself tries for minutes.
+    assert f"{tmp_path}/cifar10/" in str(caught.value) and "download=True" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+    with pytest.raises(FileNotFoundError) as caught:
+        sources.tfds("train", name="small_images", data_dir=str(tmp_path))
+    run_command(str(caught.value))
+    assert len(sources.tfds("test", name="small_images", data_dir=str(tmp_path), memory_limit_mb=0)) == 9
+
+
+def test_download_fetches_once(tmp_path):
+    for _ in range(2):
+        source = sources.tfds("test", name="small_images:1.0.0", data_dir=str(tmp_path), download=True)
+        assert len(source) == 9
+    assert list(tmp_path.glob("small_images/1.0.0/*.array_record*"))
+
+
+def test_a_failed_fetch_says_why(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileNotFoundError, match=r"'small_images' could not be fetched"):
+        sources.tfds("test", name="small_images", data_dir=str(tmp_path / "file"), download=True)
+
+
+def test_too_large_for_memory_says_how_to_prepare_it(folders, tmp_path):
+    write(SmallImages, tmp_path, "tfrecord")
+    with pytest.raises(ValueError) as caught:
+        sources.tfds("train", name="small_images", data_dir=str(tmp_path), memory_limit_mb=0.001)
+    words = ["0.0 MiB", "memory_limit_mb is 0.001", "as tfrecord", f"data_dir='{tmp_path}/array_record'"]
+    assert all(word in str(caught.value) for word in words), caught.value
+    run_command(str(caught.value))
+    source = sources.tfds("train", name="small_images", data_dir=f"{tmp_path}/array_record", memory_limit_mb=0.001)
+    assert "read from array_record" in repr(source)
+
+
+@pytest.mark.parametrize(
+    "keywords, words",
+    [
+        (dict(name="small_image"), ["no data set 'small_image'", "catalog"]),
+        (dict(name="small_images:7.0.0"), ["'small_images:7.0.0' cannot be used", "7.0.0"]),
+        (dict(split="valid"), ["no split 'valid'", "test, train"]),
+        (dict(split="train[61:]"), ["is empty", "61 examples"]),
+        (dict(features={"image": "picture"}), ["no feature 'picture'", "coarse, image, key, label, tags"]),
+        (dict(features={"tags": "tags"}), ["'tags' has no fixed shape", "(None,)"]),
+        (dict(size=3), ["size must be (height, width)", "3"]),
+    ],
+)
+def test_messages_name_what_is_wrong(folders, keywords, words):
+    keywords = {"split": "train", "name": "small_images", "data_dir": folders["tfrecord"], **keywords}
+    with pytest.raises(ValueError) as caught:
+        sources.tfds(**keywords)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+# Damage
+
+
+def damaged(tmp_path, file_format, how):
+    """A data set whose third shard of the train split is damaged; returns that file."""
+    write(SmallImages, tmp_path, file_format)
+    (path,) = tmp_path.glob("small_images/1.0.0/*train*00002-of-00004")
+    data = bytearray(path.read_bytes())
+    if how == "cut off":
+        del data[len(data) * 2 // 3 :]
+    elif how == "overwritten":
+        data[len(data) // 2 : len(data) // 2 + 40] = b"x" * 40
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("how", ["cut off", "overwritten"])
+@pytest.mark.parametrize("file_format, limit", WAYS)
+def test_a_damaged_record_is_named(tmp_path, file_format, limit, how):
+    path = damaged(tmp_path, file_format, how)
+    source = sources.tfds("train", name="small_images", data_dir=str(tmp_path), memory_limit_mb=limit)
+    with pytest.raises(ValueError, match=rf"record \d+ of '{re.escape(str(path))}' cannot be read"):
+        source.verify()
+    with pytest.raises((ValueError, tf.errors.OpError)) as caught:
+        read_all(source)
+    if limit:
+        assert isinstance(caught.value, ValueError) and str(path) in str(caught.value)
+
+
+def test_an_image_that_is_none_is_named(tmp_path):
+    """The record is whole, and what it holds is not an image."""
+    path = damaged(tmp_path, "tfrecord", "nothing")
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number, record in enumerate(records):
+            writer.write(record.replace(b"PNG", b"GNP") if number == 5 else record)
+    source = sources.tfds("train", name="small_images", data_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=rf"record 5 of '{re.escape(str(path))}' cannot be read"):
+        source.verify()
+
+
+def test_a_missing_file_is_named(tmp_path):
+    path = damaged(tmp_path, "array_record", "nothing")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"is incomplete: there is no file '{re.escape(str(path))}'"):
+        sources.tfds("train", name="small_images", data_dir=str(tmp_path))
+    assert len(sources.tfds("train[:10]", name="small_images", data_dir=str(tmp_path))) == 10
+    assert pathlib.Path(path).parent.exists()

@@ -1,0 +1,52 @@
+"""Runs the command line on one topology or another, and reads what the run has left in its workdir."""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+from launching import free_ports, run_all, worker_environment
+
+SAME_RUN = "tests/configs/same_run.py"
+
+
+def environments(workers: int) -> list[dict[str, str]]:
+    """The environments of so many workers on this machine."""
+    if workers == 1:
+        return [worker_environment()]
+    addresses = [f"localhost:{port}" for port in free_ports(workers)]
+    return [
+        worker_environment(
+            TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+        )
+        for index in range(workers)
+    ]
+
+
+def command(workdir: pathlib.Path, *options: str, config: str = SAME_RUN) -> list[str]:
+    """The command line of a worker."""
+    return [sys.executable, "-m", "tfdist.main", f"--config={config}", f"--workdir={workdir}", *options]
+
+
+def train(workdir: pathlib.Path, *options: str, workers: int = 1, devices: int = 1, config: str = SAME_RUN) -> None:
+    """Trains on `workers` processes of `devices` logical CPU devices each."""
+    line = command(workdir, f"--config.cluster.logical_devices={devices}", *options, config=config)
+    run_all([line] * workers, environments(workers))
+
+
+def arrays(workdir: pathlib.Path, step: int = 20) -> dict[str, np.ndarray]:
+    """Every variable in the checkpoint of `step`: weights, statistics, the optimizer's slots."""
+    with np.load(workdir / "checkpoints" / f"step-{step:08d}" / "arrays.npz") as file:
+        return dict(file)
+
+
+def records(workdir: pathlib.Path, kind: str) -> list[dict]:
+    """The lines of metrics.jsonl of one kind."""
+    lines = (json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
+    """The largest difference between two sets of equally named arrays."""
+    assert first.keys() == second.keys()
+    return max(float(np.max(np.abs(first[name].astype(float) - second[name]))) for name in first)

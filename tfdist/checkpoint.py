@@ -1,0 +1,352 @@
+"""Checkpoints that are whole or absent: written aside, checked by SHA-256, put in place by one rename.
+
+    workdir/checkpoints/step-00000400/arrays.npz      every variable by path, as NumPy arrays
+                                      manifest.json   step, sizes, SHA-256 (of itself, too), shapes, dtypes, the
+                                                      loop's own state
+                        best.json                     which step has the best evaluation
+
+TensorFlow's own format leaves out sub-layers in Python lists, never calls fsync, and takes a missing index file for a
+fresh start; plain arrays have none of that, and anyone can read them with NumPy.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist import records
+
+FORMAT = 1
+_STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint directory that is incomplete, or whose content is not what its manifest says."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A checkpoint on disk that has been verified."""
+
+    step: int
+    path: Path
+    # What the loop wants to know again: JSON values.
+    state: dict[str, Any]
+
+
+def named_variables(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, more: Mapping[str, tf.Variable]
+) -> dict[str, Any]:
+    """Returns every variable of the run by a unique name: `model/...`, `optimizer/...`, and `more`."""
+    named: dict[str, Any] = {}
+    for prefix, variables in (("model", model.variables), ("optimizer", optimizer.variables)):
+        for variable in variables:
+            name, count = f"{prefix}/{variable.path}", 2
+            while name in named:
+                name, count = f"{prefix}/{variable.path}#{count}", count + 1
+            named[name] = variable
+    return named | dict(more)
+
+
+def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Copies the variables' present values to host memory; any variable may then change."""
+    return {name: np.array(keras.ops.convert_to_numpy(_value(v)), copy=True) for name, v in variables.items()}
+
+
+def _value(variable: Any) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+class Saver:
+    """Writes checkpoints in a thread of its own, one at a time; the chief alone has one."""
+
+    def __init__(self, directory: Path, options: config_lib.Checkpoint, report: Callable[[str], None]):
+        self._directory = directory
+        self._options = options
+        self._report = report
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._step = -1
+        self._good_steps: set[int] = set()
+
+    def tidy(self, restored: Saved | None) -> None:
+        """Removes what a killed run left half-written, and notes the checkpoint that is known to be whole."""
+        for path in self._directory.glob("*"):
+            if path.name.endswith((".writing", ".removing")):
+                shutil.rmtree(path, ignore_errors=True)
+        if restored is not None:
+            self._good_steps.add(restored.step)
+
+    def save(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        """Begins to write `arrays` and `state` as the checkpoint of `step`; first waits for the one before."""
+        self.wait()
+        if step in self._good_steps:
+            return
+        self._step = step
+        self._thread = threading.Thread(target=self._write, args=(step, arrays, state), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> bool:
+        """Waits for the writing to end. Returns False, after reporting why, if it failed."""
+        if self._thread is None:
+            return True
+        self._thread.join()
+        self._thread = None
+        if self._error is None:
+            self._good_steps.add(self._step)
+            return True
+        reason, self._error = self._error, None
+        self._report(
+            f"WARNING: the checkpoint of step {self._step} could not be written to {self._directory}: "
+            f"{_reason(reason)}. Training goes on; the previous checkpoint is untouched."
+        )
+        return False
+
+    def _write(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        try:
+            write(self._directory, step, arrays, state)
+            self._remove_old(step)
+        except Exception as error:  # Whatever it is (no memory, say): the checkpoint must not count as written.
+            self._error = error
+
+    def mark_best(self, step: int, metric: str, value: float) -> None:
+        """Records that the checkpoint of `step` is the best so far, once it is written."""
+        if not self.wait() or step not in self._good_steps:
+            return
+        try:
+            records.write_json(str(self._directory / "best.json"), {"step": step, "metric": metric, "value": value})
+        except OSError as error:
+            self._report(
+                f"WARNING: {self._directory / 'best.json'} could not be written: {_reason(error)}. Training goes on; "
+                f"it does not say that step {step} is the best."
+            )
+
+    def _remove_old(self, newest: int) -> None:
+        best = read_best(self._directory)
+        kept = sorted((s for s in _steps(self._directory) if s <= newest), reverse=True)[: self._options.keep]
+        for step in _steps(self._directory):
+            if step < newest and step not in kept and (best is None or step != best["step"]):
+                # Renamed first: half a removal must not look like a damaged checkpoint.
+                path = step_path(self._directory, step)
+                aside = path.with_name(path.name + ".removing")
+                os.replace(path, aside)
+                shutil.rmtree(aside, ignore_errors=True)
+
+
+def step_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint of `step` stands."""
+    return directory / f"step-{step:08d}"
+
+
+def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
+    """Writes one checkpoint: whole and durable when this returns, absent when it is killed before.
+
+    Raises:
+        OSError: the disk is full, read-only or gone. No other checkpoint is touched.
+    """
+    target = step_path(directory, step)
+    aside = target.with_name(target.name + ".writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        # NumPy's format knows its own dtypes alone: bfloat16 and the like travel as their bits.
+        bits = {n: a.view(f"u{a.dtype.itemsize}") if a.dtype.kind == "V" else a for n, a in arrays.items()}
+        with open(aside / "arrays.npz", "wb") as file:
+            np.savez(file, **bits)
+            file.flush()
+            os.fsync(file.fileno())
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "bytes": (aside / "arrays.npz").stat().st_size,
+            "sha256": _sha256(aside / "arrays.npz"),
+            "variables": {name: [list(array.shape), array.dtype.name] for name, array in arrays.items()},
+            "state": dict(state),
+        }
+        manifest["own_sha256"] = _own_sha256(manifest)
+        records.replace_file(str(aside / "manifest.json"), json.dumps(manifest, indent=1).encode())
+        _sync_directory(aside)
+        if target.exists():  # Only a damaged one can stand here: a whole one would have been resumed from.
+            damaged = target.with_name(target.name + ".damaged")
+            shutil.rmtree(damaged, ignore_errors=True)
+            os.replace(target, damaged)
+        os.replace(aside, target)
+        _sync_directory(directory)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return target
+
+
+def verify(path: Path) -> Saved:
+    """Checks that the checkpoint at `path` is whole.
+
+    Raises:
+        DamagedCheckpointError: says what is wrong with it.
+    """
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        if manifest["format"] != FORMAT:
+            raise DamagedCheckpointError(f"{path} has format {manifest['format']}, and this tfdist reads {FORMAT}")
+        size = (path / "arrays.npz").stat().st_size
+        if size != manifest["bytes"]:
+            raise DamagedCheckpointError(f"{path}/arrays.npz has {size} bytes instead of {manifest['bytes']}")
+        if _sha256(path / "arrays.npz") != manifest["sha256"]:
+            raise DamagedCheckpointError(f"{path}/arrays.npz does not match its SHA-256")
+        if manifest.pop("own_sha256", None) not in (None, _own_sha256(manifest)):
+            raise DamagedCheckpointError(f"{path}/manifest.json does not match its own SHA-256")
+        if path.name != step_path(path.parent, manifest["step"]).name:
+            raise DamagedCheckpointError(f"{path} holds the checkpoint of step {manifest['step']}")
+        return Saved(step=manifest["step"], path=path, state=dict(manifest["state"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DamagedCheckpointError):
+            raise
+        raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from None
+
+
+def newest_valid(directory: Path, report: Callable[[str], None]) -> Saved | None:
+    """Returns the newest whole checkpoint, or None where there are none; names every damaged one that it passes over.
+
+    Raises:
+        DamagedCheckpointError: there are some, and none is whole: a run shall not begin anew over what was one.
+    """
+    damages: list[str] = []
+    for step in _steps(directory):
+        try:
+            saved = verify(step_path(directory, step))
+        except DamagedCheckpointError as error:
+            damages.append(str(error))
+            continue
+        for damage in damages:
+            report(f"WARNING: a damaged checkpoint is passed over: {damage}")
+        return saved
+    if damages:
+        raise DamagedCheckpointError(
+            "\n  ".join([f"No checkpoint in {directory} is whole:", *damages])
+            + "\nPut a copy of one there, or begin anew in another --workdir."
+        )
+    return None
+
+
+def newest_step(directory: Path) -> int | None:
+    """Returns the newest step that has a checkpoint, unverified, or None."""
+    return next(iter(_steps(directory)), None)
+
+
+def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
+    """Returns the verified checkpoint that `which` names: "newest", "best", or a step; see `newest_valid`.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    if which == "newest":
+        saved = newest_valid(directory, report)
+        if saved is None:
+            raise ValueError(f"There is no whole checkpoint in {directory}.")
+        return saved
+    if which == "best":
+        best = read_best(directory)
+        if best is None:
+            raise ValueError(f"{directory} has no best checkpoint: set config.checkpoint.best_metric when training.")
+        return verify(step_path(directory, best["step"]))
+    if not which.isdigit() or not step_path(directory, int(which)).is_dir():
+        steps = ", ".join(str(step) for step in _steps(directory)) or "none"
+        raise ValueError(f'--checkpoint must be "newest", "best" or a saved step ({steps}). Received: {which!r}')
+    return verify(step_path(directory, int(which)))
+
+
+def read_best(directory: Path) -> dict[str, Any] | None:
+    """Returns {"step", "metric", "value"} of the best checkpoint, or None where none is recorded."""
+    try:
+        best = json.loads((directory / "best.json").read_text())
+        return best if isinstance(best["step"], int) and step_path(directory, best["step"]).is_dir() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
+    """Assigns the saved values to all of `variables`; every worker calls it, in cross-replica context.
+
+    Raises:
+        DamagedCheckpointError: the files changed since they were verified.
+        ValueError: the checkpoint is of another model or optimizer; names the variables that differ.
+    """
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    expected = {name: [list(v.shape), keras.backend.standardize_dtype(v.dtype)] for name, v in variables.items()}
+    found = manifest["variables"]
+    problems = [f"{name} is missing in the checkpoint" for name in expected if name not in found]
+    problems += [f"{name} is not in this model" for name in found if name not in expected]
+    problems += [
+        f"{name} is {found[name][1]}{found[name][0]} in the checkpoint, {expected[name][1]}{expected[name][0]} here"
+        for name in expected
+        if name in found and found[name] != expected[name]
+    ]
+    if problems:
+        shown = "".join(f"\n  {problem}" for problem in problems[:10])
+        more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise ValueError(f"{saved.path} is a checkpoint of another model or optimizer:{shown}{more}")
+    try:
+        with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
+            for name, variable in variables.items():
+                array, dtype = arrays[name], found[name][1]
+                if array.dtype.name != dtype:
+                    array = array.view(getattr(ml_dtypes, dtype))
+                _value(variable).assign(array)
+    except (OSError, KeyError) as error:
+        raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
+
+
+def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
+    """Compiles a function that tells whether no floating-point variable holds an infinity or NaN."""
+    floats = [_value(v) for v in variables.values() if _value(v).dtype.is_floating]
+
+    @tf.function
+    def check() -> tf.Tensor:
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
+
+    return lambda: bool(check())
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+
+
+def _steps(directory: Path) -> list[int]:
+    """The steps that have a directory, whole or not, newest first."""
+    if not directory.is_dir():
+        return []
+    matches = (_STEP_DIRECTORY.match(path.name) for path in directory.iterdir())
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _own_sha256(manifest: dict[str, Any]) -> str:
+    """The digest of what a manifest says, however it is laid out."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,93 @@
+"""Slurm's notations for hosts and tasks, and where its distributions put each task. Imports no TensorFlow."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """Expands a list of hosts as Slurm writes it: `n[08-10,12],r[1-2]n[1-2]-ib` -> n08, n09, n10, n12, r1n1-ib, ...
+
+    Args:
+        hostlist: names, each with any number of bracketed ranges at any place; zero padding is kept.
+
+    Returns:
+        The hosts in Slurm's order, which is that of the ranks and not that of the alphabet: `n[9-10]` -> n9, n10.
+
+    Raises:
+        ValueError: the text is no list of hosts.
+    """
+    hosts = []
+    # A comma parts two hosts where no "]" follows it before the next "[".
+    for name in re.split(r",(?![^\[]*\])", hostlist):
+        pieces = re.split(r"\[([^\[\]]*)\]", name)  # Text and ranges by turns.
+        if not name or any(set("[] ") & set(text) for text in pieces[::2]):
+            raise ValueError(f"This is no list of hosts as Slurm writes it, such as n[1-3,5]. Received: {hostlist!r}")
+        choices = [list(_range(piece, hostlist)) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+        hosts.extend("".join(parts) for parts in itertools.product(*choices))
+    return hosts
+
+
+def _range(text: str, hostlist: str) -> Iterator[str]:
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or int(match.group(2) or match.group(1)) < int(match.group(1)):
+            raise ValueError(f"[{text}] is no range of numbers such as [1-3,5]. Received: {hostlist!r}")
+        first, last = match.group(1), match.group(2) or match.group(1)
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+def expand_counts(counts: str) -> list[int]:
+    """Expands a list of counts as Slurm writes it: `2(x3),1` -> [2, 2, 2, 1].
+
+    Raises:
+        ValueError: the text is no such list.
+    """
+    result = []
+    for part in counts.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(f"This is no list of counts as Slurm writes it, such as 2(x3),1. Received: {counts!r}")
+        result.extend([int(match.group(1))] * int(match.group(2) or 1))
+    return result
+
+
+def lay_out(counts: Sequence[int], plane: int) -> list[tuple[int, int]]:
+    """Deals tasks out to nodes as Slurm does: `plane` tasks to each node in turn, until each has its count.
+
+    A plane of 1 is Slurm's cyclic distribution, one of `max(counts)` its block distribution.
+
+    Args:
+        counts: tasks of each node.
+        plane: tasks that a node is given at a time, at least 1.
+
+    Returns:
+        (index of the node, index of the task on that node) for each rank in order.
+    """
+    placed = [0] * len(counts)
+    layout = []
+    while len(layout) < sum(counts):
+        for node, count in enumerate(counts):
+            for _ in range(min(plane, count - placed[node])):
+                layout.append((node, placed[node]))
+                placed[node] += 1
+    return layout
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits `host:port` or `[IPv6]:port`.
+
+    Raises:
+        ValueError: the text is no such address.
+    """
+    host, _, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not address.startswith("[")):
+        raise ValueError(f'An address must be written "host:port". Received: {address!r}')
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Writes `host:port`, or `[host]:port` for an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

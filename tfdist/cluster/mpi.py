@@ -1,0 +1,111 @@
+"""A rank's place among those that mpirun started, from the variables that MPI launchers set. Imports no TensorFlow."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from tfdist.cluster import hosts, placement
+
+# Rank, number of ranks, rank on this host, ranks on this host; of Open MPI, MVAPICH2, MPICH and Intel MPI, Cray PALS.
+_MPIRUN_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
+)
+_PMI_VARIABLES = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+# What names one mpirun, the same for all its ranks.
+_MPI_JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "I_MPI_HYDRA_UUID", "PALS_APID")
+_BATCH_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "OAR_JOB_ID")
+
+
+def mpirun_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Returns the names of the variables of the mpirun or mpiexec that started this process; None: there was none.
+
+    PMI_* alone are no sign of it: Slurm sets them, too.
+    """
+    return next((names for names in _MPIRUN_VARIABLES if any("PMI_" not in n and n in env for n in names)), None)
+
+
+def pmi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Returns the names of the variables of an MPI launcher that only speaks PMI; None: there was none."""
+    if "PMI_RANK" in env or "PMI_SIZE" in env:
+        return _PMI_VARIABLES
+    # PMIx tells the number of ranks over a socket only; Open MPI's names are the best known for it.
+    return _MPIRUN_VARIABLES[0] if "PMIX_RANK" in env else None
+
+
+def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> placement.Placement:
+    """Finds this rank's place.
+
+    On one host, all addresses follow. Over several hosts MPI launchers do not tell which rank is where: `addresses`
+    stays empty, and `chiefs` holds where rank 0 may be: at TFDIST_CHIEF ("host" or "host:port") if that is set, else
+    on the first host of the batch system's list, or on mpirun's own.
+
+    Args:
+        names: the variables that hold rank, number of ranks, rank on this host, ranks on this host.
+
+    Raises:
+        ValueError: a variable is missing or contradicts another one, or nothing tells where rank 0 is.
+    """
+    placement.need(env, names, "An MPI launcher started this process")
+    own_rank, size, local_rank, local_size = (placement.integer(env, name) for name in names)
+    if not (own_rank < size and local_rank < local_size <= size):
+        raise ValueError(f"The MPI launcher's variables contradict one another. {placement.received(env, names)}")
+    job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
+    if job is None:
+        # On one host, the ranks' parent is mpirun or its daemon; over several hosts, only the batch job is common.
+        batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
+        job = f"{batch}/{os.getppid()}" if local_size == size else batch or "mpi"
+    # Blocks of one length for all: how many ranks the other hosts have, nobody tells.
+    first, _ = placement.port_block(port_base, port_count, placement.number([job]), at_least=1)
+    own = [port_base + (first - port_base + i) % port_count for i in range(local_size)]
+    chiefs: tuple[str, ...] = ()
+    if local_size < size:
+        chiefs = _chiefs(env, own[0])
+        if own_rank == 0 and env.get("TFDIST_CHIEF"):
+            own[local_rank] = hosts.split_address(chiefs[0])[1]
+    devices = placement.cuda_devices(env)
+    return placement.Placement(
+        launcher="mpi",
+        rank=own_rank,
+        num_workers=size,
+        addresses=tuple(f"localhost:{port}" for port in own) if local_size == size else (),
+        port=own[local_rank],
+        chiefs=chiefs,
+        local_rank=local_rank,
+        local_size=local_size,
+        job=f"mpi {job}",
+        # mpirun hands its own CUDA_VISIBLE_DEVICES to all ranks of a host; fewer GPUs than ranks come from a wrapper.
+        gpu_sharers=local_size if devices is None or len(devices) >= local_size else 1,
+        gpu_names=devices or (),
+    )
+
+
+def _chiefs(env: Mapping[str, str], port: int) -> tuple[str, ...]:
+    if env.get("TFDIST_CHIEF"):
+        text = env["TFDIST_CHIEF"]
+        address = text if text.rpartition(":")[2].isdecimal() else f"{text}:{port}"
+        try:
+            hosts.split_address(address)
+        except ValueError:
+            raise ValueError(f'TFDIST_CHIEF must be "host" or "host:port". Received: {text!r}') from None
+        return (address,)
+    found = []
+    for name in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE"):
+        try:
+            with open(env.get(name, "")) as lines:
+                found += next(lines, "").split()[:1]
+        except OSError:  # Not set, or one of those files that exist on the first host only.
+            continue
+    found += env.get("LSB_HOSTS", "").split()[:1]
+    if env.get("SLURM_JOB_NODELIST"):
+        found += hosts.expand_hostlist(env["SLURM_JOB_NODELIST"])[:1]
+    # For example 1400176640.0;tcp://192.0.2.2,10.0.0.2:39317;tcp6://[fd00::2]:46011
+    for uri in env.get("OMPI_MCA_orte_hnp_uri", "").split(";")[1:]:
+        found += uri.partition("://")[2].rpartition(":")[0].strip("[]").split(",")
+    if not found:
+        raise ValueError(
+            "mpirun started workers on several hosts, and nothing tells them where rank 0 is. Set TFDIST_CHIEF to the "
+            "host of rank 0 and hand it on: mpirun -x TFDIST_CHIEF=<host> (Open MPI) or -genv TFDIST_CHIEF <host>."
+        )
+    return tuple(hosts.join_address(host, port) for host in dict.fromkeys(found))

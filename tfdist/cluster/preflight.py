@@ -1,0 +1,264 @@
+"""All workers find each other over plain TCP, and compare notes, before TensorFlow starts. Imports no TensorFlow.
+
+TensorFlow waits over ten minutes for a missing worker, deaf to signals. Here everything ends at a deadline, with names.
+Each worker listens at its own address and calls all others: a short connection for each pair and direction, a few at a
+time. Each reports to rank 0 whom it could not reach; rank 0 compares what the workers say of themselves, decides (see
+verdict.py), and calls each of them with the verdict.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import secrets
+import socket
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from tfdist.cluster import hosts, meeting, verdict, wire
+from tfdist.cluster.meeting import Meeting, message, now, until
+from tfdist.cluster.placement import Placement
+
+# Seconds after the deadline in which reports of workers that started at about the same time still come in.
+_REPORT_SECONDS = 0.7
+# Seconds after the deadline in which a worker expects the verdict.
+_VERDICT_SECONDS = 1.5
+# Seconds that a worker that cannot take part spends on telling the others so.
+_FAREWELL_SECONDS = 5.0
+# Seconds that a network file system may take to show a new file.
+_WORKDIR_SECONDS = 10.0
+
+
+def unset_proxies(env: MutableMapping[str, str]) -> list[str]:
+    """Removes the proxy settings that gRPC would use between workers, and returns the names of those that were set."""
+    names = [name for name in env if name.lower() in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")]
+    for name in names:
+        del env[name]
+    return names
+
+
+def check(
+    placement: Placement,
+    *,
+    facts: Mapping[str, str],
+    seconds: float,
+    about: Mapping[str, Any] | None = None,
+    holds: Sequence[str] = (),
+    workdir: os.PathLike | str | None = None,
+) -> list[dict[str, Any]]:
+    """Waits until all workers have found each other and agree; every worker calls it before TensorFlow's server starts.
+
+    Afterwards the worker's port is free again. Whatever is wrong with one worker is raised by all that are alive, in
+    the same words, within `seconds` plus about two.
+
+    Args:
+        placement: this worker's place.
+        facts: name -> value of what must be equal on all workers, such as versions.
+        seconds: how long the workers have to find each other.
+        about: what may differ and is told to all; values as JSON knows them.
+        holds: names of what only one worker of a host may hold, such as its GPUs.
+        workdir: a directory that must be the same one for all workers; rank 0 makes it. None: not checked.
+
+    Returns:
+        One dict a worker in rank order: `rank`, `address` ("host:port", also where the placement had none), `host`
+        (what the machine calls itself), `pid`, and the items of `about`.
+
+    Raises:
+        TimeoutError: workers are missing or cannot reach each other; names their ranks and addresses, and why.
+        ValueError: facts differ, or two workers hold the same thing; names the ranks and the values.
+        FileNotFoundError: workdir is not the same directory for all.
+        OSError: a worker's port is taken, or rank 0 cannot write to workdir.
+    """
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "about": dict(about or {})}
+    if placement.num_workers == 1:
+        address = (placement.addresses or ("localhost",))[0]
+        return [{"rank": 0, "address": address, "host": me["host"], "pid": me["pid"], **me["about"]}]
+    me |= {"facts": dict(facts), "holds": list(holds)}
+    json.dumps(me)  # What JSON cannot say must be noticed here.
+    # Absolute, since the workers may have been started in different directories. "gs://bucket" is shared by nature.
+    shared = pathlib.Path(os.path.abspath(workdir)) if workdir and "://" not in str(workdir) else None
+    return wire.run(_check(placement, me, seconds, shared))
+
+
+async def _check(placement: Placement, me: dict, seconds: float, workdir: pathlib.Path | None) -> list[dict]:
+    met = Meeting(
+        placement=placement,
+        me=me,
+        seconds=seconds,
+        deadline=now() + seconds,
+        addresses=list(placement.addresses),
+        nonce=secrets.token_hex(8),
+    )
+    chief = placement.rank == 0
+    with contextlib.ExitStack() as stack:
+        try:
+            listener = stack.enter_context(wire.listen(placement.port))
+        except OSError as error:
+            await _leave(met, await _explain_port(met, error))
+        if chief and workdir:
+            try:
+                stack.enter_context(_token_file(workdir, met.nonce))
+            except OSError as error:
+                await _leave(met, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
+        async with wire.serving(listener, lambda request, peer: meeting.answer(met, request, peer)):
+            await (_lead(met) if chief else _follow(met, workdir))
+        if chief:
+            # No longer listening: who has the verdict starts TensorFlow, which soon calls this very port.
+            untold = await meeting.tell_all(met, "verdict", verdict=met.verdict)
+            if untold and "roster" in met.verdict:
+                lost = dict.fromkeys(untold, "it was there, and is no longer")
+                met.verdict = verdict.missing(lost, met.addresses, seconds)
+    return verdict.roster_or_raise(met.verdict)
+
+
+async def _lead(met: Meeting) -> None:
+    """Rank 0's part: gathers all reports, its own among them, and decides."""
+    size = met.placement.num_workers
+    if not met.addresses:
+        if not await until(met, lambda: len(met.arrivals) == size, met.deadline):
+            met.verdict = verdict.not_arrived(met.arrivals, size, met.seconds)
+            return
+        met.addresses = [met.arrivals[rank] for rank in range(size)]
+        await meeting.tell_all(met, "addresses", addresses=met.addresses)
+    await meeting.reach_all(met)
+    met.reports[0] = meeting.report(met)
+
+    def complete() -> bool:
+        return len(met.reports) == size
+
+    await until(met, lambda: complete() or met.over, met.deadline + _REPORT_SECONDS)
+    # When one worker gives up, others that started with it do so at about the same time.
+    await until(met, complete, min(now(), met.deadline) + _REPORT_SECONDS)
+    met.verdict = verdict.decide(met.hellos, met.reports, met.addresses, met.seconds)
+
+
+async def _follow(met: Meeting, workdir: pathlib.Path | None) -> None:
+    """Every other rank's part: looks for all, reports to rank 0, and waits for its verdict."""
+    if not met.addresses:
+        await _arrive(met)
+    if not met.over:
+        await meeting.reach_all(met)
+    if met.failed and not met.over:
+        await _report_failure(met)
+        return
+    unseen = ""
+    if workdir and not met.over and not met.unreached:
+        unseen = await _miss_token(met, workdir)
+    # Why rank 0 is lost, as soon as it is.
+    lost = met.unreached.get(0, "")
+    while not met.over and not lost:
+        try:
+            await meeting.call(met, 0, meeting.report(met, unseen))
+            break
+        except wire.UnreachableError as error:
+            lost = str(error) if now() > met.deadline else ""
+            await until(met, lambda: met.over, now() + 0.2)
+    await until(met, lambda: met.over or lost, max(now(), met.deadline) + _VERDICT_SECONDS)
+    while not met.over and not lost:
+        # Rank 0 may have started later than this worker: as long as it answers, it will decide at its own deadline.
+        try:
+            await meeting.call(met, 0, message(met, "who"))
+        except wire.UnreachableError as error:
+            lost = str(error)
+        await until(met, lambda: met.over, now() + 1.0)
+    if not met.over:
+        met.verdict = verdict.missing(met.unreached | {0: lost}, met.addresses, met.seconds)
+
+
+async def _arrive(met: Meeting) -> None:
+    """Tells rank 0 this worker's port, where the launcher does not say who is where, and waits for all addresses."""
+    reasons: dict[str, str] = {}
+
+    def known() -> bool:
+        return bool(met.addresses) or met.over
+
+    found = False
+    # As in `_follow`: a rank 0 that answers will decide, if need be after this worker's own deadline.
+    while not known() and (found or now() < met.deadline):
+        found = False
+        for chief in met.placement.chiefs:
+            dialled, _ = hosts.split_address(chief)
+            try:
+                reply = await wire.ask(chief, message(met, "arrive", port=met.placement.port, dialled=dialled))
+                meeting.verify(met, reply, 0)
+                found = True
+                break
+            except wire.UnreachableError as error:
+                reasons[chief] = str(error)
+        await until(met, known, now() + (1.0 if found else 0.3))
+    if not known():
+        met.verdict = verdict.no_chief(reasons, met.seconds)
+
+
+async def _miss_token(met: Meeting, workdir: pathlib.Path) -> str:
+    """Waits for rank 0's file in workdir; returns this worker's path of workdir if it does not appear."""
+    limit = min(now() + _WORKDIR_SECONDS, met.deadline)
+    while not met.over:
+        # In a thread: a network file system that hangs must not hold up the calls of the other workers.
+        seen = wire.in_thread(_token(workdir, met.chief_nonce).exists)
+        seen.add_done_callback(lambda _: met.changed.set())
+        await until(met, lambda seen=seen: seen.done() or met.over, limit)
+        if seen.done() and seen.exception() is None and seen.result():
+            break
+        if now() >= limit:
+            return str(workdir)
+        await until(met, lambda: met.over, now() + 0.2)
+    return ""
+
+
+@contextlib.contextmanager
+def _token_file(workdir: pathlib.Path, nonce: str) -> Iterator[None]:
+    """Makes workdir, and a file in it that other workers can look for; the file is gone afterwards."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    token = _token(workdir, nonce)
+    token.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            token.unlink()
+
+
+def _token(workdir: pathlib.Path, nonce: str) -> pathlib.Path:
+    # A name that nobody has asked a network file system for before: it could remember that there is no such file.
+    return workdir / f".tfdist-{nonce}"
+
+
+async def _leave(met: Meeting, failed: str) -> None:
+    """Tells the others, who may be about to start, why this worker cannot take part, and raises it."""
+    met.failed = failed
+    if met.placement.rank == 0:
+        met.verdict = verdict.failure({0: failed}, met.addresses)
+        await meeting.tell_all(met, "verdict", insist=True, verdict=met.verdict)
+    else:
+        await _report_failure(met)
+    verdict.roster_or_raise(met.verdict)
+
+
+async def _report_failure(met: Meeting) -> None:
+    """Tells rank 0, if it can be found soon, why this worker cannot take part; that is its own verdict, too."""
+    limit = min(now() + _FAREWELL_SECONDS, max(now(), met.deadline) + 1.0)
+    while met.addresses and not met.over and now() < limit:
+        with contextlib.suppress(wire.UnreachableError):
+            await meeting.call(met, 0, meeting.report(met))
+            break
+        await until(met, lambda: met.over, now() + 0.2)
+    met.verdict = verdict.failure({met.placement.rank: met.failed}, met.addresses)
+
+
+async def _explain_port(met: Meeting, error: OSError) -> str:
+    port = met.placement.port
+    if error.errno != errno.EADDRINUSE:
+        return f"port {port} cannot be opened: {error.strerror}"
+    who = "another program listens on it"
+    try:
+        meeting.verify(met, await wire.ask(f"localhost:{port}", message(met, "who"), 1.0), -1)
+    except meeting.StrangerError as stranger:
+        who = str(stranger).replace("listens there", "listens on it")
+    except wire.UnreachableError:
+        pass
+    return (
+        f"port {port} of host {met.me['host']} is taken: {who}. If that program is not yours, choose other ports with "
+        "config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
+    )

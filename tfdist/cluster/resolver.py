@@ -1,0 +1,134 @@
+"""The placements of this package as TensorFlow's cluster resolvers. Reads the environment, and never writes it."""
+
+import collections
+import os
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdist.cluster import hosts, slurm
+from tfdist.cluster.placement import Placement, visible_gpus
+
+
+def resolver(
+    placement: Placement, addresses: Sequence[str] | None = None, *, num_gpus: int | None = None
+) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """Returns the resolver for MultiWorkerMirroredStrategy: all workers are tasks of the job "worker", in rank order.
+
+    Args:
+        placement: this worker's place.
+        addresses: "host:port" of each worker, where `placement` does not hold them; see `preflight.check`.
+        num_gpus: GPUs that this worker uses; None: all that are visible to TensorFlow at the time.
+    """
+    addresses = list(placement.addresses if addresses is None else addresses)
+    if placement.launcher == "slurm" and addresses:
+        return SlurmClusterResolver(
+            gpus_per_task=num_gpus, auto_set_gpu=False, placement=placement, addresses=addresses
+        )
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        # An empty cluster means this process alone.
+        tf.train.ClusterSpec({"worker": addresses} if addresses else {}),
+        task_type="worker",
+        task_id=placement.rank,
+        num_accelerators={"GPU": _num_visible_gpus() if num_gpus is None else num_gpus},
+        rpc_layer="grpc",
+    )
+
+
+class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
+    """TensorFlow's SlurmClusterResolver, made right; also for scripts of your own.
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver())
+
+    Unlike TensorFlow's: hosts keep Slurm's order, which is that of the ranks; cyclic and planar distributions are
+    understood, and all is compared with what Slurm says of this task; every notation of host lists is read; ports
+    depend on the job and the step, so that two of them on a host do not meet; GPUs are counted by TensorFlow itself,
+    without nvidia-smi, and there may be none; CUDA_VISIBLE_DEVICES stays as Slurm wrote it.
+
+    Args:
+        jobs: name -> number of tasks, in all as many as the step has; the tasks are dealt out in alphabetical order
+            of the names, as TensorFlow's does. None: all are tasks of "worker".
+        port_base: ports lie in [port_base, port_base + port_count).
+        port_count: see port_base.
+        gpus_per_task: GPUs that each task uses. None: where Slurm has not given each task its own, they are divided
+            evenly among the tasks of a node.
+        auto_set_gpu: hide other tasks' GPUs from this process, with `tf.config.set_visible_devices`; to be done
+            before TensorFlow's first operation.
+        rpc_layer: the protocol between TensorFlow's servers.
+        env: the environment; None: that of this process.
+        placement: this task's place, where it is known already; `env`, and ports, are then not looked at.
+        addresses: "host:port" of each task; None: those that the placement holds.
+
+    Raises:
+        ValueError: this is no Slurm step of a known distribution, or fewer tasks or GPUs are there than asked for.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 10000,
+        port_count: int = 10000,
+        gpus_per_task: int | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str = "grpc",
+        env: Mapping[str, str] | None = None,
+        placement: Placement | None = None,
+        addresses: Sequence[str] | None = None,
+    ):
+        if placement is None:
+            placement = slurm.step(os.environ if env is None else env, port_base=port_base, port_count=port_count)
+        self._placement = placement
+        self._addresses = list(placement.addresses if addresses is None else addresses)
+        if not self._addresses:
+            raise ValueError(
+                "With an arbitrary distribution Slurm does not tell which task is where. Use tfdist.connect(), whose "
+                "workers ask each other, or srun -m block, cyclic or plane=<size>."
+            )
+        jobs = dict(jobs or {"worker": placement.num_workers})
+        if sum(jobs.values()) != placement.num_workers:
+            raise ValueError(
+                f"jobs must have as many tasks as the Slurm step, {placement.num_workers}. Received: {jobs!r}"
+            )
+        tasks_per_node = collections.Counter(hosts.split_address(address)[0] for address in self._addresses)
+        # No GPUs, as far as the parent is concerned: it would ask nvidia-smi, and write CUDA_VISIBLE_DEVICES.
+        super().__init__(jobs, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)
+        self._num_gpus = gpus_per_task
+        if auto_set_gpu:
+            _show_gpus(placement, gpus_per_task)
+        first = 0
+        for name, count in sorted(jobs.items()):
+            if first <= placement.rank < first + count:
+                self.task_type, self.task_id = name, placement.rank - first
+            first += count
+
+    def _resolve_own_rank(self) -> int:
+        return self._placement.rank
+
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """Returns the addresses of all tasks of all jobs."""
+        cluster, first = {}, 0
+        for name, count in sorted(self._jobs.items()):
+            cluster[name] = self._addresses[first : first + count]
+            first += count
+        return tf.train.ClusterSpec(cluster)
+
+    def num_accelerators(self, task_type=None, task_id=None, config_proto=None) -> dict[str, int]:
+        """Returns the number of GPUs of each task; the arguments are not used."""
+        return {"GPU": _num_visible_gpus() if self._num_gpus is None else self._num_gpus}
+
+
+def _show_gpus(placement: Placement, num_gpus: int | None) -> None:
+    listed = tf.config.list_physical_devices("GPU")
+    mine = visible_gpus(placement, len(listed))
+    if num_gpus is not None and num_gpus > len(mine):
+        raise ValueError(
+            f"gpus_per_task must be at most {len(mine)}, this task's share of the {len(listed)} GPUs that TensorFlow "
+            f"lists. Received: {num_gpus}"
+        )
+    if len(mine[:num_gpus]) < len(listed):
+        tf.config.set_visible_devices([listed[index] for index in mine[:num_gpus]], "GPU")
+
+
+def _num_visible_gpus() -> int:
+    # Unlike listing logical devices, this does not initialise TensorFlow's context.
+    return len(tf.config.get_visible_devices("GPU"))

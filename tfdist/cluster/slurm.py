@@ -1,0 +1,156 @@
+"""A task's place in a Slurm step, from the variables that srun sets. Imports no TensorFlow."""
+
+from collections.abc import Mapping, Sequence
+
+from tfdist.cluster import hosts, placement
+
+_STEP_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_PROCID",
+    "SLURM_NODEID",
+    "SLURM_LOCALID",
+)
+# Neighbouring steps of one job are this many blocks of ports apart, and so away from the neighbouring jobs' steps.
+_BLOCKS_PER_STEP = 233
+
+
+def in_step(env: Mapping[str, str]) -> bool:
+    """Whether srun started this process; what sbatch and salloc set alone makes no step."""
+    return any(name in env for name in _STEP_VARIABLES if name.startswith("SLURM_STEP"))
+
+
+def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placement.Placement:
+    """Finds this task's place in the Slurm step that it belongs to.
+
+    Hosts come in Slurm's own order, and tasks on them as SLURM_DISTRIBUTION says (unset: block); the result is
+    compared with what Slurm tells about this task. An arbitrary distribution leaves `addresses` empty.
+
+    Raises:
+        ValueError: names each variable that is missing, or the variables that contradict one another.
+    """
+    if env.get("SLURM_STEP_NUM_TASKS") == "1":
+        return _alone(env, port_base, port_count)
+    placement.need(env, _STEP_VARIABLES, "This process belongs to a Slurm step")
+    rank, num_workers = placement.integer(env, "SLURM_PROCID"), placement.integer(env, "SLURM_STEP_NUM_TASKS")
+    node, local_rank = placement.integer(env, "SLURM_NODEID"), placement.integer(env, "SLURM_LOCALID")
+    nodes = hosts.expand_hostlist(env["SLURM_STEP_NODELIST"])
+    counts = hosts.expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
+    if len(nodes) != len(counts) or sum(counts) != num_workers or not rank < num_workers or not node < len(nodes):
+        raise ValueError(
+            "Slurm's variables contradict one another (a step over several parts of a heterogeneous job, srun "
+            f"--het-group=0,1, cannot be used). {placement.received(env, _STEP_VARIABLES)}"
+        )
+    number = placement.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * placement.integer(env, "SLURM_STEP_ID")
+    first, length = placement.port_block(port_base, port_count, number, at_least=max(counts))
+
+    def port(node: int, local_rank: int) -> int:
+        # Counted on from node to node: several nodes may be one machine (Slurm's multiple-slurmd set-up).
+        return first + (node * max(counts) + local_rank) % length
+
+    plane = _plane(env, counts)
+    if plane is not None:
+        layout = hosts.lay_out(counts, plane)
+        _verify_layout(env, nodes, layout)
+    return placement.Placement(
+        launcher="slurm",
+        rank=rank,
+        num_workers=num_workers,
+        addresses=tuple(f"{nodes[n]}:{port(n, i)}" for n, i in layout) if plane is not None else (),
+        port=port(node, local_rank),
+        chiefs=tuple(f"{name}:{port(n, 0)}" for n, name in enumerate(nodes)) if plane is None else (),
+        local_rank=local_rank,
+        local_size=counts[node],
+        job=f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}",
+        gpu_sharers=_gpu_sharers(env, local_size=counts[node], most=max(counts)),
+        gpu_names=_gpu_names(env),
+    )
+
+
+def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> placement.Placement:
+    # Nothing else is looked at: some may be left over from an interactive step in which sbatch was called.
+    job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+    port, _ = placement.port_block(port_base, port_count, placement.number([job]), at_least=1)
+    return placement.Placement(
+        launcher="slurm",
+        addresses=(f"{env.get('SLURMD_NODENAME', 'localhost')}:{port}",),
+        port=port,
+        job=job,
+        gpu_names=_gpu_names(env),
+        note=forgotten_srun(env),
+    )
+
+
+def forgotten_srun(env: Mapping[str, str]) -> str:
+    """A sentence for the user whose worker is alone in an allocation of several tasks; empty where all is well."""
+    tasks = env.get("SLURM_NTASKS", "1")
+    if not env.get("SLURM_JOB_ID") or not tasks.isdecimal() or int(tasks) == 1:
+        return ""
+    return (
+        f"Slurm job {env['SLURM_JOB_ID']} has {tasks} tasks, and this process, which srun did not start, trains alone. "
+        "Put srun before the command to use them all."
+    )
+
+
+def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
+    """How many tasks Slurm gives to a node at a time; None: it follows a list that no variable holds."""
+    # For example "cyclic:block,nopack": what comes before the first sign is about nodes, the rest about cores.
+    text = env.get("SLURM_DISTRIBUTION", "block")
+    kind = text.partition(":")[0].partition(",")[0].partition("=")[0].lower()
+    if kind in ("block", "*", ""):
+        return max(counts)
+    if kind == "cyclic":
+        return 1
+    if kind == "plane":
+        placement.need(env, ("SLURM_DIST_PLANESIZE",), "Slurm distributes by planes")
+        return max(1, placement.integer(env, "SLURM_DIST_PLANESIZE"))
+    if kind == "arbitrary":
+        return None
+    raise ValueError(f"SLURM_DISTRIBUTION must begin with block, cyclic, plane or arbitrary. Received: {text!r}")
+
+
+def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequence[tuple[int, int]]) -> None:
+    rank, node, local_rank = (
+        placement.integer(env, name) for name in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+    )
+    ranks_here = ",".join(str(r) for r, (n, _) in enumerate(layout) if n == node)
+    if (
+        layout[rank] != (node, local_rank)
+        or env.get("SLURMD_NODENAME", nodes[node]) != nodes[node]
+        or env.get("SLURM_GTIDS", ranks_here) != ranks_here
+    ):
+        expected, index = layout[rank]
+        names = ("SLURM_NODEID", "SLURMD_NODENAME", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_DISTRIBUTION")
+        raise ValueError(
+            f"Rank {rank} should be task {index} of node {expected} ({nodes[expected]}), as the step's hosts and its "
+            f"distribution have it, and Slurm has put it elsewhere. Say how srun distributes the tasks, with srun -m "
+            f"block, cyclic or plane=<size>. {placement.received(env, (*_STEP_VARIABLES, *names))}"
+        )
+
+
+def _gpu_sharers(env: Mapping[str, str], *, local_size: int, most: int) -> int:
+    """Among how many tasks the GPUs have yet to be divided: the most tasks of any node, so that all get as many."""
+    devices = placement.cuda_devices(env)
+    if most == 1:
+        return 1
+    if local_size == 1:
+        # On a node with a single task, a task that sees all of the node's GPUs may well have been given all of them.
+        binding = env.get("SLURMD_TRES_BIND", "")
+        bound = any(kind in binding for kind in ("per_task", "single", "map_gpu", "mask_gpu"))
+        return 1 if bound or "SLURM_GPUS_PER_TASK" in env else most
+    if devices is None:
+        return most
+    # SLURM_GPUS_ON_NODE counts the step's GPUs on this node, CUDA_VISIBLE_DEVICES those that this task sees.
+    on_node = env.get("SLURM_GPUS_ON_NODE", "")
+    return most if len(devices) >= (int(on_node) if on_node.isdecimal() else local_size) else 1
+
+
+def _gpu_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    # CUDA_VISIBLE_DEVICES may count within the task's cgroup, SLURM_STEP_GPUS counts on the node.
+    devices, names = placement.cuda_devices(env) or (), placement.cuda_devices(env, "SLURM_STEP_GPUS") or ()
+    if len(names) == len(devices):
+        return names
+    return devices if all(name.startswith(("GPU-", "MIG-")) for name in devices) else ()

@@ -1,0 +1,167 @@
+"""What rank 0 concludes from the workers' reports, in words; see preflight.py. Pure functions, no TensorFlow.
+
+A verdict is a dict as JSON knows it: {"roster": [...]}, or {"error": name of the exception, "message": text}.
+"""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_ERRORS = {error.__name__: error for error in (TimeoutError, ValueError, FileNotFoundError, OSError)}
+# How many workers a message names one by one.
+_MOST_NAMED = 20
+
+
+def roster_or_raise(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the roster, or raises the error."""
+    if "error" in verdict:
+        raise _ERRORS[verdict["error"]](verdict["message"])
+    return verdict["roster"]
+
+
+def decide(
+    hellos: Mapping[int, dict], reports: Mapping[int, dict], addresses: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    """Decides when all workers have reported, or when it is too late.
+
+    Args:
+        hellos: rank -> {"me": what the worker says of itself: host, pid, about, facts, holds} of those that came.
+        reports: rank -> {"unreached": {str(rank): reason}, "failed": reason, "workdir": path where it is not shared}.
+        addresses: "host:port" of each worker in rank order.
+        seconds: how long they had.
+    """
+    failed = {rank: report["failed"] for rank, report in reports.items() if report["failed"]}
+    if failed:
+        return failure(failed, addresses)
+    absent = [rank for rank in range(len(addresses)) if rank not in hellos]
+    if absent:
+        own = reports.get(0, {"unreached": {}})["unreached"]
+        return missing({rank: own.get(str(rank)) or "it has not called rank 0" for rank in absent}, addresses, seconds)
+    if len(reports) < len(addresses) or any(report["unreached"] for report in reports.values()):
+        head = f"All workers are there, and some cannot reach each other within {seconds:g} s:"
+        return _error(TimeoutError, head, _cut_off(hellos, reports, addresses))
+    workers = {rank: hello["me"] for rank, hello in hellos.items()}
+    differing = [*_differing_facts(workers), *_held_twice(workers)]
+    if differing:
+        return _error(ValueError, "The workers do not fit together:", differing)
+    elsewhere = {rank: report["workdir"] for rank, report in reports.items() if report["workdir"]}
+    if elsewhere:
+        lines = [
+            f"{worker_name(rank, addresses)}, on host {workers[rank]['host']}, at {path}"
+            for rank, path in sorted(elsewhere.items())
+        ]
+        head = f"The workdir of rank 0, on host {workers[0]['host']}, must be one that all share. Not seen by:"
+        return _error(FileNotFoundError, head, lines)
+    roster = [
+        {"rank": rank, "address": address, "host": workers[rank]["host"], "pid": workers[rank]["pid"]}
+        | workers[rank]["about"]
+        for rank, address in enumerate(addresses)
+    ]
+    return {"roster": roster}
+
+
+def failure(failed: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
+    """The verdict when workers cannot take part at all; rank -> reason."""
+    lines = [f"{worker_name(rank, addresses)}: {reason}" for rank, reason in sorted(failed.items())]
+    return _error(OSError, "A worker cannot take part:", lines)
+
+
+def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float) -> dict[str, Any]:
+    """The verdict when workers were not found; rank -> reason."""
+    lines = [f"{worker_name(rank, addresses)}: {reason or 'no answer'}" for rank, reason in sorted(absent.items())]
+    return _error(
+        TimeoutError,
+        f"{len(absent)} of {len(addresses) or 'the'} workers were not found within {seconds:g} s. Look for their own "
+        "errors; if they only start slowly, raise config.cluster.connect_seconds:",
+        lines,
+    )
+
+
+def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str, Any]:
+    """The verdict when workers whose addresses nobody knows have not called rank 0."""
+    absent = sorted(set(range(1, size)) - set(arrivals))
+    return _error(
+        TimeoutError,
+        f"{len(absent)} of {size} workers have not called rank 0 within {seconds:g} s. Look for their own errors; if "
+        "they only start slowly, raise config.cluster.connect_seconds. Missing:",
+        [_ranks(absent)],
+    )
+
+
+def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
+    """The verdict of a worker that knows no address but where rank 0 may be; address -> reason."""
+    return _error(
+        TimeoutError,
+        f"Rank 0 was not found within {seconds:g} s. If it runs on another host than these, set TFDIST_CHIEF to that "
+        "host for all workers; if it only starts slowly, raise config.cluster.connect_seconds:",
+        [f"{address}: {reason}" for address, reason in reasons.items()],
+    )
+
+
+def two_processes(rank: int, workers: Sequence[dict]) -> str:
+    """The reason when two processes claim one rank."""
+    where = " and ".join(f"host {worker['host']}, pid {worker['pid']}" for worker in workers)
+    also = "another process as well" if len(workers) == 1 else "both"
+    return f"{where} and {also} claim to be rank {rank}. Each worker needs its own (in TF_CONFIG: task.index)"
+
+
+def worker_name(rank: int, addresses: Sequence[str]) -> str:
+    """Names a worker in a message."""
+    return f"rank {rank} ({addresses[rank]})" if addresses else f"rank {rank}"
+
+
+def _cut_off(hellos: Mapping[int, dict], reports: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
+    lines = [
+        f"{worker_name(rank, addresses)} cannot reach {worker_name(int(other), addresses)}, which runs on host "
+        f"{hellos[int(other)]['me']['host']}: {reason}"
+        for rank, report in sorted(reports.items())
+        for other, reason in report["unreached"].items()
+        if reason  # Without one, there was no time to try.
+    ]
+    silent = [rank for rank in range(len(addresses)) if rank not in reports]
+    return lines or [f"{worker_name(rank, addresses)} has not reported whom it reaches" for rank in silent]
+
+
+def _differing_facts(workers: Mapping[int, dict]) -> list[str]:
+    lines = []
+    for name in dict.fromkeys(name for worker in workers.values() for name in worker["facts"]):
+        ranks = collections.defaultdict(list)
+        for rank, worker in sorted(workers.items()):
+            ranks[worker["facts"].get(name, "(absent)")].append(rank)
+        if len(ranks) > 1:
+            values = "; ".join(f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
+            lines.append(f"{name}: {values}")
+    return lines
+
+
+def _held_twice(workers: Mapping[int, dict]) -> list[str]:
+    holders = collections.defaultdict(list)
+    for rank, worker in sorted(workers.items()):
+        for thing in worker["holds"]:
+            holders[worker["host"], thing].append(rank)
+    return [
+        f"{thing} of host {host} is held by {_ranks(ranks)}, and only one may. Give each worker its own (Slurm: srun "
+        "--gpus-per-task=1; else CUDA_VISIBLE_DEVICES for each)"
+        for (host, thing), ranks in holders.items()
+        if len(ranks) > 1
+    ]
+
+
+def _ranks(ranks: Sequence[int], workers: Mapping[int, dict] | None = None) -> str:
+    """Writes ranks as `ranks 0-2, 5`, with their hosts where `workers` knows them."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    found = dict.fromkeys(workers[rank]["host"] for rank in ranks) if workers else ()
+    at = f" ({', '.join(list(found)[:_MOST_NAMED])})" if found else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}{at}"
+
+
+def _error(error: type[Exception], head: str, lines: Sequence[str]) -> dict[str, Any]:
+    if len(lines) > _MOST_NAMED:
+        lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
+    return {"error": error.__name__, "message": "\n  ".join([head, *lines])}

@@ -1,0 +1,144 @@
+"""The flags that name a config file and override its fields, with our own words for what is wrong. No TensorFlow.
+
+`ml_collections.config_flags` does the work. It says a wrong value by the flag's name, but lets Python's own KeyError
+out for a field that does not exist, knows no way to write None, and keeps a missing file to itself until it is used.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import os
+import re
+import runpy
+import sys
+import types
+import typing
+from typing import Any
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from tfdist import config as config_lib
+
+NONE_WORDS = ("none", "None")
+
+flags.disclaim_key_flags()  # --help shows the flags of the module that calls define_config.
+
+
+class _IntegerOrNone(flags.IntegerParser):
+    def parse(self, argument: Any) -> int | None:
+        return None if argument in NONE_WORDS else super().parse(argument)
+
+
+class _FloatOrNone(flags.FloatParser):
+    def parse(self, argument: Any) -> float | None:
+        return None if argument in NONE_WORDS else super().parse(argument)
+
+
+class _Literal(flags.ArgumentParser):
+    """What a spec holds besides numbers and text: lists, dicts, and None, in whose place anything may come."""
+
+    def __init__(self, kind: type):
+        super().__init__()
+        self._kind = kind
+
+    def parse(self, argument: Any) -> Any:
+        value = argument
+        if isinstance(argument, str):
+            with contextlib.suppress(SyntaxError, ValueError):
+                value = ast.literal_eval(argument)
+            value = None if value in NONE_WORDS else value
+        if self._kind is not types.NoneType and not isinstance(value, self._kind | None):
+            raise ValueError(f"must be a {self._kind.__name__} as Python writes it, or none")
+        return value
+
+
+def define_config() -> flags.FlagHolder:
+    """Defines --config and, for each field of the file it names, --config.section.field; see `parse`."""
+    for kind, parser in ((int, _IntegerOrNone()), (float, _FloatOrNone())):
+        config_flags.register_flag_parser_for_type(kind, parser)
+    for kind in (list, dict, types.NoneType):
+        config_flags.register_flag_parser_for_type(kind, _Literal(kind))
+    return config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "The config file, such as configs/digits.py. --config.section.field=value overrides a field of it.",
+        lock_config=False,
+    )
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line, for `app.run(main, flags_parser=parse)`; ends the process where it is wrong.
+
+    `none` stands for None in a field that may be None, and in a number of a spec.
+    """
+    if not {"--help", "--helpfull", "--helpshort", "-help", "-?"} & set(argv):
+        _check_file(argv)
+    try:
+        rest = app.parse_flags_with_usage(argv)
+    except (KeyError, IndexError, TypeError, ValueError):
+        _explain_unknown_field(argv)
+        raise
+    config, path = flags.FLAGS["config"].value, _config_path(argv)
+    if not isinstance(config, config_lib.Config):
+        sys.exit(f"--config={path}: get_config() must return a tfdist.config.Config. Received: {type(config).__name__}")
+    for name, value in flags.FLAGS["config"].override_values.items():
+        _none_where_meant(config, name, value)
+    return rest
+
+
+def config_name() -> str:
+    """The name of the config file without folder and suffix: what a run is called that is given no other name."""
+    return os.path.splitext(os.path.basename(_config_path(sys.argv).partition(":")[0]))[0]
+
+
+def _config_path(argv: list[str]) -> str:
+    for index, argument in enumerate(argv):
+        match = re.fullmatch(r"--?config(?:=(.*))?", argument, re.DOTALL)
+        if match:
+            return match[1] if match[1] is not None else "".join(argv[index + 1 : index + 2])
+    return ""
+
+
+def _check_file(argv: list[str]) -> None:
+    path = _config_path(argv)
+    if not path:
+        sys.exit("Name a config file, such as --config=configs/digits.py")
+    file = path.partition(":")[0]
+    if not os.path.isfile(file):
+        sys.exit(f"--config={path}: there is no file {os.path.abspath(file)}")
+
+
+def _explain_unknown_field(argv: list[str]) -> None:
+    file, _, argument = _config_path(argv).partition(":")
+    config = runpy.run_path(file)["get_config"](*filter(None, [argument]))
+    for overriding in argv[1:]:
+        match = re.match(r"--?(?:no)?config\.([^=\[]+)", overriding)
+        if match:
+            _check_field(config, match[1], file)
+
+
+def _check_field(config: config_lib.Config, name: str, file: str) -> None:
+    holder: Any = config
+    for part in name.split("."):
+        spec = isinstance(holder, dict)
+        items = holder if spec else {field.name: getattr(holder, field.name) for field in _fields(holder)}
+        if part not in items:
+            hint = " An argument of a spec can be overridden where the file gives it." if spec else ""
+            sys.exit(f"--config.{name}: {file} has no such field.{config_lib.nearest_field(config, name)}{hint}")
+        holder = items[part]
+
+
+def _none_where_meant(config: config_lib.Config, name: str, value: Any) -> None:
+    *holders, field = name.split(".")
+    holder: Any = config
+    for part in holders:
+        holder = getattr(holder, part, None)
+    if value in NONE_WORDS and _fields(holder):
+        hint = typing.get_type_hints(type(holder))[field]
+        if types.NoneType in typing.get_args(hint):
+            setattr(holder, field, None)
+
+
+def _fields(section: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()

@@ -1,0 +1,1 @@
+"""The data stream: a pure function of (seed, epoch, position), with no state to save."""

@@ -1,0 +1,102 @@
+"""Training and evaluation streams: which replica gets which examples, and nothing else.
+
+A dataset made here is one worker's own, with one element per local replica and step, to be given to
+`strategy.distribute_datasets_from_function`. Through `experimental_distribute_dataset` the textbook policies make every
+worker prepare all examples, and `AutoShardPolicy.HINT` makes it prepare a whole global batch of its own at a time, as
+many steps ahead as there are workers: memory and the first step's delay then do not fall as workers are added.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.data import order
+
+Batch = dict[str, tf.Tensor]
+# prepare(batch, seeds, *, training) -> batch
+Prepare = Callable[..., Batch]
+
+
+class Source(Protocol):
+    """Random access to the examples of one split. Optional: `num_classes: int | None` and `verify()`."""
+
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    def read(self, ids: tf.Tensor) -> Batch:
+        """Returns the examples `ids` (int64 [n]) as a batch of tensors [n, ...]; called inside `Dataset.map`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of every global batch that one worker's replicas take: consecutive slots, the same on any topology."""
+
+    # The index of this worker's first replica among all, its number of replicas, and the number of all replicas.
+    first_replica: int = 0
+    local_replicas: int = 1
+    num_replicas: int = 1
+
+    def locate(self, element: tf.Tensor, global_batch: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the step (int64 []) and the slots (int64 [global_batch / num_replicas]) of an element."""
+        size = global_batch // self.num_replicas
+        replica = self.first_replica + element % self.local_replicas
+        return element // self.local_replicas, replica * size + tf.range(size, dtype=tf.int64)
+
+
+def training(
+    source: Source,
+    prepare: Prepare,
+    share: Share,
+    *,
+    global_batch: int,
+    seed: int,
+    first_step: int,
+    last_step: int,
+    shuffle: bool,
+) -> tf.data.Dataset:
+    """One worker's share of the steps [first_step, last_step).
+
+    Returns:
+        A dataset of `prepare`d batches [global_batch / num_replicas, ...]. It goes on for ever; see `_pipeline`.
+    """
+
+    def load(element: tf.Tensor) -> Batch:
+        step, slots = share.locate(element, global_batch)
+        ids, epoch = order.example_ids(
+            step, slots, seed=seed, num_examples=len(source), global_batch=global_batch, shuffle=shuffle
+        )
+        return prepare(source.read(ids), order.seeds(ids, epoch, seed), training=True)
+
+    return _pipeline(first_step, last_step, share, load)
+
+
+def evaluation(
+    source: Source, prepare: Prepare, share: Share, *, global_batch: int, seed: int
+) -> tuple[tf.data.Dataset, int]:
+    """One worker's share of a pass over `source` that takes every example once, padded to full batches.
+
+    Returns:
+        (dataset, steps): batches with masks, bool [global_batch / num_replicas], False for padding; and the steps of
+        one pass.
+    """
+    num_examples = len(source)
+    steps = -(-num_examples // global_batch)
+
+    def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:
+        step, slots = share.locate(element, global_batch)
+        positions = step * global_batch + slots
+        ids = tf.minimum(positions, num_examples - 1)
+        batch = prepare(source.read(ids), order.seeds(ids, tf.zeros([], tf.int64), seed), training=False)
+        return batch, positions < num_examples
+
+    return _pipeline(0, steps, share, load), steps
+
+
+def _pipeline(first_step: int, last_step: int, share: Share, load: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
+    elements = tf.data.Dataset.range(first_step * share.local_replicas, last_step * share.local_replicas)
+    # Endless, though the loop knows the length and never takes more: of a finite stream, several workers would ask each
+    # other in every step whether all have a batch left, and its batches would have dynamic shapes.
+    elements = elements.repeat()
+    return elements.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,249 @@
+"""Makes a run of a config: checks it against data and devices, meets the other workers, builds the model."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import checkpoint, interruption, randomness, records, report, step
+from tfdist import config as config_lib
+from tfdist.cluster import strategy
+from tfdist.data import stream
+
+_DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that is ready to train or to evaluate, seen from one worker."""
+
+    config: config_lib.Config
+    workdir: Path
+    cluster: strategy.Cluster
+    # Whether this worker was asked to stop.
+    stop: interruption.StopRequest
+    trainer: step.Trainer
+    # Every variable that a checkpoint holds, by name.
+    variables: dict[str, Any]
+    train_source: stream.Source
+    # None where the config evaluates nothing.
+    evaluation_source: stream.Source | None
+    prepare: Callable[..., dict[str, tf.Tensor]]
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of the checkpoints."""
+        return self.workdir / "checkpoints"
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Examples in one evaluation step, over all replicas."""
+        return evaluation_batch_size(self.config)
+
+
+def evaluation_batch_size(config: config_lib.Config) -> int:
+    """Examples in one evaluation step, over all replicas."""
+    return config.data.evaluation_batch_size or config.data.batch_size
+
+
+def start(config: config_lib.Config, workdir: Path) -> Run:
+    """Checks everything that can be checked, cheapest first, then meets the other workers and builds the model.
+
+    Raises:
+        ValueError: the config contradicts itself, the data or the devices; nothing was allocated on a device.
+        TimeoutError: other workers are missing.
+        OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
+    """
+    config_lib.validate(config)
+    prepare = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
+    train_source = open_source(config, config.data.train_split)
+    evaluation_source = None
+    if config.data.evaluation_split is not None:
+        evaluation_source = open_source(config, config.data.evaluation_split)
+    plan = strategy.plan(config.cluster)
+    steps_per_epoch = check_fit(config, plan.num_replicas, train_source, evaluation_source)
+    cluster = strategy.connect(plan, facts=_facts(config, train_source, evaluation_source), workdir=workdir)
+    stop = interruption.listen()
+
+    keras.utils.set_random_seed(config.seed)
+    keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
+    total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
+    with cluster.scope():
+        model = config_lib.build(config.model, field="config.model")
+        optimizer = build_optimizer(config, steps_per_epoch, total_steps)
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
+    trainer = step.build_trainer(
+        cluster, config, model, optimizer, objective, _element_spec(config, train_source, prepare)
+    )
+    randomness.address(model, optimizer.iterations, strategy.replica_id)
+    reserved = [name for name in trainer.names if name in report.RESERVED]
+    if reserved:
+        raise ValueError(
+            f"config.objective returns {reserved[0]!r}, a name that metrics.jsonl uses itself: choose another."
+        )
+    if config.checkpoint.best_metric not in (None, *trainer.names):
+        raise ValueError(
+            f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among what the objective "
+            f"returns: {', '.join(trainer.names)}"
+        )
+    more = trainer.loss_scale.variables() if trainer.loss_scale else {}
+    return Run(
+        config=config,
+        workdir=workdir,
+        cluster=cluster,
+        stop=stop,
+        trainer=trainer,
+        variables=checkpoint.named_variables(model, optimizer, more),
+        train_source=train_source,
+        evaluation_source=evaluation_source,
+        prepare=prepare,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+    )
+
+
+def open_source(config: config_lib.Config, split: str) -> stream.Source:
+    """Makes the source of one split; no TensorFlow operation runs."""
+    source = config_lib.build(config.data.source, split, field="config.data.source")
+    if len(source) == 0:
+        raise ValueError(f"config.data: the split {split!r} of {config.data.source['target']} has no examples.")
+    return source
+
+
+def check_fit(
+    config: config_lib.Config,
+    num_replicas: int,
+    train_source: stream.Source,
+    evaluation_source: stream.Source | None,
+) -> int:
+    """Checks batch sizes and class numbers against the data and the replicas.
+
+    Returns:
+        The number of steps in an epoch.
+
+    Raises:
+        ValueError: names the field, its value, and the number that it contradicts.
+    """
+    batch, pieces = config.data.batch_size, config.train.micro_batches
+    if batch % (num_replicas * pieces):
+        lower = batch // (num_replicas * pieces) * num_replicas * pieces
+        advice = f"{lower} or {lower + num_replicas * pieces}" if lower else str(num_replicas * pieces)
+        micro = f" in {pieces} micro-batches each" if pieces > 1 else ""
+        raise ValueError(
+            f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{micro}: "
+            f"set it to {advice}, or change the number of replicas."
+        )
+    if evaluation_batch_size(config) % num_replicas:
+        raise ValueError(
+            f"config.data.evaluation_batch_size={evaluation_batch_size(config)} cannot be divided among "
+            f"{num_replicas} replicas: set it to a multiple of {num_replicas}."
+        )
+    if len(train_source) < batch:
+        raise ValueError(
+            f"config.data.batch_size={batch} is more than the {len(train_source)} examples of the split "
+            f"{config.data.train_split!r}: an epoch would have no step."
+        )
+    for split, source in ((config.data.train_split, train_source), (config.data.evaluation_split, evaluation_source)):
+        classes, wanted = getattr(source, "num_classes", None), config.model.get("num_classes")
+        if classes is not None and wanted is not None and classes != wanted:
+            raise ValueError(
+                f"config.model.num_classes={wanted}, and the split {split!r} of {config.data.source['target']} has "
+                f"labels of {classes} classes: set config.model.num_classes to {classes}."
+            )
+    return len(train_source) // batch
+
+
+def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> keras.optimizers.Optimizer:
+    """Makes the optimizer with its schedule, the peak scaled to the global batch (arXiv 1706.02677, section 2.1).
+
+    Raises:
+        ValueError: the warm-up is longer than the run, or the target returns no optimizer.
+    """
+    rate = config.learning_rate
+    factor = config.data.batch_size / rate.reference_batch_size
+    peak = rate.peak * {"none": 1.0, "linear": factor, "sqrt": factor**0.5}[rate.scaling]
+    warmup_steps = round(rate.warmup_epochs * steps_per_epoch)
+    if warmup_steps > total_steps:
+        raise ValueError(
+            f"config.learning_rate.warmup_epochs={rate.warmup_epochs} are {warmup_steps} steps, more than the "
+            f"{total_steps} of the run."
+        )
+    schedule = config_lib.build(
+        rate.schedule, peak, field="config.learning_rate.schedule", total_steps=total_steps, warmup_steps=warmup_steps
+    )
+    optimizer = config_lib.build(config.optimizer, schedule, field="config.optimizer")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            f"config.optimizer.target must return a keras.optimizers.Optimizer. Received: {type(optimizer).__name__}"
+        )
+    return optimizer
+
+
+def _element_spec(
+    config: config_lib.Config, source: stream.Source, prepare: Callable[..., dict[str, tf.Tensor]]
+) -> dict[str, tf.TensorSpec]:
+    dataset = _training_dataset(config, source, prepare, stream.Share(), 0, 1)
+    spec = dataset.element_spec
+    if not isinstance(spec, dict) or not spec:
+        raise ValueError(f"config.data.prepare must return a dict of tensors. Received: {spec}")
+    for name, tensor in spec.items():
+        if tensor.shape.rank in (None, 0) or None in tensor.shape[1:].as_list():
+            raise ValueError(
+                f"config.data.prepare returns {name!r} of shape {tensor.shape}: every dimension but the first must be "
+                "known, so that examples can be batched. Resize or crop the images, for instance."
+            )
+    return spec
+
+
+def training_dataset(run: Run, *, first_step: int, last_step: int) -> tf.data.Dataset:
+    """This worker's share of the steps [first_step, last_step); see `stream.training`."""
+    return _training_dataset(run.config, run.train_source, run.prepare, share(run.cluster), first_step, last_step)
+
+
+def _training_dataset(
+    config: config_lib.Config,
+    source: stream.Source,
+    prepare: Callable[..., dict[str, tf.Tensor]],
+    worker_share: stream.Share,
+    first_step: int,
+    last_step: int,
+) -> tf.data.Dataset:
+    return stream.training(
+        source,
+        prepare,
+        worker_share,
+        global_batch=config.data.batch_size,
+        seed=config.seed,
+        first_step=first_step,
+        last_step=last_step,
+        shuffle=config.data.shuffle,
+    )
+
+
+def share(cluster: strategy.Cluster) -> stream.Share:
+    """The part of every global batch that this worker's replicas take."""
+    local_replicas = cluster.num_replicas // cluster.num_workers
+    return stream.Share(
+        first_replica=cluster.rank * local_replicas,
+        local_replicas=local_replicas,
+        num_replicas=cluster.num_replicas,
+    )
+
+
+def _facts(config: config_lib.Config, *sources: stream.Source | None) -> dict[str, str]:
+    """What must be equal on all workers, in few words each: the config field by field, and the size of the data."""
+    plain = records.plain(config)
+    plain.pop("cluster")
+    facts = {f"config.{name}": json.dumps(value) for name, value in config_lib.flatten(plain)}
+    for split, source in zip(("train", "evaluation"), sources, strict=True):
+        if source is not None:
+            facts[f"examples of the {split} split"] = str(len(source))
+    return facts

@@ -1,0 +1,120 @@
+"""The tools of the loop, made once, and where it stands."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import checkpoint, experiment, intervals, records, step
+from tfdist.report import Reporter, open_report
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where the loop stands: all that a checkpoint holds besides the variables."""
+
+    step: int = 0
+    # The step that was evaluated last.
+    evaluated: int = 0
+    # The best value of `checkpoint.best_metric` so far, and its step.
+    best: float | None = None
+    best_step: int = 0
+    # Since the last report: sums over examples, seconds and steps.
+    totals: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Caller:
+    """Makes the compiled calls of one kind, and keeps their pace."""
+
+    run: experiment.Run
+    call: Callable[..., tf.Tensor]
+    pace: intervals.Pace
+
+    def __call__(self, iterator: Any, most: int) -> tuple[int, dict[str, float]]:
+        """Runs up to `most` steps; returns how many, and the sums over all replicas: the same on every worker."""
+        steps = self.pace.next_steps(most)
+        asked = tf.constant(float(self.run.stop.signal_name is not None), tf.float64)
+        vector = self.call(iterator, tf.constant(steps, tf.int64), asked).numpy()
+        totals = dict(zip((*self.run.trainer.names, *step.EXTRAS), vector.tolist(), strict=True))
+        self.pace.measured(steps, totals["seconds"] / self.run.cluster.num_replicas)
+        return steps, totals
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Loop:
+    """The tools of the loop, made once."""
+
+    run: experiment.Run
+    report: Reporter
+    # None on all workers but the chief.
+    saver: checkpoint.Saver | None
+    train_call: Caller
+    evaluation_call: Caller
+    # Whether all variables are finite.
+    is_finite: Callable[[], bool]
+
+
+def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
+    """Restores the newest checkpoint on every worker, and opens the report and the saver on the chief."""
+    saved, damaged = None, []
+    if run.cluster.is_chief:
+        saved = checkpoint.newest_valid(run.checkpoints, damaged.append)
+    chosen = run.cluster.from_chief(-1 if saved is None else saved.step)
+    progress = Progress()
+    if chosen >= 0:
+        saved = saved or checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
+        checkpoint.restore(saved, run.variables)
+        progress = Progress(**saved.state)
+    reporter = open_reporter(run, str(run.workdir), resume_step=progress.step, resume_evaluated=progress.evaluated)
+    for text in damaged:
+        reporter.warning(text)
+    saver = None
+    if run.cluster.is_chief:
+        saver = checkpoint.Saver(run.checkpoints, run.config.checkpoint, reporter.warning)
+        saver.tidy(saved)
+        records.write_config(str(run.workdir), run.config)
+        records.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
+        if saved is not None:
+            reporter.event(f"resumed from {saved.path}", saved.step)
+            if progress.best_step == saved.step:  # Killed in between, a run has saved it and not yet marked it.
+                saver.mark_best(saved.step, run.config.checkpoint.best_metric, progress.best)
+    return make_loop(run, reporter, saver), progress
+
+
+def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> Reporter:
+    """Opens the report of `run`; see `report.open_report` for `workdir` and `resumed`."""
+    reporter = open_report(
+        workdir,
+        chief=run.cluster.is_chief,
+        rank=run.cluster.rank,
+        num_replicas=run.cluster.num_replicas,
+        total_steps=run.total_steps,
+        steps_per_epoch=run.steps_per_epoch,
+        global_batch=run.config.data.batch_size,
+        tensorboard=run.config.report.tensorboard,
+        **resumed,
+    )
+    reporter.workers(list(run.cluster.roster))
+    return reporter
+
+
+def make_loop(run: experiment.Run, reporter: Reporter, saver: checkpoint.Saver | None) -> Loop:
+    """Puts the tools of the loop together."""
+
+    def caller(replica_step: Callable[..., tf.Tensor]) -> Caller:
+        call = step.make_call(run.trainer, functools.partial(replica_step, run.trainer))
+        return Caller(run=run, call=call, pace=intervals.Pace(run.config.train.call_seconds))
+
+    return Loop(
+        run=run,
+        report=reporter,
+        saver=saver,
+        train_call=caller(step.train_step),
+        evaluation_call=caller(step.evaluation_step),
+        is_finite=checkpoint.finite_check(run.variables),
+    )

@@ -1,0 +1,38 @@
+"""Trains or evaluates what a config describes: `python -m tfdist.main --config=configs/digits.py`.
+
+It ends with 0 when the run is finished, 75 when it was asked to stop and has saved (start it again to go on), 76 when
+another worker was lost (start all again), 1 when something is wrong, which it says.
+"""
+
+from pathlib import Path
+
+from absl import app, flags
+
+from tfdist import command_line, outcome
+
+_CONFIG = command_line.define_config()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives. Default: runs/NAME for a config file NAME.py.")
+_MODE = flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate a checkpoint of the workdir.")
+_CHECKPOINT = flags.DEFINE_string("checkpoint", "newest", 'What to evaluate: "newest", "best", or a step.')
+_ALLOW_CONFIG_CHANGES = flags.DEFINE_bool(
+    "allow_config_changes", False, "Go on with the run in the workdir although its config was another."
+)
+
+
+def run() -> int:
+    """Runs what the flags say; returns the exit code."""
+    from tfdist import experiment, train
+    from tfdist.cluster import strategy
+
+    workdir = Path(_WORKDIR.value or f"runs/{command_line.config_name()}").expanduser()
+    experiment_run = experiment.start(_CONFIG.value, workdir)
+    if _MODE.value == "train":
+        code = train.train(experiment_run, allow_config_changes=_ALLOW_CONFIG_CHANGES.value)
+    else:
+        code = train.evaluate_only(experiment_run, _CHECKPOINT.value)
+    strategy.leave(experiment_run.cluster)
+    return code
+
+
+if __name__ == "__main__":
+    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)

@@ -1,0 +1,125 @@
+"""How a process of tfdist ends: with an exit code, and where something is wrong, with words a user can act on."""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tfdist import interruption
+from tfdist.cluster import peers
+
+_PACKAGE = str(Path(__file__).parent)
+# How long it may take until it is known which worker was lost, after TensorFlow knows that one was.
+_NAME_SECONDS = 3.0
+
+
+def end(body: Callable[[], int]) -> None:
+    """Runs `body`, which may use TensorFlow, and ends the process with what it returns."""
+    import_tensorflow_quietly()
+    try:
+        code = body()
+    except KeyboardInterrupt:
+        peers.take_over()
+        peers.tell_failure("interrupted before the run was saved")
+        _say("interrupted before the run was saved")
+        code = 130
+    except Exception as error:
+        code = explain(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code not in (0, interruption.EXIT_STOPPED):
+        # TensorFlow's own end waits up to 18 s for peers that are gone.
+        os._exit(code)
+    sys.exit(code)
+
+
+def explain(error: Exception) -> int:
+    """Says on standard error what went wrong, with a traceback only where the words are not ours.
+
+    Returns:
+        The exit code.
+    """
+    import tensorflow as tf
+
+    lost = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+    )
+    perhaps = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's, when a worker is gone.
+    named = peers.cause(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
+    if named or isinstance(error, lost):
+        text = f"another worker was lost: start all workers again. TensorFlow says: {_first_line(str(error))}"
+        peers.tell_failure(text)
+        _say(named or text)
+        return interruption.EXIT_PEER_LOST
+    text, file = _cause(error)
+    peers.take_over()
+    peers.tell_failure(_first_line(text))
+    # Ours is what this package raises, of a kind for users' mistakes.
+    if isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE):
+        _say(text)
+    else:
+        traceback.print_exception(error)
+        _say(f"{type(error).__name__}: {_first_line(text)}")
+    return 1
+
+
+def import_tensorflow_quietly() -> None:
+    """Imports TensorFlow without the lines that it writes at every start, some of which no setting silences.
+
+    TF_CPP_MIN_LOG_LEVEL, where it is set, decides instead; "0" shows everything.
+    """
+    shown = "TF_CPP_MIN_LOG_LEVEL" in os.environ
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not shown:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        with tempfile.TemporaryFile() as hidden:
+            os.dup2(hidden.fileno(), 2)
+            try:
+                import tensorflow as tf
+
+                # The start of its devices writes more of them.
+                tf.get_logger().setLevel("ERROR")
+            except BaseException:
+                hidden.seek(0)
+                os.write(stderr, hidden.read())
+                raise
+            finally:
+                os.dup2(stderr, 2)
+                os.close(stderr)
+
+
+def _cause(error: Exception) -> tuple[str, str]:
+    """Returns what was said where `error` was raised, and the file that said it."""
+    # Of what is raised while a graph is traced, TensorFlow makes another error, whose text begins with a traceback.
+    traced = getattr(error, "ag_error_metadata", None)
+    if traced is not None and traced.translated_stack:
+        return traced.cause_message.removeprefix(f"{type(error).__name__}: "), traced.translated_stack[0].filename
+    return str(error), traceback.extract_tb(error.__traceback__)[-1].filename
+
+
+def _first_line(text: str) -> str:
+    """The first line of what happened: behind the Python stack that TensorFlow puts before it."""
+    lines = [line.strip() for line in text.splitlines()]
+    frames = [index for index, line in enumerate(lines) if line.startswith(("File ", "<stack traces"))]
+    message = lines[frames[-1] + (2 if lines[frames[-1]].startswith("File ") else 1) :] if frames else lines
+    return next((line for line in message if line), "")
+
+
+def _say(text: str) -> None:
+    print(f"tfdist: {_worker()}{text}", file=sys.stderr)
+
+
+def _worker() -> str:
+    from tfdist.cluster import environment
+
+    try:
+        placement = environment.resolve(os.environ, port_base=10000, port_count=10000)
+    except ValueError:
+        return ""
+    return f"worker {placement.rank}: " if placement.num_workers > 1 else ""

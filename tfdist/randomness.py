@@ -1,0 +1,54 @@
+"""Dropout and every other Keras seed generator, addressed by (generator, step, replica) instead of drawn in turn.
+
+Keras' generators advance a counter that all replicas share: every replica of every worker draws the same mask, and a
+resumed run must restore the counters. Addressed, the masks differ between replicas and nothing needs saving.
+"""
+
+import threading
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+# Replicas of one process are traced in threads of their own, which may take turns: each counts its own calls.
+_trace = threading.local()
+
+
+def begin(micro_batch: tf.Tensor | int) -> None:
+    """Starts the trace of one replica's forward pass; generators then count their calls from 0 again.
+
+    Args:
+        micro_batch: which piece of the replica's batch is computed, int32 [].
+    """
+    _trace.calls = {}
+    _trace.micro_batch = micro_batch
+
+
+def address(model: keras.Model, step: keras.Variable, replica_id: Callable[[], tf.Tensor]) -> None:
+    """Makes all seed generators of `model` functions of (own seed, call, step, micro-batch, replica).
+
+    Args:
+        model: a built model.
+        step: the optimizer's step count, int64 [].
+        replica_id: returns the calling replica's index, int32 [].
+    """
+    for layer in model._flatten_layers():
+        for generator in layer._seed_generators:
+            _address(generator, step, replica_id)
+
+
+def _address(generator: keras.random.SeedGenerator, step: keras.Variable, replica_id: Callable) -> None:
+    own_seed = keras.ops.convert_to_numpy(generator.state)
+
+    def next_seed(ordered: bool = True) -> tf.Tensor:
+        del ordered
+        if not hasattr(_trace, "calls"):
+            begin(0)
+        call = _trace.calls.get(id(generator), 0)
+        _trace.calls[id(generator)] = call + 1
+        seed = tf.constant(own_seed, tf.int64)
+        for address_part in (call, step.value, _trace.micro_batch, replica_id()):
+            seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(address_part, tf.int64))
+        return seed
+
+    generator.next = next_seed

@@ -1,0 +1,276 @@
+"""One training step and one evaluation step: the mathematics of a replica, and the calls that run many of them."""
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist import gradients as gradients_lib
+from tfdist import randomness
+from tfdist.cluster.strategy import Cluster
+from tfdist.data.stream import Batch
+
+# objective(model, batch, *, training) -> {"loss": [n], ...}
+Objective = Callable[..., dict[str, tf.Tensor]]
+
+# What travels to Python at the end of a call behind the sums of the objective's values.
+EXTRAS = ("examples", "wait_seconds", "stop", "seconds")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """All that a step needs; made once, in `strategy.scope`, by `build_trainer`."""
+
+    cluster: Cluster
+    config: config_lib.Config
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    objective: Objective
+    # The objective's keys, in order; "regularization" is added where the model has such losses.
+    names: tuple[str, ...]
+    # Moving statistics and the like, which each replica updates from its own examples.
+    statistics: tuple[keras.Variable, ...]
+    loss_scale: gradients_lib.LossScale | None
+    # Sums of each name's values and the number of examples since the last call, float64 [len(names) + 1]. Each replica
+    # holds its own, so that adding to it costs no communication.
+    totals: tf.Variable
+
+
+def build_trainer(
+    cluster: Cluster,
+    config: config_lib.Config,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    objective: Objective,
+    element_spec: dict[str, tf.TensorSpec],
+) -> Trainer:
+    """Builds what is not built yet, and checks that the objective keeps its contract.
+
+    Args:
+        element_spec: shapes and dtypes of a batch; one of two blank examples is run through the objective, which
+            also builds a subclassed model.
+
+    Raises:
+        ValueError: the objective returns something else than one value per example, or no "loss"; or the
+            optimizer clips, accumulates or scales by itself.
+    """
+    gradients_lib.take_over_reduction(optimizer)
+    with cluster.scope():
+        blank = {name: tf.zeros([2, *spec.shape[1:]], spec.dtype) for name, spec in element_spec.items()}
+        names = check_objective(objective(model, blank, training=False), num_examples=2)
+        optimizer.build(model.trainable_variables)
+        if model.losses:
+            names = (*names, "regularization")
+        sums = tf.Variable(
+            tf.zeros([len(names) + 1], tf.float64),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        loss_scale = gradients_lib.LossScale.create() if config.train.precision == "float16" else None
+    return Trainer(
+        cluster=cluster,
+        config=config,
+        model=model,
+        optimizer=optimizer,
+        objective=objective,
+        names=names,
+        statistics=tuple(_statistics(model)),
+        loss_scale=loss_scale,
+        totals=sums,
+    )
+
+
+def check_objective(values: dict[str, tf.Tensor], num_examples: int) -> tuple[str, ...]:
+    """Returns the keys of what an objective returned, after checking that it is one value per example.
+
+    Raises:
+        ValueError: names the key, and the shape received.
+    """
+    if not isinstance(values, dict) or "loss" not in values:
+        received = sorted(values) if isinstance(values, dict) else type(values).__name__
+        raise ValueError(f'config.objective must return a dict with a "loss". Received: {received}')
+    for name, value in values.items():
+        shape = tf.convert_to_tensor(value).shape
+        if not shape.is_compatible_with([num_examples]):  # In a graph it may be unknown; `_sums` looks again.
+            raise ValueError(
+                f"config.objective must return one value per example, without averaging: {name!r} has shape "
+                f"{shape} for a batch of {num_examples} examples, and should have ({num_examples},)."
+            )
+        if name in (*EXTRAS, "regularization"):
+            raise ValueError(f"config.objective returns {name!r}, a name that tfdist uses itself: choose another.")
+    return tuple(values)
+
+
+def _statistics(model: keras.Model) -> list[keras.Variable]:
+    # Born untrainable, in a layer that trains: a frozen layer's weights and statistics do not move.
+    return [
+        variable
+        for layer in model._flatten_layers()
+        if layer.trainable
+        for variable in layer._non_trainable_variables
+        if keras.backend.is_float_dtype(variable.dtype)
+    ]
+
+
+def train_step(trainer: Trainer, batch: Batch) -> tf.Tensor:
+    """One optimizer step on one replica's share of the global batch; runs in `strategy.run`.
+
+    Returns:
+        float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
+    """
+    before = [tf.convert_to_tensor(statistic.value) for statistic in trainer.statistics]
+    sums, gradients = _accumulate(trainer, batch)
+    gradients = _sum_over_replicas(trainer, gradients, before)
+    if trainer.loss_scale is None:
+        _apply(trainer, gradients)
+    else:
+        scale = trainer.loss_scale.value
+        gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+        gradients_lib.apply_if(
+            gradients_lib.all_finite(gradients),
+            gradients,
+            lambda finite_gradients: _apply(trainer, finite_gradients),
+            lambda: trainer.loss_scale.update(finite=False),
+        )
+    trainer.totals.assign_add(sums)
+    # Handed back when the step is done, not when its forward pass is: the first layer is updated last.
+    with tf.control_dependencies([tf.convert_to_tensor(trainer.model.trainable_variables[0].value)]):
+        return tf.identity(sums)
+
+
+def _apply(trainer: Trainer, gradients: gradients_lib.Gradients) -> None:
+    if trainer.config.train.clip_norm is not None:
+        gradients = gradients_lib.clip(gradients, trainer.config.train.clip_norm)
+    trainer.optimizer.apply(gradients, trainer.model.trainable_variables)
+    if trainer.loss_scale is not None:
+        trainer.loss_scale.update(finite=True)
+
+
+def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+    """Runs the micro-batches one after another and adds up their sums and gradients."""
+    pieces = trainer.config.train.micro_batches
+    if pieces == 1:
+        return _forward_backward(trainer, batch, tf.constant(0))
+    split = {name: tf.reshape(value, [pieces, -1, *value.shape[1:]]) for name, value in batch.items()}
+    variables = trainer.model.trainable_variables
+    initial = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+
+    def body(piece: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
+        more, these = _forward_backward(trainer, {name: value[piece] for name, value in split.items()}, piece)
+        added = [
+            old if new is None else old + tf.convert_to_tensor(new) for old, new in zip(gradients, these, strict=True)
+        ]
+        return piece + 1, sums + more, added
+
+    start = (tf.constant(0), tf.zeros([len(trainer.names) + 1], tf.float64), initial)
+    _, sums, gradients = tf.while_loop(lambda piece, *_: piece < pieces, body, start, parallel_iterations=1)
+    return sums, gradients
+
+
+def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+    config = trainer.config
+    randomness.begin(piece)
+    with tf.GradientTape() as tape:
+        values = trainer.objective(trainer.model, batch, training=True)
+        num_examples = next(iter(batch.values())).shape[0]
+        names = {*check_objective(values, num_examples)} ^ {*trainer.names} - {"regularization"}
+        if names:
+            raise ValueError(
+                "config.objective must return the same values in training and evaluation. Received in one of them "
+                f"alone: {', '.join(sorted(names))}"
+            )
+        # Divided once, by the true global count: the optimizer applies the sum over replicas and micro-batches.
+        loss = tf.nn.compute_average_loss(tf.cast(values["loss"], tf.float32), global_batch_size=config.data.batch_size)
+        regularization = None
+        if trainer.model.losses:
+            regularization = tf.cast(tf.add_n(trainer.model.losses), tf.float32)
+            loss += tf.nn.scale_regularization_loss(regularization) / config.train.micro_batches
+        if trainer.loss_scale is not None:
+            loss *= trainer.loss_scale.value
+    gradients = tape.gradient(loss, trainer.model.trainable_variables)
+    if regularization is not None:
+        values = values | {"regularization": tf.fill([num_examples], regularization)}
+    return _sums(trainer, values, tf.ones([num_examples], tf.bool)), gradients
+
+
+def _sum_over_replicas(
+    trainer: Trainer, gradients: gradients_lib.Gradients, before: list[tf.Tensor]
+) -> gradients_lib.Gradients:
+    """The one communication of a step: sums the gradients, and averages what each replica did to its statistics."""
+    # In every step: averaged at a save alone, the time of the save would show in the last bits of the run. The changes
+    # are averaged and not the values, so that what did not move stays exactly as it is.
+    replicas, options = trainer.cluster.num_replicas, trainer.config.communication
+    if replicas == 1:
+        return gradients
+    changes = [(s.value - old) / replicas for s, old in zip(trainer.statistics, before, strict=True)]
+    if options.dtype == "float32":
+        reduced = gradients_lib.all_reduce([*gradients, *changes], options)
+        gradients, changes = reduced[: len(gradients)], reduced[len(gradients) :]
+    else:
+        gradients = gradients_lib.all_reduce(gradients, options)
+        changes = gradients_lib.all_reduce(changes, dataclasses.replace(options, dtype="float32"))
+    for statistic, old, change in zip(trainer.statistics, before, changes, strict=True):
+        statistic.assign(old + change)
+    return gradients
+
+
+def _sums(trainer: Trainer, values: dict[str, tf.Tensor], mask: tf.Tensor) -> tf.Tensor:
+    columns = [tf.cast(tf.ensure_shape(values[n], mask.shape), tf.float64) for n in trainer.names if n in values]
+    if len(columns) < len(trainer.names):
+        columns.append(tf.zeros_like(columns[0]))
+    columns.append(tf.ones_like(columns[0]))
+    # where, not a product: a NaN in padding must not spoil the sum.
+    return tf.reduce_sum(tf.where(mask, tf.stack(columns), tf.zeros([], tf.float64)), axis=1)
+
+
+def evaluation_step(trainer: Trainer, batch: Batch, mask: tf.Tensor) -> tf.Tensor:
+    """Adds one replica's share of an evaluation batch to the totals; `mask`, bool [n], is False for padding."""
+    values = trainer.objective(trainer.model, batch, training=False)
+    sums = _sums(trainer, values, mask)
+    trainer.totals.assign_add(sums)
+    return sums
+
+
+def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Compiles the call that runs `step` many times on the devices and hands one small vector to Python.
+
+    Returns:
+        call(iterator, count, stop): `count` int64 [] steps; `stop` float64 [], 1 where this worker asks all to stop.
+        Returns float64 [len(names) + len(EXTRAS)], equal on all workers: the sums over all replicas. `seconds` is what
+        the steps took, of which `wait_seconds` went by waiting for input; on a GPU both are of the host, which runs
+        ahead of the device.
+    """
+    strategy, totals = trainer.cluster.strategy, trainer.totals
+
+    def local(value: tf.Tensor) -> list[tf.Tensor]:
+        return tf.nest.flatten(strategy.experimental_local_results(value))
+
+    def take_totals(*extras: tf.Tensor) -> tf.Tensor:
+        vector = tf.concat([tf.identity(totals), tf.stack(extras)], axis=0)
+        with tf.control_dependencies([vector]):
+            totals.assign(tf.zeros_like(totals))
+        return vector
+
+    @tf.function
+    def call(iterator, count, stop):
+        waited = tf.zeros([], tf.float64)
+        started = done = tf.timestamp()
+        for _ in tf.range(count):
+            elements = next(iterator)
+            with tf.control_dependencies(tf.nest.flatten(elements, expand_composites=True)):
+                ready = tf.timestamp()
+            waited += tf.maximum(ready - done, 0.0)
+            sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
+            with tf.control_dependencies(local(sums)):
+                done = tf.timestamp()
+        return strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, done - started)), axis=None)
+
+    return call
+
+
+def means(trainer: Trainer, totals: dict[str, float]) -> dict[str, float]:
+    """Divides sums by the number of examples, once."""
+    return {name: totals[name] / totals["examples"] for name in trainer.names}

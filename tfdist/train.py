@@ -1,0 +1,283 @@
+"""The loop, and the evaluation beside it."""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from tfdist import checkpoint, experiment, interruption, intervals, records, step
+from tfdist import config as config_lib
+from tfdist.cluster import peers
+from tfdist.data import stream
+from tfdist.loop import Loop, Progress, make_loop, open_loop, open_reporter
+
+FINISHED = "finished.json"
+
+
+class DivergedError(ArithmeticError):
+    """The loss or the weights are no longer finite."""
+
+
+def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
+    """Trains from the newest checkpoint, or from the start, to the end.
+
+    Returns:
+        0 when the run is finished; `interruption.EXIT_STOPPED` when it was asked to stop, and is saved.
+
+    Raises:
+        ValueError: the workdir holds a run of another config.
+        DivergedError: the loss or the weights are no longer finite; the last good checkpoint is kept.
+    """
+    check_same_config(run, allow_config_changes)
+    if run.cluster.from_chief(is_finished(run)):
+        if run.cluster.is_chief:
+            print(f"This run is finished; nothing is changed. {(run.workdir / FINISHED).read_text().strip()}")
+        return 0
+    loop, progress = open_loop(run)
+    try:
+        finished = train_loop(loop, progress)
+        if loop.saver is not None and not loop.saver.wait():
+            raise OSError(f"The last checkpoint, of step {progress.step}, could not be written: the run is not saved.")
+        if not finished:
+            loop.report.event(f"stopped by {run.stop.signal_name or 'another worker'} and saved", progress.step)
+            return interruption.EXIT_STOPPED
+        if run.cluster.is_chief:
+            finish(loop, progress)
+        return 0
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+        peers.take_over()  # To find the example may take longer than the other workers last.
+        raise damaged_data(run) or error from None
+    finally:
+        if loop.saver is not None:
+            loop.saver.wait()  # However this run ends, the checkpoint that is being written shall be whole.
+        loop.report.close()
+
+
+def train_loop(loop: Loop, progress: Progress) -> bool:
+    """Runs the steps from `progress` on; returns False where the workers agreed to stop before the last."""
+    run, total_steps = loop.run, loop.run.total_steps
+    dataset = experiment.training_dataset(run, first_step=progress.step, last_step=total_steps)
+    iterator = run.cluster.distribute(dataset)
+    loop.report.progress(progress.step, "compiling")
+    if not at_boundary(loop, progress):  # What was due when the run was interrupted.
+        return False
+    while progress.step < total_steps:
+        first_step, started = progress.step + 1, time.perf_counter()
+        steps, totals = loop.train_call(iterator, next_boundary(run, progress.step) - progress.step)
+        progress.step += steps
+        run.cluster.progress(progress.step)
+        if not math.isfinite(totals["loss"]):
+            raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {progress.step}")
+        add_call(progress, totals, steps, time.perf_counter() - started)
+        if intervals.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
+            report_interval(loop, progress)
+        if not at_boundary(loop, progress):
+            return False
+        if totals["stop"] > 0 and progress.step < total_steps:
+            save(loop, progress)
+            return False
+        loop.report.progress(progress.step)
+    return True
+
+
+def next_boundary(run: experiment.Run, now: int) -> int:
+    """The next step at which something is due: a report, an evaluation, a checkpoint or the end."""
+    config = run.config
+    sections = (config.report, config.evaluation, config.checkpoint)
+    due = (intervals.next_due(section.every, now, run.steps_per_epoch) for section in sections)
+    return min([run.total_steps, *(step for step in due if step is not None)])
+
+
+def at_boundary(loop: Loop, progress: Progress) -> bool:
+    """Evaluates and saves where that is due; returns False where a stop was agreed on meanwhile."""
+    run, config, now = loop.run, loop.run.config, progress.step
+    last = now == run.total_steps
+    improved = False
+    evaluation_due = last or intervals.is_due(config.evaluation.every, now, run.steps_per_epoch)
+    if evaluation_due and run.evaluation_source is not None and progress.evaluated < now:
+        values = evaluate(loop, now, best=progress.best)
+        if values is None:
+            save(loop, progress)
+            return False
+        improved = is_best(config.checkpoint, values, progress.best)
+        if improved:
+            progress.best, progress.best_step = values[config.checkpoint.best_metric], now
+        progress.evaluated = now
+    if last or improved or intervals.is_due(config.checkpoint.every, now, run.steps_per_epoch):
+        save(loop, progress)
+    if improved and loop.saver is not None:
+        loop.saver.mark_best(now, config.checkpoint.best_metric, progress.best)
+    return True
+
+
+def evaluate(loop: Loop, now: int, best: float | None = None) -> dict[str, float] | None:
+    """Evaluates the whole split, each example once, and reports it, next to the `best` value so far.
+
+    Returns:
+        The means over all examples, or None where the workers agreed to stop before the end.
+    """
+    run, started = loop.run, time.perf_counter()
+    dataset, steps = stream.evaluation(
+        run.evaluation_source,
+        run.prepare,
+        experiment.share(run.cluster),
+        global_batch=run.evaluation_batch,
+        seed=run.config.seed,
+    )
+    iterator = run.cluster.distribute(dataset)
+    sums: dict[str, float] = {}
+    while steps:
+        taken, totals = loop.evaluation_call(iterator, steps)
+        steps -= taken
+        run.cluster.progress(now)
+        sums = {name: sums.get(name, 0.0) + value for name, value in totals.items()}
+        if totals["stop"] > 0 and steps:
+            return None
+        loop.report.progress(now, "evaluating")
+    values = step.means(run.trainer, sums)
+    num_examples = round(sums["examples"])
+    assert num_examples == len(run.evaluation_source)
+    values.pop("regularization", None)
+    seconds = time.perf_counter() - started
+    improved = is_best(run.config.checkpoint, values, best)
+    loop.report.evaluation(now, values, seconds=seconds, num_examples=num_examples, best=improved)
+    return values
+
+
+def is_best(options: config_lib.Checkpoint, values: dict[str, float], best: float | None) -> bool:
+    """Whether these are the best evaluation values so far; never where no metric decides."""
+    if options.best_metric is None or not math.isfinite(values[options.best_metric]):
+        return False
+    value = values[options.best_metric]
+    return best is None or (value > best if options.best_mode == "max" else value < best)
+
+
+def add_call(progress: Progress, totals: dict[str, float], steps: int, seconds: float) -> None:
+    """Adds a finished call to the interval that is reported next."""
+    progress.totals = {name: progress.totals.get(name, 0.0) + value for name, value in totals.items()}
+    progress.seconds += seconds
+    progress.steps += steps
+
+
+def report_interval(loop: Loop, progress: Progress) -> None:
+    """Reports the means since the last report, and begins a new interval."""
+    run = loop.run
+    rate = run.trainer.optimizer._learning_rate
+    if callable(rate):
+        rate = rate(progress.step - 1)  # A schedule: the rate of the step that is done, not of the next.
+    loop.report.train(
+        progress.step,
+        step.means(run.trainer, progress.totals),
+        learning_rate=float(keras.ops.convert_to_numpy(rate)),
+        seconds=progress.seconds,
+        steps=progress.steps,
+        wait_share=progress.totals["wait_seconds"] / max(progress.totals["seconds"], 1e-9),
+    )
+    progress.totals, progress.seconds, progress.steps = {}, 0.0, 0
+
+
+def save(loop: Loop, progress: Progress) -> None:
+    """Begins to save the run as it is now; the chief alone writes, while training goes on."""
+    run = loop.run
+    if not loop.is_finite():  # Asked on every worker, which all find the same.
+        raise diverged(loop, f"The weights are no longer finite after step {progress.step}")
+    if loop.saver is not None:
+        loop.saver.save(progress.step, checkpoint.snapshot(run.variables), dataclasses.asdict(progress))
+
+
+def damaged_data(run: experiment.Run) -> ValueError | None:
+    """Looks for the example that cannot be read, after a step failed; None where the data are sound."""
+    for source in (run.train_source, run.evaluation_source):
+        try:
+            getattr(source, "verify", lambda: None)()
+        except ValueError as error:
+            return error
+    return None
+
+
+def diverged(loop: Loop, what: str) -> DivergedError:
+    """Makes the error that ends a diverged run."""
+    if loop.saver is not None:
+        loop.saver.wait()
+    saved = checkpoint.newest_step(loop.run.checkpoints)
+    kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
+    return DivergedError(
+        f"{what}. {kept}. Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set "
+        "config.train.clip_norm, and start again in another workdir."
+    )
+
+
+def is_finished(run: experiment.Run) -> bool:
+    """Whether the workdir's run has come to its end, and that is not before the end that the config sets now."""
+    path = run.workdir / FINISHED
+    return path.exists() and json.loads(path.read_text())["step"] >= run.total_steps
+
+
+def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
+    """Refuses to go on with a run of another config.
+
+    Raises:
+        ValueError: names every field that differs, with both values.
+    """
+    old = records.read_config(str(run.workdir))
+    if old is None or allow_changes:
+        return
+    lines = config_lib.differences(old, records.plain(run.config))
+    if lines:
+        raise ValueError(
+            f"{run.workdir} holds a run of another config:\n"
+            + "".join(f"  config.{line}\n" for line in lines)
+            + "Choose another --workdir, or go on with the new values with --allow_config_changes."
+        )
+
+
+def finish(loop: Loop, progress: Progress) -> None:
+    """Exports the final model and marks the run as finished."""
+    run = loop.run
+    if run.config.checkpoint.export:
+        export(run.trainer.model, run.workdir / "model.keras")
+        loop.report.event(f"exported {run.workdir / 'model.keras'}", progress.step)
+    best = {} if progress.best is None else {f"best_{run.config.checkpoint.best_metric}": progress.best}
+    records.write_json(str(run.workdir / FINISHED), {"step": progress.step, **best})
+    loop.report.event(f"finished after step {progress.step}", progress.step)
+
+
+def export(model: keras.Model, path: Path) -> None:
+    """Writes `model` in Keras' own format, whole or not at all."""
+    aside = path.with_name(f"{path.stem}.writing.keras")
+    model.save(aside)
+    os.replace(aside, path)
+
+
+def evaluate_only(run: experiment.Run, which: str) -> int:
+    """Evaluates one checkpoint, changing nothing in the workdir.
+
+    Args:
+        which: "newest", "best", or a step.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split.
+    """
+    if run.evaluation_source is None:
+        raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
+    chosen = 0
+    if run.cluster.is_chief:
+        chosen = checkpoint.find(run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr)).step
+    chosen = run.cluster.from_chief(chosen)
+    saved = checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
+    checkpoint.restore(saved, run.variables)
+    reporter = open_reporter(run, None)
+    reporter.event(f"evaluating {saved.path}")
+    values = evaluate(make_loop(run, reporter, None), saved.step)
+    reporter.close()
+    if values is None:
+        return interruption.EXIT_STOPPED
+    if run.cluster.is_chief:
+        print(json.dumps({"step": saved.step, "num_examples": len(run.evaluation_source), **values}))
+    return 0

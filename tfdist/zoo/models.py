@@ -1,0 +1,274 @@
+"""Image classifiers: a multilayer perceptron, small convolutional networks, CIFAR ResNets, and Keras' applications.
+
+Each returns logits [n, num_classes] in float32, under mixed precision too, and starts from He-normal weights
+(arXiv 1502.01852). All are plain Keras: a saved model loads and predicts without tfdist. Layers have names of their
+own, so that weights are called alike whatever else the process has built before.
+"""
+
+import difflib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfdist.zoo import normalization as normalization_lib
+
+NORMALIZATIONS = ("batch", "sync_batch")
+
+
+def mlp(
+    num_classes: int = 10, input_shape: Sequence[int] = (28, 28, 1), hidden: Sequence[int] = (128,), l2: float = 0.0
+) -> keras.Model:
+    """Returns a perceptron: flatten, a ReLU layer for each width in `hidden`, logits.
+
+    Args:
+        num_classes: the number of logits.
+        input_shape: of one example; any rank.
+        hidden: widths of the hidden layers.
+        l2: adds l2 x the sum of squares of all kernels to the loss; the gradient's weight decay is twice that.
+    """
+    inputs = outputs = keras.Input(tuple(input_shape), name="image")
+    outputs = keras.layers.Flatten(name="flatten")(outputs)
+    for i, width in enumerate(hidden, 1):
+        outputs = keras.layers.Dense(width, activation="relu", name=f"dense{i}", **_kernel(l2))(outputs)
+    return keras.Model(inputs, _logits(outputs, num_classes, l2), name="mlp")
+
+
+def mnist_cnn(num_classes: int = 10, input_shape: Sequence[int] = (28, 28, 1), l2: float = 0.0) -> keras.Model:
+    """Returns the two-convolution network: 5x5x32, pool, 5x5x64, pool, logits. Arguments as `mlp`'s.
+
+    Raises:
+        ValueError: `input_shape` is not (height, width, channels).
+    """
+    inputs = outputs = keras.Input(_image_shape(input_shape), name="image")
+    for i, filters in enumerate((32, 64), 1):
+        outputs = keras.layers.Conv2D(filters, 5, padding="same", activation="relu", name=f"conv{i}", **_kernel(l2))(
+            outputs
+        )
+        outputs = keras.layers.MaxPooling2D(2, name=f"pool{i}")(outputs)
+    outputs = keras.layers.Flatten(name="flatten")(outputs)
+    return keras.Model(inputs, _logits(outputs, num_classes, l2), name="mnist_cnn")
+
+
+def small_cnn(
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (8, 8, 1),
+    filters: Sequence[int] = (32, 64),
+    normalization: str = "batch",
+    group_size: int | None = None,
+    momentum: float = 0.9,
+    l2: float = 0.0,
+) -> keras.Model:
+    """Returns a network for tiny images: 3x3 convolutions, each normalised and through ReLU, one pool, logits.
+
+    Args:
+        num_classes: the number of logits.
+        input_shape: (height, width, channels), at least 2 x 2.
+        filters: of each convolution.
+        normalization: "batch", or "sync_batch" for statistics over all replicas.
+        group_size: None, or statistics over groups of so many examples; see `normalization.batch_normalization`.
+        momentum: how much of the moving statistics each step keeps.
+        l2: as `mlp`'s.
+
+    Raises:
+        ValueError: `input_shape`, `normalization` or `group_size` is none of these.
+    """
+    statistics = _statistics(normalization, group_size) | {"momentum": momentum}
+    inputs = outputs = keras.Input(_image_shape(input_shape), name="image")
+    for i, channels in enumerate(filters, 1):
+        outputs = _normalised_convolution(outputs, channels, 1, f"block{i}", l2, statistics)
+        outputs = keras.layers.ReLU(name=f"block{i}_relu")(outputs)
+    outputs = keras.layers.MaxPooling2D(2, name="pool")(outputs)
+    outputs = keras.layers.Flatten(name="flatten")(outputs)
+    return keras.Model(inputs, _logits(outputs, num_classes, l2), name="small_cnn")
+
+
+def cifar_resnet(
+    depth: int = 20,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (32, 32, 3),
+    width: int = 16,
+    normalization: str = "batch",
+    group_size: int | None = None,
+    momentum: float = 0.9,
+    l2: float = 0.0,
+) -> keras.Model:
+    """Returns the residual network for small images of He et al. 2015, section 4.2 (arXiv 1512.03385).
+
+    A 3x3 convolution; three stages of (depth - 2) / 6 blocks of two 3x3 convolutions, with `width`, 2 x `width` and
+    4 x `width` filters, the later two halving the image; the mean over the image; logits. Shortcuts are the paper's
+    option A: where the size changes, every second pixel, with zeros for the new channels, and no parameters.
+
+    Args:
+        depth: 6n + 2: 20, 32, 44, 56, 110, ...
+        num_classes: the number of logits.
+        input_shape: (height, width, channels).
+        width: filters of the first stage; the paper's is 16.
+        normalization: "batch", or "sync_batch" for statistics over all replicas.
+        group_size: None, or statistics over groups of so many examples; see `normalization.batch_normalization`.
+        momentum: how much of the moving statistics each step keeps.
+        l2: adds l2 x the sum of squares of all kernels to the loss. The paper's weight decay of 1e-4 is l2=5e-5.
+
+    Raises:
+        ValueError: `depth`, `input_shape`, `normalization` or `group_size` is none of these.
+    """
+    if depth < 8 or depth % 6 != 2:
+        near = max(8, round((depth - 2) / 6) * 6 + 2)
+        raise ValueError(f"depth must be 6n + 2, such as 20, 32 or 56. The nearest is {near}. Received: {depth}")
+    statistics = _statistics(normalization, group_size) | {"momentum": momentum}
+
+    def convolution(inputs, filters, stride, name):
+        return _normalised_convolution(inputs, filters, stride, name, l2, statistics)
+
+    def block(inputs, filters, stride, name):
+        outputs = convolution(inputs, filters, stride, f"{name}_1")
+        outputs = keras.layers.ReLU(name=f"{name}_1_relu")(outputs)
+        outputs = convolution(outputs, filters, 1, f"{name}_2")
+        if stride > 1:
+            inputs = keras.layers.MaxPooling2D(1, stride, padding="same", name=f"{name}_subsample")(inputs)
+            new_channels = filters - inputs.shape[-1]
+            inputs = keras.ops.pad(inputs, [[0, 0], [0, 0], [0, 0], [0, new_channels]])
+        outputs = keras.layers.Add(name=f"{name}_add")([inputs, outputs])
+        return keras.layers.ReLU(name=f"{name}_relu")(outputs)
+
+    inputs = keras.Input(_image_shape(input_shape), name="image")
+    outputs = keras.layers.ReLU(name="stem_relu")(convolution(inputs, width, 1, "stem"))
+    for stage in range(3):
+        for i in range((depth - 2) // 6):
+            stride = 2 if stage > 0 and i == 0 else 1
+            outputs = block(outputs, width * 2**stage, stride, f"stage{stage + 1}_block{i + 1}")
+    outputs = keras.layers.GlobalAveragePooling2D(name="mean")(outputs)
+    return keras.Model(inputs, _logits(outputs, num_classes, l2), name=f"cifar_resnet{depth}")
+
+
+def resnet9(
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (32, 32, 3),
+    width: int = 32,
+    normalization: str = "batch",
+    group_size: int | None = None,
+    momentum: float = 0.9,
+    l2: float = 0.0,
+) -> keras.Model:
+    """Returns a shallow, wide residual network for small images, which learns CIFAR-10 in few epochs.
+
+    After D. Page, "How to train your ResNet" (2018): four 3x3 convolutions, the last three with a pool, residual blocks
+    of two more behind the first and the last pool, the maximum over the image, logits. Page's is `width` 64, and pools
+    after ReLU instead of before the normalisation, which takes longer.
+
+    Args:
+        num_classes: the number of logits.
+        input_shape: (height, width, channels), at least 8 x 8.
+        width: filters of the first convolution; the others have 2, 4 and 8 times as many.
+        normalization: as in `cifar_resnet`.
+        group_size: as in `cifar_resnet`.
+        momentum: how much of the moving statistics each step keeps.
+        l2: as `mlp`'s.
+
+    Raises:
+        ValueError: `input_shape`, `normalization` or `group_size` is none of these.
+    """
+    statistics = _statistics(normalization, group_size) | {"momentum": momentum}
+
+    def convolution(inputs, filters, name, pool=False):
+        layer = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"{name}_conv", **_kernel(l2))
+        outputs = layer(inputs)
+        if pool:  # Before it is normalised: a quarter of the pixels are left to normalise.
+            outputs = keras.layers.MaxPooling2D(2, name=f"{name}_pool")(outputs)
+        outputs = _normalised(outputs, name, statistics)
+        return keras.layers.ReLU(name=f"{name}_relu")(outputs)
+
+    def residual(inputs, filters, name):
+        outputs = convolution(convolution(inputs, filters, f"{name}_1"), filters, f"{name}_2")
+        return keras.layers.Add(name=f"{name}_add")([inputs, outputs])
+
+    inputs = keras.Input(_image_shape(input_shape), name="image")
+    outputs = convolution(inputs, width, "stem")
+    for stage, (factor, has_block) in enumerate(((2, True), (4, False), (8, True)), 1):
+        outputs = convolution(outputs, factor * width, f"stage{stage}", pool=True)
+        if has_block:
+            outputs = residual(outputs, factor * width, f"stage{stage}_block")
+    outputs = keras.layers.GlobalMaxPooling2D(name="maximum")(outputs)
+    return keras.Model(inputs, _logits(outputs, num_classes, l2), name="resnet9")
+
+
+def application(
+    name: str,
+    num_classes: int,
+    input_shape: Sequence[int],
+    normalization: str = "batch",
+    group_size: int | None = None,
+    **arguments: Any,
+) -> keras.Model:
+    """Returns a model of `keras.applications` with random weights, and with logits for outputs.
+
+    Several of them (EfficientNet, ConvNeXt, MobileNetV3) scale their inputs themselves and expect pixels 0 .. 255; see
+    Keras' documentation of each. Initial weights are Keras' own.
+
+    Args:
+        name: as in `keras.applications`: "ResNet50V2", "MobileNetV2", ...
+        num_classes: the number of logits.
+        input_shape: (height, width, channels); each application states the smallest it takes.
+        normalization: as in `cifar_resnet`, for the application's batch normalisation.
+        group_size: as in `cifar_resnet`.
+        **arguments: the application's other arguments, such as `alpha` of MobileNetV2.
+
+    Raises:
+        ValueError: there is no such application, or it takes no such argument.
+    """
+    names = [n for n, value in vars(keras.applications).items() if inspect.isfunction(value)]
+    if name not in names:
+        close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.0)
+        near = next(n for n in names if n.lower() == close[0])
+        raise ValueError(
+            f"keras.applications has no {name!r}. The nearest is {near!r}; all: {', '.join(sorted(names))}"
+        )
+    function = getattr(keras.applications, name)
+    fixed = {"weights": None, "classes": num_classes, "classifier_activation": None, "include_top": True}
+    allowed = sorted(set(inspect.signature(function).parameters) - set(fixed) - {"input_shape", "input_tensor"})
+    for argument in arguments:
+        if argument not in allowed:
+            raise ValueError(f"keras.applications.{name} takes no {argument!r} here. It takes: {', '.join(allowed)}")
+    model = function(input_shape=_image_shape(input_shape), **fixed, **arguments)
+    normalization_lib.fuse(model, **_statistics(normalization, group_size))
+    if model.output.dtype == "float32":
+        return model
+    logits = keras.layers.Activation("linear", dtype="float32", name="logits")(model.output)
+    return keras.Model(model.input, logits, name=model.name)
+
+
+def _kernel(l2: float) -> dict[str, Any]:
+    return {"kernel_initializer": "he_normal", "kernel_regularizer": keras.regularizers.L2(l2) if l2 else None}
+
+
+def _logits(inputs, num_classes: int, l2: float):
+    return keras.layers.Dense(num_classes, dtype="float32", name="logits", **_kernel(l2))(inputs)
+
+
+def _image_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if len(shape) != 3:
+        raise ValueError(f"input_shape must be (height, width, channels). Received: {tuple(shape)}")
+    return tuple(shape)
+
+
+def _normalised_convolution(inputs, filters, stride, name, l2, statistics):
+    convolution = keras.layers.Conv2D(
+        filters, 3, stride, padding="same", use_bias=False, name=f"{name}_conv", **_kernel(l2)
+    )
+    return _normalised(convolution(inputs), name, statistics)
+
+
+def _normalised(inputs, name, statistics):
+    return normalization_lib.batch_normalization(epsilon=1e-5, name=f"{name}_norm", **statistics)(inputs)
+
+
+def _statistics(normalization: str, group_size: int | None) -> dict[str, Any]:
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}. Received: {normalization!r}")
+    if normalization == "sync_batch" and group_size is not None:
+        raise ValueError(
+            f'normalization="sync_batch" and group_size={group_size} exclude each other: statistics are over all '
+            "replicas, or over groups. Remove one."
+        )
+    return {"synchronized": normalization == "sync_batch", "group_size": group_size}

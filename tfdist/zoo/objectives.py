@@ -1,0 +1,132 @@
+"""What is minimised and measured: one value per example, which the framework sums and divides by the true count."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+
+def classification(
+    model: Any,
+    batch: Mapping[str, tf.Tensor],
+    *,
+    training: bool,
+    label_smoothing: float = 0.0,
+    top5: bool = False,
+    inputs: str = "image",
+    labels: str = "label",
+) -> dict[str, tf.Tensor]:
+    """Cross-entropy and accuracy of a classifier whose outputs are logits.
+
+    Args:
+        model: called as `model(batch[inputs], training=training)`; returns logits [n, classes].
+        batch: holds `inputs` and `labels`: class numbers, integers [n], or distributions over the classes, floats
+            [n, classes], whose rows sum to 1 (mixup, distillation).
+        training: whether this is a training step.
+        label_smoothing: the share of each label's weight that is spread evenly over all classes, in training alone:
+            an evaluation reports the cross-entropy of the true labels.
+        top5: add the metric "top5".
+        inputs: the key of the model's inputs.
+        labels: the key of the labels.
+
+    Returns:
+        float32 [n] each: "loss", the cross-entropy in nats; "accuracy", 1 where the largest logit is the label (of a
+        distribution: its largest entry), else 0; and with `top5` "top5", 1 where the label is among the five largest.
+
+    Raises:
+        ValueError: while the step is traced: a key is missing, or shapes, types or `label_smoothing` do not fit.
+    """
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"label_smoothing must be within [0, 1). Received: {label_smoothing}")
+    logits = _outputs(model, batch, inputs, labels, training)
+    target = batch[labels]
+    _check_classification(logits, target, labels)
+    if top5 and logits.shape[-1] < 5:
+        raise ValueError(f"top5 needs at least 5 classes. Received: logits of shape {logits.shape}")
+    if target.dtype.is_integer:
+        answer = tf.cast(target, tf.int64)
+        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(answer, logits)
+    else:
+        target = tf.cast(target, tf.float32)
+        cross_entropy, answer = tf.nn.softmax_cross_entropy_with_logits(target, logits), tf.argmax(target, -1)
+    if training and label_smoothing:
+        even = tf.reduce_logsumexp(logits, -1) - tf.reduce_mean(logits, -1)
+        cross_entropy = (1.0 - label_smoothing) * cross_entropy + label_smoothing * even
+    values = {"loss": cross_entropy, "accuracy": tf.cast(tf.argmax(logits, -1) == answer, tf.float32)}
+    if top5:
+        best = tf.cast(tf.math.top_k(logits, 5, sorted=False).indices, tf.int64)
+        values["top5"] = tf.cast(tf.reduce_any(best == answer[:, tf.newaxis], -1), tf.float32)
+    return values
+
+
+def regression(
+    model: Any,
+    batch: Mapping[str, tf.Tensor],
+    *,
+    training: bool,
+    loss: str = "mse",
+    inputs: str = "inputs",
+    targets: str = "targets",
+) -> dict[str, tf.Tensor]:
+    """Squared and absolute errors of a model whose outputs are numbers.
+
+    Args:
+        model: called as `model(batch[inputs], training=training)`; returns numbers [n, ...].
+        batch: holds `inputs` and `targets`: numbers of the outputs' shape; [n] also goes with outputs [n, 1].
+        training: whether this is a training step.
+        loss: which of the two is minimised: "mse" or "mae".
+        inputs: the key of the model's inputs.
+        targets: the key of the targets.
+
+    Returns:
+        float32 [n] each: "loss"; "mse" and "mae", the mean squared and absolute error over all of an example's numbers.
+
+    Raises:
+        ValueError: while the step is traced: a key is missing, shapes do not fit, or `loss` is neither of the two.
+    """
+    if loss not in ("mse", "mae"):
+        raise ValueError(f'loss must be "mse" or "mae". Received: {loss!r}')
+    outputs = _outputs(model, batch, inputs, targets, training)
+    target = tf.cast(batch[targets], tf.float32)
+    # Without this, [n, 1] - [n] would be [n, n], and the mean over it a plausible number.
+    if outputs.shape.rank == 2 and outputs.shape[-1] == 1 and target.shape.rank == 1:
+        target = target[:, tf.newaxis]
+    if outputs.shape.rank is None or outputs.shape.rank != target.shape.rank or outputs.shape[1:] != target.shape[1:]:
+        raise ValueError(
+            f"batch[{targets!r}] must have the shape of the model's outputs. "
+            f"Received: targets {batch[targets].shape}, outputs {outputs.shape}"
+        )
+    error = outputs - target
+    axes = list(range(1, error.shape.rank))
+    values = {"mse": tf.reduce_mean(tf.square(error), axes), "mae": tf.reduce_mean(tf.abs(error), axes)}
+    return {"loss": values[loss], **values}
+
+
+def _outputs(model, batch, inputs, labels, training):
+    for key in (inputs, labels):
+        if key not in batch:
+            raise ValueError(
+                f"The objective looks for batch[{key!r}], and the batch holds: {', '.join(sorted(batch))}. Name the "
+                "keys in config.objective."
+            )
+    outputs = model(batch[inputs], training=training)
+    if not tf.is_tensor(outputs):
+        raise ValueError(
+            "This objective needs a model with one output. Received: a "
+            f"{type(outputs).__name__}. Name an objective of your own in config.objective.target."
+        )
+    return tf.cast(outputs, tf.float32)
+
+
+def _check_classification(logits, target, labels):
+    if logits.shape.rank != 2 or logits.shape[-1] is None:
+        raise ValueError(f"The model must return logits of shape [n, classes]. Received: {logits.shape}")
+    if target.dtype.is_integer:
+        fits, wanted = target.shape.rank == 1, "integer labels need the shape [n]"
+    else:
+        fits = target.dtype.is_floating and target.shape.rank == 2 and target.shape[-1] == logits.shape[-1]
+        wanted = f"labels must be integers [n] or distributions [n, {logits.shape[-1]}], floats, as the model's logits"
+    if not fits:
+        raise ValueError(
+            f"batch[{labels!r}]: {wanted}. Received: labels {target.shape} {target.dtype.name}, logits {logits.shape}"
+        )

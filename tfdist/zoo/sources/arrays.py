@@ -1,0 +1,200 @@
+"""Arrays in memory, .npz files, and the digits that come with the package."""
+
+import os
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.zoo.sources.memory import Memory
+from tfdist.zoo.splits import Slice, resolve, split_name
+
+DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
+# Keras' names of what this package calls image and label: `x_train`, `y_train`.
+_KERAS_NAMES = {"x": "image", "y": "label"}
+
+
+class Arrays:
+    """Examples [start, stop) of arrays that all have one length; see `arrays`."""
+
+    def __init__(self, features: Mapping[str, np.ndarray], part: Slice, num_classes: int | None, name: str):
+        self.num_classes = num_classes
+        self._part = part
+        self._name = name
+        features = {key: values[part.start : part.stop] for key, values in features.items()}
+        self._sizes = ", ".join(f"{key} {values.dtype} {values.shape[1:]}" for key, values in features.items())
+        self._memory = Memory(lambda: features)
+
+    def __len__(self) -> int:
+        return self._part.stop - self._part.start
+
+    def __repr__(self) -> str:
+        part = self._part
+        return f"{self._name} {part.name}[{part.start}:{part.stop}]: {len(self)} examples in memory, {self._sizes}"
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
+        return self._memory.gather(ids)
+
+    def verify(self) -> None:
+        """Returns: the arrays were checked when they were given."""
+
+
+def arrays(
+    split: str, *, splits: Mapping[str, Mapping[str, np.ndarray]], num_classes: int | None = None, name: str = "arrays"
+) -> Arrays:
+    """Examples from arrays that the program holds.
+
+    Args:
+        split: a name of `splits`, with or without a slice.
+        splits: {split: {feature: array [examples, ...]}}, for example {"train": {"image": x, "label": y}}. The feature
+            "label" must hold classes: integers [examples] or [examples, 1], from 0. The arrays are not copied: leave
+            them unchanged.
+        num_classes: the number of classes; None: the largest label of all splits + 1.
+        name: what messages call the data.
+
+    Returns:
+        A source of {feature: [n, ...]}, labels as int64 [n].
+
+    Raises:
+        ValueError: the split does not exist or is empty, arrays differ in length, labels are no integers or out of
+            range; names the split, and the first bad example.
+    """
+    checked = {key: _check_features(features, f"{name}, split {key!r}") for key, features in splits.items()}
+    labels = {key: features["label"] for key, features in checked.items() if "label" in features}
+    return _slice(split, checked, _count_classes(labels, num_classes, name), name)
+
+
+def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
+    """Examples from one .npz file.
+
+    Arrays are named FEATURE_SPLIT: `image_train`, `label_train`, `image_test`, `label_test`, and any other feature;
+    `x_train`, `y_train`, Keras' names (mnist.npz), are read as `image_train`, `label_train`. Images without an axis of
+    channels, [examples, h, w], get one. Nothing is unpickled. The labels of all splits are read, and the features of
+    the one that is asked for, into memory.
+
+    Args:
+        split: a SPLIT of the file, with or without a slice.
+        path: the file.
+        num_classes: the number of classes; None: the largest label of all splits + 1.
+
+    Returns:
+        A source of {feature: [n, ...]}, labels as int64 [n].
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, names no arrays so, holds pickled objects; or as `arrays`.
+    """
+    name = f"npz {path!r}"
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{name}: there is no file {os.path.abspath(path)!r}.")
+    try:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is no zip archive")
+        with np.load(path, allow_pickle=False) as file:  # Pickles run code when they are read.
+            return _read_npz(file, split, num_classes, name)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{name} is damaged or no .npz file: {error}. Write it again with np.savez.") from None
+
+
+def digits(split: str) -> Arrays:
+    """The 1,797 handwritten digits of 8x8 pixels that come with the package.
+
+    The test set of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+    Repository, 1998, CC BY 4.0. The splits are ours: of every class, in the data's own order, each fifth image belongs
+    to "test" (355 images) and the others to "train" (1,442), so that all 13 writers are in both; "all" is everything.
+    `tfdist/zoo/data/README.md` says more.
+
+    Args:
+        split: "train", "test" or "all", with or without a slice.
+
+    Returns:
+        A source of {"image": uint8 [n, 8, 8, 1], values 0 to 16, "label": int64 [n]}; `prepare` it with scale=1/16.
+    """
+    with np.load(DIGITS_PATH, allow_pickle=False) as file:
+        images, labels = file["image"], file["label"]
+    test = np.zeros(len(labels), bool)
+    for digit in range(10):
+        test[np.flatnonzero(labels == digit)[4::5]] = True
+    parts = {"train": ~test, "test": test, "all": np.ones_like(test)}
+    features = {key: {"image": images[part], "label": labels[part]} for key, part in parts.items()}
+    return arrays(split, splits=features, num_classes=10, name="digits")
+
+
+def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, name: str) -> Arrays:
+    keys: dict[str, dict[str, str]] = {}
+    for key in file.files:
+        feature, _, part = key.rpartition("_")
+        if feature and part:
+            keys.setdefault(part, {})[_KERAS_NAMES.get(feature, feature)] = key
+    if not keys:
+        raise ValueError(
+            f"{name}: its arrays must be named FEATURE_SPLIT, as image_train or x_train. It has: "
+            f"{', '.join(file.files) or 'none'}."
+        )
+    chosen = split_name(split, keys, source=name)
+
+    def read(part: str, feature: str) -> np.ndarray:
+        try:
+            values = file[keys[part][feature]]
+        except ValueError as error:
+            raise ValueError(f"{name}: the array {keys[part][feature]!r} cannot be read: {error}") from None
+        return values[..., np.newaxis] if feature == "image" and values.ndim == 3 else values
+
+    features = _check_features(
+        {feature: read(chosen, feature) for feature in keys[chosen]}, f"{name}, split {chosen!r}"
+    )
+    labels = {
+        part: features["label"] if part == chosen else _check_label(read(part, "label"), f"{name}, split {part!r}")
+        for part in keys
+        if "label" in keys[part]
+    }
+    return _slice(split, {chosen: features}, _count_classes(labels, num_classes, name), name)
+
+
+def _slice(split: str, parts: dict[str, dict[str, np.ndarray]], num_classes: int | None, name: str) -> Arrays:
+    lengths = {part: len(next(iter(features.values()))) for part, features in parts.items()}
+    part = resolve(split, lengths, source=name)
+    return Arrays(parts[part.name], part, num_classes, name)
+
+
+def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+    features = {key: np.asarray(values) for key, values in features.items()}
+    if not features:
+        raise ValueError(f"{where} has no arrays.")
+    for key, values in features.items():
+        if values.dtype.hasobject or values.ndim == 0:
+            raise ValueError(f"{where}: {key!r} must be an array of numbers or bytes, with an axis of examples.")
+    lengths = {key: len(values) for key, values in features.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise ValueError(f"{where}: its arrays must have one length. Received: {listed}.")
+    return {key: _check_label(values, where) if key == "label" else values for key, values in features.items()}
+
+
+def _check_label(label: np.ndarray, where: str) -> np.ndarray:
+    if label.ndim == 2 and label.shape[1] == 1:
+        label = label[:, 0]
+    if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
+        raise ValueError(
+            f"{where}: labels must be integers [examples]. Received: {label.dtype} {list(label.shape)}. "
+            "Put other targets under another name."
+        )
+    return label.astype(np.int64)
+
+
+def _count_classes(labels: dict[str, np.ndarray], num_classes: int | None, name: str) -> int | None:
+    filled = {part: label for part, label in labels.items() if len(label)}
+    if num_classes is None and filled:
+        num_classes = int(max(label.max() for label in filled.values())) + 1
+    for part, label in filled.items():
+        bad = np.flatnonzero((label < 0) | (label >= num_classes))
+        if len(bad):
+            raise ValueError(
+                f"{name}, split {part!r}: labels must lie in 0..{num_classes - 1} ({num_classes} classes). "
+                f"Received: {label[bad[0]]} for example {bad[0]}, and {len(bad) - 1} more outside."
+            )
+    return num_classes

@@ -1,0 +1,211 @@
+"""Image files in folders, laid out as `tfds.ImageFolder` has them: PATH/SPLIT/CLASS/*.jpg."""
+
+import collections
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.zoo.sources import header
+from tfdist.zoo.sources.damage import reason
+from tfdist.zoo.sources.memory import CHUNK_SIZE, Memory, collect, fits
+from tfdist.zoo.splits import resolve, split_name
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
+_LAYOUT = "Images are looked for as PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
+# Images of a batch that are decoded at a time; more were no faster on two cores.
+_PARALLEL_IMAGES = 16
+
+
+class ImageFolder:
+    """See `image_folder`."""
+
+    def __init__(
+        self, split: str, path: str, size: tuple[int, int] | None, channels: int, memory_limit_mb: float, classes: list
+    ):
+        self._root = os.path.abspath(path)
+        name = f"image_folder {path!r}"
+        if not os.path.isdir(path):
+            raise FileNotFoundError(f"{name}: there is no folder {self._root!r}. {_LAYOUT}")
+        folders = {part: _folders(os.path.join(path, part)) for part in _folders(path)}
+        part = split_name(split, folders, source=name)
+        self.classes = list(classes) or folders[part]
+        _check_classes(self.classes, part, folders, explicit=bool(classes), name=name)
+        self.num_classes = len(self.classes)
+
+        files = [_image_names(os.path.join(path, part, label)) for label in self.classes]
+        labels = np.repeat(np.arange(self.num_classes), [len(names) for names in files])
+        self._part = resolve(split, {part: len(labels)}, source=name)
+        # By class, "train[:90%]" would lack the last classes. RandomState's streams are the same in all NumPy versions.
+        order = np.random.RandomState(0).permutation(len(labels))[self._part.start : self._part.stop]
+        self._names = np.concatenate(files)[order]
+        self._labels = labels[order].astype(np.int64)
+
+        self._size = size or header.image_size(self._file(0))
+        self._resize = size is not None
+        self._shape = (*self._size, channels)
+        self._in_memory = fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
+        names = {"name": self._names, "label": self._labels}
+        self._memory = Memory(self._load_images if self._in_memory else lambda: names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        place = "in memory" if self._in_memory else "read from disk"
+        shape = "x".join(map(str, self._shape))
+        return f"image_folder {self._root!r}, {self._part.name}[{self._part.start}:{self._part.stop}]: " + (
+            f"{len(self)} images of {shape}, {self.num_classes} classes, {place}"
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], as {"image": uint8 [n, h, w, c], "label": int64 [n]}."""
+        batch = self._memory.gather(ids)
+        if self._in_memory:
+            return batch
+        return {"image": self._decode(self._paths(batch["name"], batch["label"])), "label": batch["label"]}
+
+    def verify(self) -> None:
+        """Decodes every image.
+
+        Raises:
+            ValueError: names the first one that cannot be decoded, or has another size than the first.
+        """
+        decode = tf.function(self._decode, input_signature=[tf.TensorSpec([None], tf.string)])
+        with tf.device("CPU:0"):
+            for start in range(0, len(self), CHUNK_SIZE):
+                chunk = slice(start, start + CHUNK_SIZE)
+                paths = self._paths(self._names[chunk], self._labels[chunk])
+                try:
+                    decode(paths)
+                except tf.errors.OpError:
+                    self._find_damage(start, paths)
+
+    def _find_damage(self, start: int, paths: tf.Tensor) -> None:
+        for example, path in enumerate(paths, start):
+            try:
+                image = _decode_file(path, self._shape[-1])
+            except tf.errors.OpError as error:
+                raise ValueError(
+                    f"The image {self._file(example)!r} cannot be read: {reason(error)} Mend or remove it."
+                ) from None
+            if not self._resize and image.shape[:2] != self._size:
+                raise ValueError(
+                    f"The image {self._file(example)!r} has {image.shape[0]}x{image.shape[1]} pixels, and "
+                    f"{self._file(0)!r} has {self._size[0]}x{self._size[1]}: give image_folder a size, "
+                    "size=(height, width)."
+                )
+
+    def _file(self, example: int) -> str:
+        label = self.classes[self._labels[example]]
+        return os.path.join(self._root, self._part.name, label, os.fsdecode(self._names[example]))
+
+    def _paths(self, names: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        folders = [os.path.join(self._root, self._part.name, label, "") for label in self.classes]
+        return tf.strings.join([tf.gather([os.fsencode(folder) for folder in folders], labels), names])
+
+    def _load_images(self) -> dict[str, np.ndarray]:
+        chunks = tf.data.Dataset.from_tensor_slices(self._paths(self._names, self._labels)).batch(CHUNK_SIZE)
+        chunks = chunks.map(lambda paths: {"image": self._decode(paths)}, num_parallel_calls=tf.data.AUTOTUNE)
+        try:
+            return {**collect(chunks, len(self)), "label": self._labels}
+        except tf.errors.OpError:
+            self.verify()
+            raise
+
+    def _decode(self, paths: tf.Tensor) -> tf.Tensor:
+        def decode(path: tf.Tensor) -> tf.Tensor:
+            image = _decode_file(path, self._shape[-1])
+            if self._resize:
+                image = tf.image.resize(image, self._size, antialias=True)
+                image = tf.saturate_cast(tf.round(image), tf.uint8)
+            return tf.ensure_shape(image, self._shape)
+
+        signature = tf.TensorSpec(self._shape, tf.uint8)
+        return tf.map_fn(decode, paths, fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
+
+
+def image_folder(
+    split: str,
+    *,
+    path: str,
+    size: Sequence[int] | None = None,
+    channels: int = 3,
+    memory_limit_mb: float = 2048,
+    classes: Sequence[str] = (),
+) -> ImageFolder:
+    """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`.
+
+    Labels number the class folders in alphabetical order. Examples stand in a fixed shuffled order, so that a slice
+    of a split has all classes; it depends on the files' names alone. Files with other suffixes than .jpg, .jpeg,
+    .png, .bmp and .gif (whose first frame is taken) are passed over, and so are hidden files and folders.
+
+    Args:
+        split: a folder in `path`, with or without a slice: "train[:90%]".
+        path: the folder of the splits.
+        size: (height, width) to which images are scaled as they are read, bilinear with antialiasing, without regard
+            to their proportions; None: all images have the size of the first.
+        channels: 3 for colour, 1 for grey.
+        memory_limit_mb: the images are decoded once and kept in host memory if they take at most so many MiB; they
+            are read from disk batch by batch if they take more, and with 0.
+        classes: the class folders to use, in the order of their labels; empty: all folders of the split, which must
+            be those of every other split.
+
+    Returns:
+        A source of {"image": uint8 [n, height, width, channels], "label": int64 [n]}.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the split does not exist, a class is missing in one split or has no images, or the first image is
+            damaged. A damaged image further on is found when it is read, and named by `verify`.
+    """
+    if size is not None and (np.shape(size) != (2,) or min(size) < 1):
+        raise ValueError(f"image_folder: size must be (height, width) in pixels. Received: {size!r}")
+    if channels not in (1, 3):
+        raise ValueError(f"image_folder: channels must be 1 (grey) or 3 (colour). Received: {channels!r}")
+    return ImageFolder(split, path, size and tuple(size), channels, memory_limit_mb, list(classes))
+
+
+def _folders(path: str) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _check_classes(classes: list[str], part: str, folders: dict[str, list[str]], *, explicit: bool, name: str) -> None:
+    if not classes:
+        raise ValueError(f"{name}: the split {part!r} has no class folders. {_LAYOUT}")
+    for other, labels in folders.items():
+        missing = sorted(set(classes) - set(labels)) if other == part or (labels and not explicit) else []
+        surplus = sorted(set(labels) - set(classes)) if not explicit else []
+        if missing or surplus:
+            wrong, right = (other, part) if missing else (part, other)
+            raise ValueError(
+                f"{name}: the split {wrong!r} has no folder for the class {(missing or surplus)[0]!r}, which "
+                f"{'classes names' if explicit else f'{right!r} has'}. Labels number the class folders, so every split "
+                "must have the same; choose some with classes=[...]."
+            )
+
+
+def _image_names(folder: str) -> np.ndarray:
+    """Returns the names of the images in `folder`, sorted, as an array of bytes [images]."""
+    names = []
+    others: collections.Counter = collections.Counter()
+    for entry in os.scandir(folder):
+        suffix = pathlib.PurePath(entry.name).suffix.lower()
+        if entry.name.startswith(".") or not entry.is_file():
+            continue
+        if suffix in SUFFIXES:
+            names.append(os.fsencode(entry.name))
+        else:
+            others[suffix or "no suffix"] += 1
+    if not names:
+        found = ", ".join(f"{count} with {suffix}" for suffix, count in others.items()) or "no files"
+        raise ValueError(f"image_folder: no images in {os.path.abspath(folder)!r}, but {found}. {_LAYOUT}")
+    return np.array(sorted(names))
+
+
+def _decode_file(path: tf.Tensor, channels: int) -> tf.Tensor:
+    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
+    return tf.ensure_shape(image, [None, None, channels])

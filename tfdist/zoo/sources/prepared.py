@@ -1,0 +1,293 @@
+"""Data sets that TensorFlow Datasets has prepared."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.zoo.sources.damage import reason
+from tfdist.zoo.sources.memory import CHUNK_SIZE, Memory, collect, fits
+from tfdist.zoo.sources.records import ArrayRecords, Shard, chunks_of, tfrecords
+from tfdist.zoo.splits import resolve
+
+# Records of a batch that are decoded at a time.
+_PARALLEL_RECORDS = 16
+# What TensorFlow and array_record raise for a record that is damaged or cut off.
+_DAMAGE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
+
+
+class Prepared:
+    """See `tfds`."""
+
+    def __init__(
+        self,
+        builder: Any,
+        name: str,
+        split: str,
+        features: Mapping[str, str] | None,
+        size: tuple[int, int] | None,
+        memory_limit_mb: float,
+    ):
+        self._title = f"tfds data set {builder.info.full_name!r}"
+        lengths = {key: info.num_examples for key, info in builder.info.splits.items()}
+        self._part = resolve(split, lengths, source=self._title)
+        self._features = features or _default_features(builder.info, self._title)
+        self._decoder, self._specs = _choose(builder.info.features, self._features, size, self._title)
+        label = self._features.get("label")
+        self.num_classes = getattr(builder.info.features[label], "num_classes", None) if label else None
+
+        self._format = _choose_format(builder, self._title)
+        self._shards = _find_shards(builder, self._part, self._title)
+        num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
+        self._in_memory = fits(num_bytes, memory_limit_mb)
+        if self._in_memory:
+            self._memory = Memory(self._load)
+        elif self._format == "array_record":
+            self._records = ArrayRecords(self._shards)
+        else:
+            raise ValueError(_too_large(builder, name, num_bytes, memory_limit_mb))
+
+    def __len__(self) -> int:
+        return self._part.stop - self._part.start
+
+    def __repr__(self) -> str:
+        part, place = self._part, "in memory" if self._in_memory else f"read from {self._format} files"
+        return f"{self._title}, {part.name}[{part.start}:{part.stop}]: {len(self)} examples, {place}"
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
+        return self._memory.gather(ids) if self._in_memory else self._decode(self._read_records(ids))
+
+    def verify(self) -> None:
+        """Reads and decodes every record.
+
+        Raises:
+            ValueError: names the first that cannot be read: its file and its position in it.
+        """
+        decode = tf.function(self._decode, input_signature=[tf.TensorSpec([None], tf.string)])
+        with tf.device("CPU:0"):
+            for shard in self._shards:
+                done = 0
+                try:
+                    for chunk in chunks_of(shard, self._format, CHUNK_SIZE):
+                        decode(chunk)
+                        done += len(chunk)
+                except _DAMAGE:
+                    self._find_damage(Shard(shard.path, shard.start + done, shard.count - done))
+
+    def _find_damage(self, shard: Shard) -> None:
+        position = shard.start
+        try:
+            for record in chunks_of(shard, self._format, 1):
+                self._decode_record(record[0])
+                position += 1
+        except _DAMAGE as error:
+            raise ValueError(
+                f"{self._title}: record {position} of {shard.path!r} cannot be read: {reason(error)} "
+                "Delete the folder and fetch the data set again."
+            ) from None
+
+    def _load(self) -> dict[str, np.ndarray]:
+        if self._format == "tfrecord":
+            chunks = tfrecords(self._shards).batch(CHUNK_SIZE)
+        else:
+            self._records = ArrayRecords(self._shards)
+            chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
+        try:
+            return collect(chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE), len(self))
+        except tf.errors.OpError:
+            self.verify()
+            raise
+
+    def _read_records(self, ids: tf.Tensor) -> tf.Tensor:
+        records = tf.numpy_function(self._records.read, [ids], tf.string, stateful=False)
+        return tf.ensure_shape(records, ids.shape)
+
+    def _decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
+        return tf.map_fn(
+            self._decode_record, records, fn_output_signature=self._specs, parallel_iterations=_PARALLEL_RECORDS
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def _decode_record(self, record: tf.Tensor) -> dict[str, tf.Tensor]:
+        example = self._decoder.deserialize_example(record)
+        return {key: _fit(example[feature], self._specs[key]) for key, feature in self._features.items()}
+
+
+def tfds(
+    split: str,
+    *,
+    name: str,
+    data_dir: str | None = None,
+    download: bool = False,
+    features: Mapping[str, str] | None = None,
+    size: Sequence[int] | None = None,
+    memory_limit_mb: float = 2048,
+) -> Prepared:
+    """Examples of a TensorFlow Datasets data set, such as cifar10 or mnist.
+
+    Nothing is fetched unless `download` says so. The examples stand in the order of the prepared files.
+
+    Args:
+        split: a split of the data set, with or without a slice: "train[:90%]".
+        name: "cifar10", "cifar10:3.0.2", "dataset/config:version".
+        data_dir: the folder of prepared data sets; None: tfds' own, ~/tensorflow_datasets or $TFDS_DATA_DIR.
+        download: fetch and prepare the data set, as ArrayRecord files, if it is not there.
+        features: {entry of the batch: feature of the data set}, such as {"image": "image", "label": "coarse_label"}.
+            None: the data set's supervised pair, an image as "image", a class label as "label", others by their names.
+        size: (height, width) to which images are scaled as they are read, bilinear with antialiasing; needed where
+            they differ in size.
+        memory_limit_mb: the examples are decoded once and kept in host memory if they take at most so many MiB; if
+            they take more, and with 0, they are read from ArrayRecord files batch by batch.
+
+    Returns:
+        A source of {entry: [n, ...]}; `num_classes` is that of the feature taken as "label".
+
+    Raises:
+        FileNotFoundError: the data set, or a file of it, is not there, or could not be fetched.
+        ValueError: there is no such data set, split or feature; features have no fixed shape; or the data set takes
+            more than `memory_limit_mb` and is not prepared as ArrayRecord files.
+    """
+    if size is not None and (np.shape(size) != (2,) or min(size) < 1):
+        raise ValueError(f"tfds: size must be (height, width) in pixels. Received: {size!r}")
+    builder = _builder(name, data_dir)
+    if not _is_prepared(builder):
+        if not download:
+            raise FileNotFoundError(_absent(builder, name))
+        builder = _fetch(builder, name, data_dir)
+    return Prepared(builder, name, split, features, size and tuple(size), memory_limit_mb)
+
+
+def _builder(name: str, data_dir: str | None) -> Any:
+    import tensorflow_datasets
+
+    try:
+        return tensorflow_datasets.builder(name, data_dir=data_dir)
+    except tensorflow_datasets.core.DatasetNotFoundError:
+        folder = data_dir or tensorflow_datasets.core.constants.DATA_DIR
+        raise ValueError(
+            f"tfds has no data set {name!r}, neither by name nor prepared in {os.fspath(folder)!r}. "
+            "https://www.tensorflow.org/datasets/catalog lists the names."
+        ) from None
+    except (AssertionError, ValueError) as error:  # A version or a configuration that does not exist.
+        raise ValueError(f"tfds data set {name!r} cannot be used: {error}") from None
+
+
+def _is_prepared(builder: Any) -> bool:
+    return (builder.data_path / "dataset_info.json").exists()
+
+
+def _command(name: str, data_dir: str, download_dir: str | None = None) -> str:
+    downloads = f", download_dir={download_dir!r}" if download_dir else ""
+    return (
+        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir={data_dir!r})'
+        f".download_and_prepare(file_format='array_record'{downloads})\""
+    )
+
+
+def _absent(builder: Any, name: str) -> str:
+    return (
+        f"tfds data set {name!r} is not there: it was looked for in {os.fspath(builder.data_path)!r}. "
+        "Where the machine has internet, download=True in the source fetches it, and so does this command:\n"
+        f"  {_command(name, os.fspath(builder.data_dir_root))}"
+    )
+
+
+def _fetch(builder: Any, name: str, data_dir: str | None) -> Any:
+    try:
+        builder.download_and_prepare(file_format="array_record")
+    except Exception as error:
+        # Whatever fails inside tfds; another worker that fetches the same at once may have been quicker.
+        if not _is_prepared(_builder(name, data_dir)):
+            raise FileNotFoundError(f"tfds data set {name!r} could not be fetched: {reason(error)}") from error
+    return _builder(name, data_dir)
+
+
+def _too_large(builder: Any, name: str, num_bytes: int, memory_limit_mb: float) -> str:
+    import tensorflow_datasets
+
+    problem = (
+        f"tfds data set {name!r} takes {num_bytes / 2**20:.1f} MiB, memory_limit_mb is {memory_limit_mb:g}, and it is "
+        f"prepared in {os.fspath(builder.data_path)!r} as tfrecord, which has no random access. Raise memory_limit_mb, "
+        "or prepare "
+    )
+    if isinstance(builder, tensorflow_datasets.core.read_only_builder.ReadOnlyBuilder):
+        return problem + "it again with the code that prepared it and file_format='array_record'."
+    root = os.fspath(builder.data_dir_root)
+    other = os.path.join(root, "array_record")
+    command = _command(name, other, os.path.join(root, "downloads"))
+    return f"{problem}it as ArrayRecord files with this command and set data_dir={other!r}:\n  {command}"
+
+
+def _default_features(info: Any, title: str) -> dict[str, str]:
+    import tensorflow_datasets
+
+    names = {tensorflow_datasets.features.Image: "image", tensorflow_datasets.features.ClassLabel: "label"}
+    keys = info.supervised_keys
+    if keys is None or not all(isinstance(key, str) for key in keys):
+        raise ValueError(
+            f"{title} names no pair to learn from: choose with features={{'image': ..., 'label': ...}}. "
+            f"It has: {', '.join(sorted(info.features))}."
+        )
+    return {names.get(type(info.features[key]), key): key for key in keys}
+
+
+def _choose(
+    features: Any, chosen: Mapping[str, str], size: tuple[int, int] | None, title: str
+) -> tuple[Any, dict[str, tf.TensorSpec]]:
+    """Returns the decoder of the `chosen` features alone, and the shape and dtype of each."""
+    import tensorflow_datasets
+
+    specs = {}
+    for key, name in chosen.items():
+        if name not in features:
+            raise ValueError(f"{title} has no feature {name!r}. It has: {', '.join(sorted(features))}.")
+        spec = features[name].get_tensor_spec()
+        if not isinstance(spec, tf.TensorSpec):
+            raise ValueError(f"{title}: the feature {name!r} is no single tensor, but {spec}. Choose others.")
+        if size is not None and isinstance(features[name], tensorflow_datasets.features.Image):
+            spec = tf.TensorSpec([*size, spec.shape[-1]], spec.dtype)
+        if not spec.shape.is_fully_defined():
+            raise ValueError(
+                f"{title}: the feature {name!r} has no fixed shape, but {spec.shape}, and cannot be put into batches. "
+                "Give images a size, size=(height, width), or choose other features."
+            )
+        specs[key] = spec
+    subset = {name: features[name] for name in chosen.values()}
+    return tensorflow_datasets.features.FeaturesDict(subset), specs
+
+
+def _choose_format(builder: Any, title: str) -> str:
+    formats = {kind.value for kind in builder.info.available_file_formats()}
+    for kind in ("array_record", "tfrecord"):
+        if kind in formats:
+            builder.info.set_file_format(kind, override=True, override_if_initialized=True)
+            return kind
+    raise ValueError(f"{title} is prepared as {', '.join(sorted(formats))}: only array_record and tfrecord are read.")
+
+
+def _find_shards(builder: Any, part: Any, title: str) -> list[Shard]:
+    instructions = builder.info.splits[f"{part.name}[{part.start}:{part.stop}]"].file_instructions
+    shards = [Shard(file.filename, file.skip, file.take) for file in instructions]
+    for shard in shards:
+        if not tf.io.gfile.exists(shard.path):
+            raise FileNotFoundError(f"{title} is incomplete: there is no file {shard.path!r}.")
+    return shards
+
+
+def _estimate_bytes(specs: Mapping[str, tf.TensorSpec], info: Any, num_examples: int) -> int:
+    """Bytes in memory: exact for numbers; text counts as much as the whole of its records."""
+    numbers = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs.values() if spec.dtype != tf.string)
+    text = info.num_bytes / info.num_examples if any(spec.dtype == tf.string for spec in specs.values()) else 0
+    return int((numbers + text) * num_examples)
+
+
+def _fit(value: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    """Scales an image to the size asked for; everything else has it already."""
+    if value.shape.rank == 3 and value.shape != spec.shape:
+        resized = tf.image.resize(value, spec.shape[:2], antialias=True)
+        value = tf.saturate_cast(tf.round(resized) if spec.dtype.is_integer else resized, spec.dtype)
+    return tf.ensure_shape(value, spec.shape)

@@ -1,0 +1,82 @@
+"""Splits in the notation of TensorFlow Datasets: "train", "train[:90%]", "train[45000:]". No TensorFlow."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+_SPLIT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
+_BOUND = re.compile(r"(?P<value>-?\d[\d_]*(?:\.\d+)?)(?P<unit>%?)")
+_NOTATION = 'Splits are written "train", "train[:90%]", "train[10%:20%]", "train[45000:]" or "train[-5000:]".'
+
+
+class Slice(NamedTuple):
+    """Examples `start` (included) to `stop` (excluded) of the split `name`."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def split_name(split: str, names: Iterable[str], *, source: str) -> str:
+    """Returns the name in `split`, "train" in "train[:90%]".
+
+    Args:
+        split: the split asked for.
+        names: the splits that exist.
+        source: what they belong to, for messages.
+
+    Raises:
+        ValueError: `split` cannot be read, or names no split of `names`.
+    """
+    match = _SPLIT.fullmatch(split)
+    if match is None:
+        raise ValueError(f"{source}: the split {split!r} cannot be read. {_NOTATION}")
+    if match["name"] not in (existing := sorted(names)):
+        raise ValueError(f"{source} has no split {match['name']!r}. It has: {', '.join(existing) or 'none'}.")
+    return match["name"]
+
+
+def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
+    """Returns the examples that `split` stands for.
+
+    Percentages are rounded to the nearest example as tfds rounds them (`round(percent * length / 100)`), negative
+    bounds count from the end, and a unit given to one bound holds for both ("train[10:20%]" is 10 % to 20 %).
+
+    Args:
+        split: a name of `lengths`, with or without a slice.
+        lengths: the number of examples in every split.
+        source: what they belong to, for messages.
+
+    Raises:
+        ValueError: `split` cannot be read, names no split, reaches beyond its ends, or holds no example.
+    """
+    name = split_name(split, lengths, source=source)
+    length = lengths[name]
+    match = _SPLIT.fullmatch(split)
+    if match["start"] is None:
+        start, stop = 0, length
+    else:
+        start, stop = _bounds(split, match["start"], match["stop"], length, source)
+    if stop <= start:
+        raise ValueError(f"{source}: the split {split!r} is empty: {name!r} has {length} examples.")
+    return Slice(name, start, stop)
+
+
+def _bounds(split: str, first: str, last: str, length: int, source: str) -> tuple[int, int]:
+    matches = [_BOUND.fullmatch(text) for text in (first, last)]
+    if any(text and not match for text, match in zip((first, last), matches, strict=True)) or not any(matches):
+        raise ValueError(f"{source}: the slice of {split!r} cannot be read. {_NOTATION}")
+    percent = any(match and match["unit"] for match in matches)
+    bounds = []
+    for match, default in zip(matches, (0, length), strict=True):
+        if match is None:
+            bounds.append(default)
+        elif percent:
+            bounds.append(round(float(match["value"]) * length / 100.0))
+        elif "." in match["value"]:
+            raise ValueError(f"{source}: {split!r} counts examples in fractions. Did you mean per cent? {_NOTATION}")
+        else:
+            bounds.append(int(match["value"]))
+    if any(abs(bound) > length for bound in bounds):
+        raise ValueError(f"{source}: the split {split!r} reaches beyond its {length} examples.")
+    return tuple(bound + length if bound < 0 else bound for bound in bounds)
