@@ -140,8 +140,9 @@ def _normalise_groups(layer, inputs, group_size):
     )
     batch = inputs.shape[0]
     if batch is None:
-        count = tf.shape(inputs)[0]
-        tf.debugging.assert_equal(count % group_size, 0, message)
+        # The reshape must wait for the check, or its own error may come first.
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(inputs)[0] % group_size, 0, message)]):
+            count = tf.identity(tf.shape(inputs)[0])
         groups = tf.reshape(inputs, [count // group_size, group_size, *inputs.shape[1:]])
         dtype = _statistics_dtype(inputs)
         signature = (inputs.dtype if _fusable(inputs) else dtype, dtype, dtype)
