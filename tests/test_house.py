@@ -14,7 +14,7 @@ ROOMS = [
     *("config", "command_line", "records", "interruption", "cluster", "data", "randomness", "gradients", "step"),
     *("checkpoint", "outcome", "intervals", "console", "report", "experiment", "loop", "callbacks", "train", "main"),
     # Commands built on the above.
-    *("launch", "scaling", "batch_size", "doctor"),
+    *("launch", "tables", "trials", "scaling", "trajectories", "batch_size", "doctor"),
 ]
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [

@@ -87,6 +87,17 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def config_arguments(argv: list[str]) -> list[str]:
+    """Those words of a command line that name the config file and override its fields, to be handed on."""
+    found, words = [], iter(argv[1:])
+    for word in words:
+        if re.match(r"--?(no)?config(\.[\w.\[\]]+)?(=|$)", word):
+            found.append(word)
+            if word in ("--config", "-config"):
+                found.append(next(words, ""))
+    return found
+
+
 def config_name() -> str:
     """The name of the config file without folder and suffix: what a run is called that is given no other name."""
     return os.path.splitext(os.path.basename(_config_path(sys.argv).partition(":")[0]))[0]

@@ -76,6 +76,18 @@ def divide_gpus(names: Sequence[str], workers: int) -> list[tuple[str, ...]]:
     return [tuple(names[rank * share : (rank + 1) * share]) for rank in range(workers)]
 
 
+def first_gpus(env: Mapping[str, str], count: int) -> dict[str, str]:
+    """The variables that leave a process the first `count` GPUs of this machine; none where it has no GPUs.
+
+    Raises:
+        ValueError: there are GPUs, and fewer than `count`.
+    """
+    names = gpus(env)
+    if names and len(names) < count:
+        raise ValueError(f"{count} replicas need {count} GPUs, and this machine has {len(names)}.")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[:count])} if names else {}
+
+
 def reserve_ports(count: int) -> list[socket.socket]:
     """Finds free ports and keeps them from other programs as long as the sockets are open.
 

@@ -61,7 +61,7 @@ class Watch:
             stderr=error_theirs,
             # The terminal's Ctrl-C comes to the launcher alone, which passes it on once.
             start_new_session=True,
-            preexec_fn=_bound_to(os.getpid()),
+            preexec_fn=bound_to(os.getpid()),
         )
         os.close(theirs)
         os.close(error_theirs)
@@ -185,12 +185,12 @@ def _line(rank: int, line: bytes) -> bytes:
     return b"[%d] %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
 
 
-def _bound_to(launcher: int) -> Callable[[], None]:
-    """What a worker does before it becomes one: it asks to be killed when `launcher`, its parent, ends."""
+def bound_to(launcher: int, number: int = signal.SIGKILL) -> Callable[[], None]:
+    """What a worker does before it becomes one: it asks to be sent a signal when `launcher`, its parent, ends."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def bind() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != launcher:  # It has ended before it could be asked.
             os._exit(1)
 

@@ -23,6 +23,11 @@ def in_step(env: Mapping[str, str]) -> bool:
     return any(name in env for name in _STEP_VARIABLES if name.startswith("SLURM_STEP"))
 
 
+def in_allocation(env: Mapping[str, str]) -> bool:
+    """Whether this process runs in an sbatch script or a salloc shell, from which srun can start steps."""
+    return bool(env.get("SLURM_JOB_ID")) and (not in_step(env) or env.get("SLURM_STEP_NUM_TASKS") == "1")
+
+
 def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placement.Placement:
     """Finds this task's place in the Slurm step that it belongs to.
 

@@ -8,7 +8,7 @@ without reading the examples, and runs no TensorFlow operation: devices can stil
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz
 from tfdist.zoo.sources.folder import image_folder
-from tfdist.zoo.sources.generated import synthetic
+from tfdist.zoo.sources.generated import line, synthetic
 from tfdist.zoo.sources.prepared import tfds
 
-__all__ = ["arrays", "digits", "image_folder", "npz", "synthetic", "tfds"]
+__all__ = ["arrays", "digits", "image_folder", "line", "npz", "synthetic", "tfds"]

@@ -92,3 +92,56 @@ def synthetic(
     part = resolve(split, {"train": num_examples, "test": num_test_examples}, source="synthetic")
     offset = num_examples if part.name == "test" else 0
     return Synthetic(offset + part.start, part.stop - part.start, tuple(shape), kind, num_classes, high)
+
+
+class Line:
+    """See `line`."""
+
+    num_classes = None
+
+    def __init__(self, first: int, count: int, m: float, n: float, noise: float):
+        self._first, self._count = first, count
+        self._m, self._n, self._noise = m, n, noise
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the points `ids`, int64 [n], as {"x": float32 [n, 1], "y": float32 [n, 1]}."""
+        ids = ids + self._first
+        draws = 2.0 * uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
+        x, noise = draws[:, :1], draws[:, 1:]
+        return {"x": x, "y": self._m * x + self._n + self._noise * noise}
+
+    def verify(self) -> None:
+        """Returns: there is nothing to be damaged."""
+
+
+def line(
+    split: str,
+    *,
+    m: float = 2.0,
+    n: float = 0.5,
+    noise: float = 0.3,
+    num_examples: int = 64,
+    num_test_examples: int = 0,
+) -> Line:
+    """Points about the line y = m x + n, with x uniform in [-1, 1).
+
+    Args:
+        split: "train" or "test", with or without a slice. The two have no point in common.
+        m: the slope.
+        n: the value at x = 0.
+        noise: y is off the line by up to so much, uniformly.
+        num_examples: points in "train".
+        num_test_examples: points in "test".
+
+    Returns:
+        A source of {"x": float32 [n, 1], "y": float32 [n, 1]}.
+
+    Raises:
+        ValueError: the split does not exist or is empty.
+    """
+    part = resolve(split, {"train": num_examples, "test": num_test_examples}, source="line")
+    offset = num_examples if part.name == "test" else 0
+    return Line(offset + part.start, part.stop - part.start, m, n, noise)

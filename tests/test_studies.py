@@ -1,0 +1,116 @@
+"""The commands that compare trainings: scaling and trajectories, on real trainings of the line; and their tables."""
+
+import csv
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launching import REPOSITORY, worker_environment
+
+from tfdist import command_line, scaling, tables, trajectories, trials
+
+
+def study(module, *options, code=0):
+    """Runs a command on the CPU, asserts its exit code, and returns what it wrote."""
+    command = [sys.executable, "-m", f"tfdist.{module}", "--config=configs/line.py", *options]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def read(path):
+    """The lines of a CSV file as dicts."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def size_of_picture(path):
+    """(width, height) of a PNG file in pixels."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+def test_scaling_trains_on_each_number_of_replicas_and_the_same_command_goes_on(tmp_path):
+    options = ["--replicas=1,2", "--epochs=3", f"--workdir={tmp_path}", "--config.learning_rate.peak=0.05"]
+    first = study("scaling", *options)
+    rows = read(tmp_path / "scaling.csv")
+    assert [(row["replicas"], row["batch_size"]) for row in rows] == [("1", "8"), ("2", "16")]
+    assert rows[0]["speedup"] == rows[0]["efficiency"] == "1.0"
+    for row, steps in zip(rows, (8, 4), strict=True):
+        lines = trials.reports(tmp_path / f"weak-{row['replicas']}")
+        assert [line["step"] for line in lines] == [steps, 2 * steps, 3 * steps]
+        assert float(row["first_epoch_seconds"]) == round(lines[0]["seconds"], 4)
+        assert float(row["epoch_seconds"]) == round(np.mean([line["seconds"] for line in lines[1:]]), 4)
+        assert "worker 0 of 2" in (tmp_path / "weak-2.log").read_text()
+    pytest.importorskip("matplotlib")
+    assert min(size_of_picture(tmp_path / "scaling.png")) > 300
+    assert study("scaling", *options).splitlines()[-3:] == first.splitlines()[-3:]
+
+
+def test_trajectories_on_one_replica_and_on_two_are_one(tmp_path):
+    words = ["--config.train.steps=20", "--batches=1,8", "--replicas=1,2", "--by=devices", f"--workdir={tmp_path}"]
+    written = study("trajectories", *words)
+    assert "batch 1 cannot be divided among 2 replicas: left out" in written
+    rows = read(tmp_path / "trajectories.csv")
+    assert len(rows) == 3 * 20
+    ways = {
+        key: np.array(
+            [(float(row["m"]), float(row["n"])) for row in rows if (row["batch_size"], row["replicas"]) == key]
+        )
+        for key in (("1", "1"), ("8", "1"), ("8", "2"))
+    }
+    np.testing.assert_array_equal(ways["8", "1"][0], [-1.0, 2.0])
+    np.testing.assert_allclose(ways["8", "1"], ways["8", "2"], atol=1e-6)
+    assert np.abs(ways["1", "1"] - ways["8", "1"]).max() > 0.05
+    assert np.abs(ways["8", "1"][-1] - [2.0, 0.5]).max() < np.abs(ways["8", "1"][0] - [2.0, 0.5]).max() / 2
+    pytest.importorskip("matplotlib")
+    assert min(size_of_picture(tmp_path / "trajectories.png")) > 300
+
+
+def test_a_training_that_fails_is_told_with_the_end_of_its_log(tmp_path):
+    error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.source.noise=lots", code=1)
+    assert "--config.data.source.noise" in error
+    error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.batch_size=100", code=1)
+    assert "The training on 1 replica(s) ended with exit code 1; the end of" in error
+    assert "config.data.batch_size=100 is more than the 64 examples" in error
+    assert "--replicas must be numbers" in study("scaling", "--replicas=1,x", code=1)
+    assert "--by=slurm starts steps with srun" in study("scaling", "--by=slurm", code=1)
+
+
+def test_the_way_follows_the_allocation():
+    assert trials.choose_way("auto", {}) == "processes"
+    assert trials.choose_way("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == "slurm"
+    assert trials.choose_way("devices", {"SLURM_JOB_ID": "7"}) == "devices"
+    ranks = {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
+    ranks |= {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
+    with pytest.raises(ValueError, match="already process 1 of 2"):
+        trials.choose_way("auto", ranks)
+
+
+def test_speedup_is_against_the_first_and_its_replicas():
+    measured = [
+        scaling.Measured(replicas=n, batch_size=8 * n, first_epoch_seconds=9.0, epoch_seconds=seconds, examples=1600)
+        for n, seconds in ((2, 4.0), (4, 2.5))
+    ]
+    assert scaling.rows(measured) == [(2, 16, 9.0, 4.0, 400.0, 2.0, 1.0), (4, 32, 9.0, 2.5, 640.0, 3.2, 0.8)]
+
+
+def test_tables_and_what_is_handed_on(tmp_path):
+    rows = [("a", 1, 0.123456), ("bb", 20000, None)]
+    assert tables.text(("name", "n", "x"), rows).splitlines() == [
+        *("name       n       x", "----  ------  ------", "a          1  0.1235", "bb    20,000       -"),
+    ]
+    tables.write_csv(tmp_path / "t.csv", ("name", "n", "x"), rows)
+    assert (tmp_path / "t.csv").read_text() == "name,n,x\na,1,0.123456\nbb,20000,\n"
+    words = ["x", "--config=c.py", "--replicas=1", "--config.a.b=1", "--noconfig.c", "--configure", "--workdir", "y"]
+    assert command_line.config_arguments(words) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
+
+
+def test_ways_apart_are_measured_against_the_fewest_replicas():
+    ways = {(8, 1): np.zeros((3, 2)), (8, 2): np.full((3, 2), 0.5), (1, 1): np.ones((3, 2))}
+    assert trajectories.apart(ways) == [(8, 1, 0.0), (8, 2, 0.5), (1, 1, 0.0)]

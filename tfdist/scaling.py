@@ -1,0 +1,168 @@
+"""How training time falls with the number of replicas: `python -m tfdist.scaling --config=... --replicas=1,2,4`.
+
+Trains the config on each number of replicas, one after another, and writes scaling.csv and scaling.png into the
+workdir: the time of an epoch, examples per second, speedup and efficiency against the smallest number. The first epoch,
+in which everything starts and is compiled, stands apart. Replicas are workers on this machine, logical CPU devices of
+one process, or, within a Slurm allocation, tasks of a step each. What was measured before stays: the same command goes
+on.
+"""
+
+import dataclasses
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+
+from tfdist import command_line, tables, trials
+
+_CONFIG = command_line.define_config()
+_REPLICAS = flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
+_BY = flags.DEFINE_enum(
+    "by", "auto", list(trials.WAYS), "What a replica is: a process, a logical device, a task of a Slurm step."
+)
+_BATCH = flags.DEFINE_enum(
+    "batch",
+    "weak",
+    ["weak", "strong"],
+    "weak: config.data.batch_size for each replica; strong: the same batch, divided among them.",
+)
+_EPOCHS = flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not counted.", lower_bound=2)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where results go. Default: runs/NAME-scaling for a config NAME.py.")
+
+HEADER = (
+    *("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds"),
+    *("examples_per_second", "speedup", "efficiency"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One training: seconds of its first epoch and of a later one, and the examples of an epoch."""
+
+    replicas: int
+    batch_size: int
+    first_epoch_seconds: float
+    epoch_seconds: float
+    examples: int
+
+    @property
+    def examples_per_second(self) -> float:
+        """In an epoch that is not the first, over all replicas."""
+        return self.examples / self.epoch_seconds
+
+
+def measure(arguments: Sequence[str], batch_size: int, *, replicas: int, epochs: int, way: str, to: Path) -> Measured:
+    """Trains `epochs` epochs on `replicas` replicas in the folder `to`, without evaluations, and reads its reports.
+
+    Raises:
+        ValueError: the training has failed.
+    """
+    settings = {
+        "data.batch_size": batch_size,
+        "data.evaluation_split": "none",
+        "train.epochs": epochs,
+        "train.steps": "none",
+        "report.every.epochs": 1,
+        "report.every.steps": "none",
+        "report.tensorboard": "false",
+        "checkpoint.every.epochs": "none",
+        "checkpoint.every.steps": "none",
+        "checkpoint.best_metric": "none",
+        "checkpoint.export": "false",
+    }
+    changes = [f"--config.{name}={value}" for name, value in settings.items()]
+    trials.train([*arguments, *changes], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
+    lines = trials.reports(to)
+    steps = lines[-1]["step"] - lines[-2]["step"]
+    return Measured(
+        replicas=replicas,
+        batch_size=batch_size,
+        first_epoch_seconds=lines[0]["seconds"],
+        epoch_seconds=statistics.median(line["seconds"] for line in lines[1:]),
+        examples=steps * batch_size,
+    )
+
+
+def rows(measured: Sequence[Measured]) -> list[tuple[float, ...]]:
+    """The table: speedup is against the first training, per replica of it; efficiency is speedup by replicas."""
+    base = measured[0].examples_per_second / measured[0].replicas
+    found = []
+    for each in measured:
+        speedup = each.examples_per_second / base
+        times = (round(each.first_epoch_seconds, 4), round(each.epoch_seconds, 4))
+        speeds = (round(each.examples_per_second, 2), round(speedup, 4), round(speedup / each.replicas, 4))
+        found.append((each.replicas, each.batch_size, *times, *speeds))
+    return found
+
+
+def draw(path: Path, table: Sequence[Sequence[float]], title: str) -> bool:
+    """Draws speedup and epoch time with their ideal lines; returns False where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    replicas, epoch, speedup = ([row[column] for row in table] for column in (0, 3, 5))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    left.plot(replicas, speedup, "o-", label="measured")
+    left.plot(replicas, replicas, "--", color="grey", label="ideal")
+    left.set(xlabel="replicas", ylabel=f"speedup against {replicas[0]} replica(s)", title="examples per second")
+    right.plot(replicas, epoch, "o-", label="measured")
+    right.plot(replicas, [epoch[0] * replicas[0] / n for n in replicas], "--", color="grey", label="ideal")
+    right.set(xlabel="replicas", ylabel="seconds", title="time of an epoch", ylim=(0, None))
+    for axes in (left, right):
+        axes.set_xticks(replicas)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return True
+
+
+def parse_replicas(words: Sequence[str]) -> list[int]:
+    """Reads the flag; raises a ValueError where it is no list of different numbers from 1 on."""
+    if not words or not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"--replicas must be numbers from 1 on, as 1,2,4. Received: {','.join(words)!r}")
+    return sorted({int(word) for word in words})
+
+
+def study(argv: list[str]) -> None:
+    """Runs what the flags say, and writes the results."""
+    name = command_line.config_name()
+    workdir = Path(_WORKDIR.value or f"runs/{name}-scaling").expanduser()
+    batch = _CONFIG.value.data.batch_size
+    way = trials.choose_way(_BY.value, os.environ)
+    measured = []
+    for replicas in parse_replicas(_REPLICAS.value):
+        own = batch * replicas if _BATCH.value == "weak" else batch
+        print(f"{replicas} replica(s) by {way}, batch {own} ...", flush=True)
+        to = workdir / f"{_BATCH.value}-{replicas}"
+        arguments = command_line.config_arguments(argv)
+        measured.append(measure(arguments, own, replicas=replicas, epochs=_EPOCHS.value, way=way, to=to))
+    table = rows(measured)
+    print(tables.text(HEADER, table))
+    tables.write_csv(workdir / "scaling.csv", HEADER, table)
+    drawn = draw(workdir / "scaling.png", table, f"{name}, {_BATCH.value} scaling, by {way}")
+    picture = "scaling.png" if drawn else "no picture: pip install matplotlib, and give the command again"
+    print(f"{workdir / 'scaling.csv'}, {picture}")
+
+
+def run(argv: list[str]) -> int:
+    """Runs the study; a mistake ends it with one message."""
+    if argv[1:]:
+        sys.exit(f"There is no argument without a flag. Received: {argv[1]!r}")
+    try:
+        study(sys.argv)
+    except (ValueError, OSError) as error:
+        sys.exit(f"tfdist.scaling: {error}")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(run, flags_parser=command_line.parse)

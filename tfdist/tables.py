@@ -1,0 +1,39 @@
+"""Tables as text and as CSV files. Imports no TensorFlow."""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist import records
+
+
+def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table with columns as wide as their entries; numbers stand at the right, None is a dash."""
+    lines = [[str(word) for word in header], *[[_shown(value) for value in row] for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    right = [all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(header))]
+
+    def join(line: Sequence[str]) -> str:
+        words = zip(line, widths, right, strict=True)
+        return "  ".join(word.rjust(width) if at_right else word.ljust(width) for word, width, at_right in words)
+
+    return "\n".join(join(line).rstrip() for line in [lines[0], ["-" * width for width in widths], *lines[1:]])
+
+
+def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Writes a CSV file, whole or not at all; None is an empty field."""
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    records.replace_file(path, content.getvalue().encode())
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

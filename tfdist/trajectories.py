@@ -1,0 +1,130 @@
+"""Draws the ways of (m, n) over the loss surface of a line: `python -m tfdist.trajectories --config=configs/line.py`.
+
+Trains the config for each batch size on each number of replicas; its objective must report "m" and "n" in every step,
+as `tfdist.zoo.classic:line_error` does. Writes trajectories.csv and trajectories.png into the workdir, and says how far
+the ways on several replicas are from the way on one, which takes the same batches: apart by rounding alone.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from tfdist import command_line, config, outcome, scaling, tables, trials
+
+_BATCHES = flags.DEFINE_list("batches", ["1", "8", "64"], "The batch sizes, over all replicas.")
+flags.adopt_module_key_flags(scaling)
+
+# (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
+Ways = dict[tuple[int, int], np.ndarray]
+HEADER = ("batch_size", "replicas", "step", "m", "n")
+
+
+def follow(arguments: Sequence[str], batch: int, replicas: int, *, way: str, to: Path) -> np.ndarray:
+    """Trains once in the folder `to`; returns (m, n) before each step, float64 [steps, 2].
+
+    Raises:
+        ValueError: the training has failed, or does not report "m" and "n" in every step.
+    """
+    every = ["--config.report.every.steps=1", f"--config.data.batch_size={batch}"]
+    trials.train([*arguments, *every], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
+    lines = trials.reports(to)
+    if not all("m" in line and "n" in line for line in lines):
+        raise ValueError(
+            'config.objective must return "m" and "n" beside the loss, as tfdist.zoo.classic:line_error. '
+            f"Received: {sorted(lines[0])}"
+        )
+    return np.array([(line["m"], line["n"]) for line in lines])
+
+
+def surface(options: config.Config, m: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """The mean squared error over the training split on a grid, float64 [len(n), len(m)]."""
+    outcome.import_tensorflow_quietly()
+    from tfdist import experiment
+
+    source = experiment.open_source(options, options.data.train_split)
+    points = source.read(np.arange(len(source)))
+    x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
+    errors = m[np.newaxis, :, np.newaxis] * x + n[:, np.newaxis, np.newaxis] - y
+    return np.mean(errors**2, axis=-1)
+
+
+def draw(path: Path, ways: Ways, options: config.Config) -> bool:
+    """Draws a panel for each batch size; returns False where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    every = np.concatenate(list(ways.values()))
+    low, high = every.min(axis=0), every.max(axis=0)
+    edge = 0.25 * (high - low) + 0.1
+    grid = [np.linspace(low[i] - edge[i], high[i] + edge[i], 80) for i in range(2)]
+    heights = surface(options, *grid)
+    batches = sorted({batch for batch, _ in ways})
+    figure, panels = pyplot.subplots(
+        1, len(batches), figsize=(4.2 * len(batches), 4), layout="constrained", sharey=True
+    )
+    for axes, batch in zip(np.atleast_1d(panels), batches, strict=True):
+        axes.contourf(*grid, np.log10(heights + 1e-3), levels=24, cmap="Greys", alpha=0.7)
+        for place, ((_, replicas), way) in enumerate(item for item in ways.items() if item[0][0] == batch):
+            # Ways that are equal would hide one another.
+            style = ("-o", "--x", ":+")[place % 3]
+            axes.plot(*way.T, style, markersize=4 + 2 * place, linewidth=1, label=f"{replicas} replica(s)")
+        axes.set(title=f"batch of {batch}", xlabel="m", ylabel="n" if batch == batches[0] else "")
+        axes.legend()
+    figure.suptitle("the loss surface (logarithmic), and where training went")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return True
+
+
+def apart(ways: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[int, int, float]]:
+    """(batch size, replicas, the largest distance from the way of the same batch on the fewest replicas)."""
+    found = []
+    for (batch, replicas), way in ways.items():
+        first = ways[min(key for key in ways if key[0] == batch)]
+        found.append((batch, replicas, float(np.abs(way - first).max())))
+    return found
+
+
+def study(argv: list[str]) -> None:
+    """Runs what the flags say, and writes the results."""
+    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}-trajectories").expanduser()
+    way = trials.choose_way(flags.FLAGS.by, os.environ)
+    numbers = scaling.parse_replicas(flags.FLAGS.replicas)
+    ways: Ways = {}
+    for batch in scaling.parse_replicas(_BATCHES.value):
+        for replicas in numbers:
+            if batch % replicas:
+                print(f"batch {batch} cannot be divided among {replicas} replicas: left out")
+                continue
+            print(f"batch {batch} on {replicas} replica(s) by {way} ...", flush=True)
+            to = workdir / f"batch-{batch}-replicas-{replicas}"
+            ways[batch, replicas] = follow(command_line.config_arguments(argv), batch, replicas, way=way, to=to)
+    lines = [(*key, step, *point) for key, steps in ways.items() for step, point in enumerate(steps.tolist())]
+    tables.write_csv(workdir / "trajectories.csv", HEADER, lines)
+    print(tables.text(("batch_size", "replicas", "apart"), apart(ways)))
+    drawn = draw(workdir / "trajectories.png", ways, flags.FLAGS["config"].value)
+    picture = "trajectories.png" if drawn else "no picture: pip install matplotlib, and give the command again"
+    print(f"{workdir / 'trajectories.csv'}, {picture}")
+
+
+def run(argv: list[str]) -> int:
+    """Runs the study; a mistake ends it with one message."""
+    if argv[1:]:
+        sys.exit(f"There is no argument without a flag. Received: {argv[1]!r}")
+    try:
+        study(sys.argv)
+    except (ValueError, OSError) as error:
+        sys.exit(f"tfdist.trajectories: {error}")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(run, flags_parser=command_line.parse)
