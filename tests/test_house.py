@@ -11,8 +11,33 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 # The rooms in the order of their dependency: a module imports from its own room and from those before it.
 ROOMS = [
-    *("config", "command_line", "records", "interruption", "cluster", "data", "randomness", "gradients", "step"),
-    *("checkpoint", "outcome", "intervals", "console", "report", "experiment", "loop", "callbacks", "train", "main"),
+    *(
+        "config",
+        "command_line",
+        "records",
+        "interruption",
+        "cluster",
+        "data",
+        "randomness",
+        "gradients",
+        "compiled",
+        "step",
+    ),
+    *(
+        "checkpoint",
+        "outcome",
+        "intervals",
+        "console",
+        "report",
+        "hooks",
+        "experiment",
+        "loop",
+        "callbacks",
+        "train",
+        "main",
+    ),
+    # For scripts.
+    "script",
     # Commands built on the above.
     *("launch", "tables", "trials", "scaling", "trajectories", "batch_size", "doctor"),
 ]

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+_FOR_SCRIPTS = ("connect", "fit")
+
 
 def __getattr__(name: str) -> Any:
     # Lazily: `import tfdist.config` must not import TensorFlow.
-    if name == "connect":
-        from tfdist.cluster.strategy import connect
+    if name in _FOR_SCRIPTS:
+        from tfdist import script
 
-        return connect
+        return getattr(script, name)
     raise AttributeError(f"module 'tfdist' has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """Makes a run of a config: checks it against data and devices, meets the other workers, builds the model."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 from tfdist import checkpoint, interruption, randomness, records, report, step
 from tfdist import config as config_lib
+from tfdist import hooks as hooks_lib
 from tfdist.cluster import strategy
+from tfdist.compiled import Compiled
 from tfdist.data import stream
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -22,29 +25,37 @@ class Run:
     """A run that is ready to train or to evaluate, seen from one worker."""
 
     config: config_lib.Config
-    workdir: Path
+    # None: nothing is written and nothing resumed.
+    workdir: Path | None
     cluster: strategy.Cluster
     # Whether this worker was asked to stop.
     stop: interruption.StopRequest
     trainer: step.Trainer
     # Every variable that a checkpoint holds, by name.
     variables: dict[str, Any]
-    train_source: stream.Source
-    # None where the config evaluates nothing.
-    evaluation_source: stream.Source | None
-    prepare: Callable[..., dict[str, tf.Tensor]]
+    # (first_step, last_step) -> this worker's share of the steps [first_step, last_step), which goes on for ever.
+    training_data: Callable[[int, int], tf.data.Dataset]
+    # () -> this worker's share of one pass, which goes on for ever, and the steps of the pass; None: no evaluation.
+    evaluation_data: Callable[[], tuple[tf.data.Dataset, int]] | None
+    # The examples of a pass where that is known.
+    evaluation_examples: int | None
     steps_per_epoch: int
     total_steps: int
+    # Examples in one training step, over all replicas; the last of an epoch may have fewer.
+    batch_size: int
+    # Look for the example that cannot be read, and raise a ValueError that names it.
+    verify: tuple[Callable[[], None], ...] = ()
+    hooks: hooks_lib.Hooks = dataclasses.field(default_factory=hooks_lib.Hooks)
 
     @property
-    def checkpoints(self) -> Path:
+    def compiled(self) -> Compiled | None:
+        """The losses and metrics of a model that was given to `compile`; None in the run of a config."""
+        return self.trainer.compiled
+
+    @property
+    def checkpoints(self) -> Path | None:
         """The directory of the checkpoints."""
-        return self.workdir / "checkpoints"
-
-    @property
-    def evaluation_batch(self) -> int:
-        """Examples in one evaluation step, over all replicas."""
-        return evaluation_batch_size(self.config)
+        return None if self.workdir is None else self.workdir / "checkpoints"
 
 
 def evaluation_batch_size(config: config_lib.Config) -> int:
@@ -94,6 +105,31 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
             f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among what the objective "
             f"returns: {', '.join(trainer.names)}"
         )
+    return make_run(
+        config,
+        workdir,
+        cluster,
+        stop,
+        trainer,
+        training_data=functools.partial(_training_dataset, config, train_source, prepare, share(cluster)),
+        evaluation_data=_evaluation_data(config, evaluation_source, prepare, share(cluster)),
+        evaluation_examples=None if evaluation_source is None else len(evaluation_source),
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        batch_size=config.data.batch_size,
+        verify=tuple(s.verify for s in (train_source, evaluation_source) if hasattr(s, "verify")),
+    )
+
+
+def make_run(
+    config: config_lib.Config,
+    workdir: Path | None,
+    cluster: strategy.Cluster,
+    stop: interruption.StopRequest,
+    trainer: step.Trainer,
+    **data: Any,
+) -> Run:
+    """Puts a run together, whose variables are those of `trainer`; `data` are the rest of `Run`'s fields."""
     more = trainer.loss_scale.variables() if trainer.loss_scale else {}
     return Run(
         config=config,
@@ -101,12 +137,8 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         cluster=cluster,
         stop=stop,
         trainer=trainer,
-        variables=checkpoint.named_variables(model, optimizer, more),
-        train_source=train_source,
-        evaluation_source=evaluation_source,
-        prepare=prepare,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
+        variables=checkpoint.named_variables(trainer.model, trainer.optimizer, more),
+        **data,
     )
 
 
@@ -205,7 +237,19 @@ def _element_spec(
 
 def training_dataset(run: Run, *, first_step: int, last_step: int) -> tf.data.Dataset:
     """This worker's share of the steps [first_step, last_step); see `stream.training`."""
-    return _training_dataset(run.config, run.train_source, run.prepare, share(run.cluster), first_step, last_step)
+    return run.training_data(first_step, last_step)
+
+
+def _evaluation_data(
+    config: config_lib.Config,
+    source: stream.Source | None,
+    prepare: Callable[..., dict[str, tf.Tensor]],
+    worker_share: stream.Share,
+) -> Callable[[], tuple[tf.data.Dataset, int]] | None:
+    if source is None:
+        return None
+    batch = evaluation_batch_size(config)
+    return lambda: stream.evaluation(source, prepare, worker_share, global_batch=batch, seed=config.seed)
 
 
 def _training_dataset(

@@ -33,6 +33,14 @@ def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradi
     return [None if gradient is None else next(results) for gradient in gradients]
 
 
+def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
+    """Sums `value` (any shape) over all replicas, apart from the gradients; to be called in `strategy.run`."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return value
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
 def clip(gradients: Gradients, norm: float) -> Gradients:
     """Scales the summed gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063)."""
     return tf.clip_by_global_norm(gradients, norm)[0]
@@ -49,7 +57,13 @@ def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes `optimizer.apply` take gradients that are summed already.
 
     Keras clips before its own sum over replicas, each replica its own part (an update of norm 0.97 where 0.5 was
-    asked for), and looks for overflows on replica 0 alone; so all of that is done here instead.
+    asked for), and looks for overflows on replica 0 alone. Given sums, what it clips is right.
+    """
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+    """Checks that the optimizer of a config does nothing that the config has a field for.
 
     Raises:
         ValueError: the optimizer clips, accumulates or scales by itself; says where to ask for it.
@@ -80,7 +94,6 @@ def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:
             "config.optimizer names a LossScaleOptimizer, which looks at replica 0's gradients alone: name the inner "
             'optimizer and set config.train.precision="float16", which scales the loss on all.'
         )
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
 
 
 def apply_if(

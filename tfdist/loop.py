@@ -21,6 +21,10 @@ class Progress:
     # The best value of `checkpoint.best_metric` so far, and its step.
     best: float | None = None
     best_step: int = 0
+    # Of a compiled model: epochs that have ended, the logs of the last, and its metrics' variables within an epoch.
+    epochs: int = 0
+    logs: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: list[Any] = dataclasses.field(default_factory=list)
     # Since the last report: sums over examples, seconds and steps.
     totals: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
@@ -62,6 +66,8 @@ class Loop:
 def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
     """Restores the newest checkpoint on every worker, and opens the report and the saver on the chief."""
     saved, damaged = None, []
+    if run.workdir is None:
+        return make_loop(run, open_reporter(run, None), None), Progress()
     if run.cluster.is_chief:
         saved = checkpoint.newest_valid(run.checkpoints, damaged.append)
     chosen = run.cluster.from_chief(-1 if saved is None else saved.step)
@@ -70,6 +76,8 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
         saved = saved or checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
         checkpoint.restore(saved, run.variables)
         progress = Progress(**saved.state)
+        if run.compiled is not None and progress.metrics:
+            run.compiled.restore_metrics(progress.metrics)
     reporter = open_reporter(run, str(run.workdir), resume_step=progress.step, resume_evaluated=progress.evaluated)
     for text in damaged:
         reporter.warning(text)
@@ -95,7 +103,7 @@ def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> R
         num_replicas=run.cluster.num_replicas,
         total_steps=run.total_steps,
         steps_per_epoch=run.steps_per_epoch,
-        global_batch=run.config.data.batch_size,
+        global_batch=run.batch_size,
         tensorboard=run.config.report.tensorboard,
         **resumed,
     )

@@ -10,6 +10,7 @@ from tfdist import config as config_lib
 from tfdist import gradients as gradients_lib
 from tfdist import randomness
 from tfdist.cluster.strategy import Cluster
+from tfdist.compiled import Compiled, Element
 from tfdist.data.stream import Batch
 
 # objective(model, batch, *, training) -> {"loss": [n], ...}
@@ -27,7 +28,10 @@ class Trainer:
     config: config_lib.Config
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
-    objective: Objective
+    # Where the model was not given to `compile`.
+    objective: Objective | None = None
+    # The losses and metrics of a model that was.
+    compiled: Compiled | None = None
     # The objective's keys, in order; "regularization" is added where the model has such losses.
     names: tuple[str, ...]
     # Moving statistics and the like, which each replica updates from its own examples.
@@ -56,13 +60,33 @@ def build_trainer(
         ValueError: the objective returns something else than one value per example, or no "loss"; or the
             optimizer clips, accumulates or scales by itself.
     """
-    gradients_lib.take_over_reduction(optimizer)
+    gradients_lib.check_optimizer(optimizer)
     with cluster.scope():
         blank = {name: tf.zeros([2, *spec.shape[1:]], spec.dtype) for name, spec in element_spec.items()}
         names = check_objective(objective(model, blank, training=False), num_examples=2)
-        optimizer.build(model.trainable_variables)
         if model.losses:
             names = (*names, "regularization")
+    return _trainer(cluster, config, model, optimizer, names, objective=objective)
+
+
+def compiled_trainer(
+    cluster: Cluster, config: config_lib.Config, compiled: Compiled, optimizer: keras.optimizers.Optimizer
+) -> Trainer:
+    """Like `build_trainer`, for a built model that was given to `compile`; its optimizer may clip by itself."""
+    return _trainer(cluster, config, compiled.model, optimizer, compiled.names, compiled=compiled)
+
+
+def _trainer(
+    cluster: Cluster,
+    config: config_lib.Config,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    names: tuple[str, ...],
+    **mathematics: Objective | Compiled,
+) -> Trainer:
+    gradients_lib.take_over_reduction(optimizer)
+    with cluster.scope():
+        optimizer.build(model.trainable_variables)
         sums = tf.Variable(
             tf.zeros([len(names) + 1], tf.float64),
             trainable=False,
@@ -75,11 +99,11 @@ def build_trainer(
         config=config,
         model=model,
         optimizer=optimizer,
-        objective=objective,
         names=names,
         statistics=tuple(_statistics(model)),
         loss_scale=loss_scale,
         totals=sums,
+        **mathematics,
     )
 
 
@@ -115,15 +139,21 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
-def train_step(trainer: Trainer, batch: Batch) -> tf.Tensor:
+def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
     """One optimizer step on one replica's share of the global batch; runs in `strategy.run`.
 
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
     before = [tf.convert_to_tensor(statistic.value) for statistic in trainer.statistics]
-    sums, gradients = _accumulate(trainer, batch)
-    gradients = _sum_over_replicas(trainer, gradients, before)
+    if trainer.compiled is None:
+        sums, gradients = _accumulate(trainer, batch)
+        weight = 1 / trainer.cluster.num_replicas
+    else:
+        sums, gradients, weight = trainer.compiled.learn(
+            batch, 1.0 if trainer.loss_scale is None else trainer.loss_scale.value
+        )
+    gradients = _sum_over_replicas(trainer, gradients, before, weight)
     if trainer.loss_scale is None:
         _apply(trainer, gradients)
     else:
@@ -197,15 +227,18 @@ def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple
 
 
 def _sum_over_replicas(
-    trainer: Trainer, gradients: gradients_lib.Gradients, before: list[tf.Tensor]
+    trainer: Trainer, gradients: gradients_lib.Gradients, before: list[tf.Tensor], weight: tf.Tensor | float
 ) -> gradients_lib.Gradients:
-    """The one communication of a step: sums the gradients, and averages what each replica did to its statistics."""
+    """The one communication of a step: sums the gradients, and averages what each replica did to its statistics.
+
+    `weight` is what this replica's statistics count in the mean; those of all replicas add up to 1.
+    """
     # In every step: averaged at a save alone, the time of the save would show in the last bits of the run. The changes
     # are averaged and not the values, so that what did not move stays exactly as it is.
-    replicas, options = trainer.cluster.num_replicas, trainer.config.communication
-    if replicas == 1:
+    options = trainer.config.communication
+    if trainer.cluster.num_replicas == 1:
         return gradients
-    changes = [(s.value - old) / replicas for s, old in zip(trainer.statistics, before, strict=True)]
+    changes = [(s.value - old) * weight for s, old in zip(trainer.statistics, before, strict=True)]
     if options.dtype == "float32":
         reduced = gradients_lib.all_reduce([*gradients, *changes], options)
         gradients, changes = reduced[: len(gradients)], reduced[len(gradients) :]
@@ -226,10 +259,12 @@ def _sums(trainer: Trainer, values: dict[str, tf.Tensor], mask: tf.Tensor) -> tf
     return tf.reduce_sum(tf.where(mask, tf.stack(columns), tf.zeros([], tf.float64)), axis=1)
 
 
-def evaluation_step(trainer: Trainer, batch: Batch, mask: tf.Tensor) -> tf.Tensor:
+def evaluation_step(trainer: Trainer, batch: Batch | Element, mask: tf.Tensor | None = None) -> tf.Tensor:
     """Adds one replica's share of an evaluation batch to the totals; `mask`, bool [n], is False for padding."""
-    values = trainer.objective(trainer.model, batch, training=False)
-    sums = _sums(trainer, values, mask)
+    if trainer.compiled is None:
+        sums = _sums(trainer, trainer.objective(trainer.model, batch, training=False), mask)
+    else:
+        sums = trainer.compiled.assess(batch)
     trainer.totals.assign_add(sums)
     return sums
 

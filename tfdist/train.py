@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfdist import checkpoint, experiment, interruption, intervals, records, step
 from tfdist import config as config_lib
 from tfdist.cluster import peers
-from tfdist.data import stream
 from tfdist.loop import Loop, Progress, make_loop, open_loop, open_reporter
 
 FINISHED = "finished.json"
@@ -35,7 +34,7 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         DivergedError: the loss or the weights are no longer finite; the last good checkpoint is kept.
     """
     check_same_config(run, allow_config_changes)
-    if run.cluster.from_chief(is_finished(run)):
+    if run.compiled is None and run.cluster.from_chief(is_finished(run)):
         if run.cluster.is_chief:
             print(f"This run is finished; nothing is changed. {(run.workdir / FINISHED).read_text().strip()}")
         return 0
@@ -65,9 +64,11 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
     dataset = experiment.training_dataset(run, first_step=progress.step, last_step=total_steps)
     iterator = run.cluster.distribute(dataset)
     loop.report.progress(progress.step, "compiling")
+    run.hooks.train_begin()
     if not at_boundary(loop, progress):  # What was due when the run was interrupted.
         return False
     while progress.step < total_steps:
+        begin_call(run, progress.step)
         first_step, started = progress.step + 1, time.perf_counter()
         steps, totals = loop.train_call(iterator, next_boundary(run, progress.step) - progress.step)
         progress.step += steps
@@ -75,6 +76,7 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
         if not math.isfinite(totals["loss"]):
             raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {progress.step}")
         add_call(progress, totals, steps, time.perf_counter() - started)
+        end_call(loop, progress)
         if intervals.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
             report_interval(loop, progress)
         if not at_boundary(loop, progress):
@@ -86,11 +88,40 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
     return True
 
 
+def begin_call(run: experiment.Run, now: int) -> None:
+    """Tells the callbacks that an epoch or a call begins at step `now`."""
+    epoch, step_in_epoch = divmod(now, run.steps_per_epoch)
+    if step_in_epoch == 0:
+        if run.compiled is not None:
+            run.compiled.reset()
+        run.hooks.epoch_begin(epoch)
+    if run.hooks.every_steps is not None:
+        run.hooks.batch_begin(step_in_epoch)
+
+
+def end_call(loop: Loop, progress: Progress) -> None:
+    """Tells the callbacks that a call has ended, and notes what an epoch has come to."""
+    run = loop.run
+    if run.compiled is None:
+        return
+    step_in_epoch = (progress.step - 1) % run.steps_per_epoch
+    ends_epoch = step_in_epoch == run.steps_per_epoch - 1
+    if ends_epoch or run.hooks.every_steps is not None:
+        logs = run.compiled.results(progress.totals)
+        if run.hooks.every_steps is not None:
+            run.hooks.batch_end(step_in_epoch, logs)
+        if ends_epoch:
+            progress.logs = logs
+
+
 def next_boundary(run: experiment.Run, now: int) -> int:
     """The next step at which something is due: a report, an evaluation, a checkpoint or the end."""
     config = run.config
     sections = (config.report, config.evaluation, config.checkpoint)
     due = (intervals.next_due(section.every, now, run.steps_per_epoch) for section in sections)
+    batches = run.hooks.every_steps
+    if batches is not None:  # A call that callbacks look at ends with an epoch at the latest, and reports there.
+        due = (*due, now - now % run.steps_per_epoch % batches + batches)
     return min([run.total_steps, *(step for step in due if step is not None)])
 
 
@@ -100,15 +131,19 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     last = now == run.total_steps
     improved = False
     evaluation_due = last or intervals.is_due(config.evaluation.every, now, run.steps_per_epoch)
-    if evaluation_due and run.evaluation_source is not None and progress.evaluated < now:
+    if evaluation_due and run.evaluation_data is not None and progress.evaluated < now:
         values = evaluate(loop, now, best=progress.best)
         if values is None:
             save(loop, progress)
             return False
+        progress.logs |= {f"val_{name}": value for name, value in values.items()}
         improved = is_best(config.checkpoint, values, progress.best)
         if improved:
             progress.best, progress.best_step = values[config.checkpoint.best_metric], now
         progress.evaluated = now
+    if run.compiled is not None and progress.epochs * run.steps_per_epoch < now and now % run.steps_per_epoch == 0:
+        progress.epochs = now // run.steps_per_epoch
+        run.hooks.epoch_end(progress.epochs - 1, progress.logs)
     if last or improved or intervals.is_due(config.checkpoint.every, now, run.steps_per_epoch):
         save(loop, progress)
     if improved and loop.saver is not None:
@@ -123,26 +158,29 @@ def evaluate(loop: Loop, now: int, best: float | None = None) -> dict[str, float
         The means over all examples, or None where the workers agreed to stop before the end.
     """
     run, started = loop.run, time.perf_counter()
-    dataset, steps = stream.evaluation(
-        run.evaluation_source,
-        run.prepare,
-        experiment.share(run.cluster),
-        global_batch=run.evaluation_batch,
-        seed=run.config.seed,
-    )
+    dataset, steps = run.evaluation_data()
     iterator = run.cluster.distribute(dataset)
     sums: dict[str, float] = {}
-    while steps:
-        taken, totals = loop.evaluation_call(iterator, steps)
-        steps -= taken
+    if run.compiled is not None:
+        run.compiled.reset()
+    run.hooks.test_begin()
+    done = 0
+    while done < steps:
+        if run.hooks.every_steps is not None:
+            run.hooks.test_batch_begin(done)
+        taken, totals = loop.evaluation_call(iterator, min(steps - done, run.hooks.every_steps or steps))
+        done += taken
         run.cluster.progress(now)
         sums = {name: sums.get(name, 0.0) + value for name, value in totals.items()}
-        if totals["stop"] > 0 and steps:
+        if totals["stop"] > 0 and done < steps:
             return None
+        if run.hooks.every_steps is not None:
+            run.hooks.test_batch_end(done - 1, run.compiled.results(sums))
         loop.report.progress(now, "evaluating")
-    values = step.means(run.trainer, sums)
+    values = step.means(run.trainer, sums) if run.compiled is None else run.compiled.results(sums)
+    run.hooks.test_end(values)
     num_examples = round(sums["examples"])
-    assert num_examples == len(run.evaluation_source)
+    assert run.evaluation_examples in (None, num_examples)
     values.pop("regularization", None)
     seconds = time.perf_counter() - started
     improved = is_best(run.config.checkpoint, values, best)
@@ -187,15 +225,18 @@ def save(loop: Loop, progress: Progress) -> None:
     run = loop.run
     if not loop.is_finite():  # Asked on every worker, which all find the same.
         raise diverged(loop, f"The weights are no longer finite after step {progress.step}")
+    if run.compiled is not None:
+        within_epoch = progress.step % run.steps_per_epoch != 0
+        progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
     if loop.saver is not None:
         loop.saver.save(progress.step, checkpoint.snapshot(run.variables), dataclasses.asdict(progress))
 
 
 def damaged_data(run: experiment.Run) -> ValueError | None:
     """Looks for the example that cannot be read, after a step failed; None where the data are sound."""
-    for source in (run.train_source, run.evaluation_source):
+    for verify in run.verify:
         try:
-            getattr(source, "verify", lambda: None)()
+            verify()
         except ValueError as error:
             return error
     return None
@@ -215,6 +256,8 @@ def diverged(loop: Loop, what: str) -> DivergedError:
 
 def is_finished(run: experiment.Run) -> bool:
     """Whether the workdir's run has come to its end, and that is not before the end that the config sets now."""
+    if run.workdir is None:
+        return False
     path = run.workdir / FINISHED
     return path.exists() and json.loads(path.read_text())["step"] >= run.total_steps
 
@@ -225,7 +268,7 @@ def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
     Raises:
         ValueError: names every field that differs, with both values.
     """
-    old = records.read_config(str(run.workdir))
+    old = None if run.workdir is None else records.read_config(str(run.workdir))
     if old is None or allow_changes:
         return
     lines = config_lib.differences(old, records.plain(run.config))
@@ -240,6 +283,8 @@ def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
 def finish(loop: Loop, progress: Progress) -> None:
     """Exports the final model and marks the run as finished."""
     run = loop.run
+    if run.workdir is None:
+        return
     if run.config.checkpoint.export:
         export(run.trainer.model, run.workdir / "model.keras")
         loop.report.event(f"exported {run.workdir / 'model.keras'}", progress.step)
@@ -264,7 +309,7 @@ def evaluate_only(run: experiment.Run, which: str) -> int:
     Raises:
         ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split.
     """
-    if run.evaluation_source is None:
+    if run.evaluation_data is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
     chosen = 0
     if run.cluster.is_chief:
@@ -279,5 +324,5 @@ def evaluate_only(run: experiment.Run, which: str) -> int:
     if values is None:
         return interruption.EXIT_STOPPED
     if run.cluster.is_chief:
-        print(json.dumps({"step": saved.step, "num_examples": len(run.evaluation_source), **values}))
+        print(json.dumps({"step": saved.step, "num_examples": run.evaluation_examples, **values}))
     return 0

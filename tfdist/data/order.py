@@ -30,15 +30,21 @@ def example_ids(
     steps_per_epoch = num_examples // global_batch
     epoch = step // steps_per_epoch
     positions = (step % steps_per_epoch) * global_batch + slots
-    if not shuffle or num_examples == 1:
+    if not shuffle:
         return positions, epoch
-    ids = tf.raw_ops.RandomIndexShuffle(
+    return permuted(positions, epoch, seed=seed, num_examples=num_examples), epoch
+
+
+def permuted(positions: tf.Tensor, epoch: tf.Tensor, *, seed: int, num_examples: int) -> tf.Tensor:
+    """Returns which of `num_examples` stand at `positions` (int64 [n]) of a shuffled `epoch` (int64 []): int64 [n]."""
+    if num_examples == 1:
+        return positions
+    return tf.raw_ops.RandomIndexShuffle(
         index=positions,
         seed=tf.stack([tf.constant(seed, tf.int64), epoch, tf.constant(SALT, tf.int64)]),
         max_index=tf.constant(num_examples - 1, tf.int64),
         rounds=8,
     )
-    return ids, epoch
 
 
 def seeds(ids: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:

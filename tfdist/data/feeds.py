@@ -1,0 +1,119 @@
+"""What scripts train on, be it arrays or datasets, as shares of batches for this worker's replicas.
+
+An element is {"data": (x,), (x, y) or (x, y, sample_weight), "count", "total"}: a replica's examples of a step, their
+number, and the number of the whole batch. Shares are consecutive, differ by one example at most, and have no padding; a
+replica for which there is none gets one example with a count of 0.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.data import order
+from tfdist.data.stream import Share
+
+
+class Feed(Protocol):
+    """Data of one split, seen from every worker alike."""
+
+    # Steps in an epoch, and examples in a step but the last.
+    steps: int
+    batch_size: int
+    # Of a whole batch of any size: nested tf.TensorSpec.
+    element_spec: Any
+    # Whether every replica has an example in every step can only be known with the number of replicas.
+    smallest_batch: int
+    # Why an exact resume needs more than this data can give; None: it does not.
+    weakness: str | None
+
+    def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
+        """This worker's elements of the steps [first_step, last_step), which go on for ever."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Random access to single examples: every worker reads its own share alone."""
+
+    # read(ids int64 [n]) -> nested tensors [n, ...]
+    read: Callable[[tf.Tensor], Any]
+    num_examples: int
+    batch_size: int
+    seed: int
+    shuffle: bool
+    weakness: str | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch; the last may have fewer examples."""
+        return -(-self.num_examples // self.batch_size)
+
+    @property
+    def smallest_batch(self) -> int:
+        """Examples in the smallest batch."""
+        return self.num_examples - (self.steps - 1) * self.batch_size
+
+    @property
+    def element_spec(self) -> Any:
+        """Of a whole batch."""
+        return tf.data.Dataset.from_tensors(tf.zeros([1], tf.int64)).map(self._read_any).element_spec
+
+    def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
+        """This worker's elements; see `Feed`."""
+        even = self.num_examples % self.batch_size == 0 and self.batch_size % share.num_replicas == 0
+
+        def load(element: tf.Tensor) -> dict[str, Any]:
+            step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
+            epoch, first = step // self.steps, step % self.steps * self.batch_size
+            total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - first)
+            low, count = piece(replica, total, share.num_replicas)
+            positions = first + low + tf.range(tf.maximum(count, 1))
+            if even:  # Of known shapes, which some kernels and XLA are faster with.
+                positions = tf.ensure_shape(positions, [self.batch_size // share.num_replicas])
+            if self.shuffle:
+                positions = order.permuted(positions, epoch, seed=self.seed, num_examples=self.num_examples)
+            return {"data": self.read(positions), "count": count, "total": total}
+
+        elements = tf.data.Dataset.range(first_step * share.local_replicas, last_step * share.local_replicas).repeat()
+        elements = elements.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return elements.prefetch(tf.data.AUTOTUNE)
+
+    def _read_any(self, ids: tf.Tensor) -> Any:
+        return self.read(tf.ensure_shape(tf.reshape(ids, [-1]), [None]))
+
+
+def piece(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (low, count), int64 []: which of `total` examples are the `replica`'s; low is below total in any case."""
+    low, high = replica * total // num_replicas, (replica + 1) * total // num_replicas
+    return low, high - low
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """A sequence of whole batches: every worker makes all of them, and each replica takes its share."""
+
+    # The batches of one epoch after another, from a step on: nested tensors [batch, ...].
+    stream: Callable[[int], tf.data.Dataset]
+    steps: int
+    batch_size: int
+    element_spec: Any
+    smallest_batch: int
+    weakness: str | None = None
+
+    def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
+        """This worker's elements; see `Feed`."""
+
+        def shares(*batch: Any) -> tf.data.Dataset:
+            batch = batch[0] if len(batch) == 1 else batch
+
+            def load(local: tf.Tensor) -> dict[str, Any]:
+                total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+                low, count = piece(share.first_replica + local, total, share.num_replicas)
+                rows = slice(low, low + tf.maximum(count, 1))
+                return {"data": tf.nest.map_structure(lambda t: t[rows], batch), "count": count, "total": total}
+
+            return tf.data.Dataset.range(share.local_replicas).map(load)
+
+        del last_step
+        return self.stream(first_step).flat_map(shares).repeat().prefetch(tf.data.AUTOTUNE)
