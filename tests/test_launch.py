@@ -172,7 +172,7 @@ def test_sigterm_to_the_launcher_saves_and_the_same_command_goes_on(undisturbed,
 
 
 def test_it_goes_on_with_fewer_workers_where_one_dies_at_once_again_and_again(undisturbed, tmp_path):
-    own = ("--workers=3", "--min_workers=1", "--max_restarts=2")
+    own = ("--workers=3", "--min-workers=1", "--max-restarts=2")
     with launched(launching(tmp_path, QUICKLY, own=own)) as process:
         first = ready(process, 3)
         os.kill(first[2], signal.SIGKILL)
@@ -339,7 +339,7 @@ else:
         (["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"], "--max_restarts belongs before the lone --"),
         (["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
         (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
-        (["--workers=2", "--max-restarts=1", "--", f"--config={CONFIG}"], "max-restarts"),
+        (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
         (["--workers=2", "--", f"--config={CONFIG}", "eval"], "no argument without a flag. Received: 'eval'"),
     ],
 )

@@ -157,3 +157,19 @@ def test_regression_refuses(outputs, targets, loss, message):
     data = {"inputs": tf.zeros([5]), "targets": tf.zeros(targets)}
     with pytest.raises(ValueError, match=message):
         regression(model(np.zeros(outputs)), data, training=True, loss=loss)
+
+
+def test_mirror_takes_the_mean_of_both_views_in_evaluation_alone():
+    images = np.random.default_rng(1).normal(size=(6, 4, 5, 3)).astype(np.float32)
+    weights = np.random.default_rng(2).normal(size=(60, 7)).astype(np.float32)
+
+    def linear(inputs, training):
+        return tf.reshape(inputs, [6, 60]) @ weights
+
+    both = (images.reshape(6, 60) @ weights + images[:, :, ::-1].reshape(6, 60) @ weights) / 2
+    received = batch(LABELS) | {"image": tf.constant(images)}
+    losses = {
+        training: classification(linear, received, training=training, mirror=True)["loss"] for training in (True, False)
+    }
+    np.testing.assert_allclose(losses[False], -log_softmax(both)[range(6), LABELS], rtol=1e-4)
+    np.testing.assert_allclose(losses[True], classification(linear, received, training=True)["loss"])

@@ -147,6 +147,24 @@ def test_crops_are_windows_of_the_padded_image_and_all_equally_likely(size):
         np.testing.assert_array_equal(crop, window[:, ::-1] if flipped else window)
 
 
+def test_alternate_flip_is_the_other_way_round_in_the_next_epoch():
+    images = np.random.default_rng(2).integers(0, 256, (500, 4, 4, 3)).astype(np.uint8)
+    mirrored = []
+    for epoch in (0, 1, 2, 7):
+        flipped = prepare.random_crop(tf.constant(images), seeds_of(range(500), epoch), flip="alternate").numpy()
+        mirrored.append((flipped == images[:, :, ::-1]).all(axis=(1, 2, 3)))
+        assert ((flipped == images).all(axis=(1, 2, 3)) ^ mirrored[-1]).all()
+    assert 200 < mirrored[0].sum() < 300
+    np.testing.assert_array_equal(mirrored[1], ~mirrored[0])
+    np.testing.assert_array_equal(mirrored[2], mirrored[0])
+    np.testing.assert_array_equal(mirrored[3], ~mirrored[0])
+
+
+def test_refuses_another_flip():
+    with pytest.raises(ValueError, match=r'flip must be True, False or "alternate"\. Received: .both'):
+        prepare.random_crop(tf.zeros([1, 4, 4, 3]), seeds_of([0]), flip="both")
+
+
 def test_flip_mirrors_half_of_the_images_and_nothing_else():
     images = random_images(2000, size=(3, 4))
     flipped = prepare.random_flip(tf.constant(images), seeds_of(range(2000))).numpy()

@@ -146,6 +146,9 @@ class Config:
 
     # model(**kw) -> keras.Model.
     model: dict[str, Any]
+    # adapt(model, read, **kw): sets weights from data before the first step, in the built model; read(n) returns the
+    # first n training examples, prepared without augmentation. None: nothing is adapted.
+    adapt: dict[str, Any] | None = None
     data: Data = dataclasses.field(default_factory=Data)
     # objective(model, batch, *, training, **kw) -> {"loss": [n], ...}: one value per example.
     objective: dict[str, Any] = dataclasses.field(

@@ -74,6 +74,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     config_lib.validate(config)
     prepare = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
+    adapt = config.adapt and config_lib.partial(config.adapt, field="config.adapt", positional=2)
     train_source = open_source(config, config.data.train_split)
     evaluation_source = None
     if config.data.evaluation_split is not None:
@@ -94,6 +95,10 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     trainer = step.build_trainer(
         cluster, config, model, optimizer, objective, _element_spec(config, train_source, prepare)
     )
+    if adapt:
+        with cluster.scope():
+            adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
+        cluster.copy_from_chief(model.variables)  # Another kind of machine may have rounded otherwise.
     randomness.address(model, optimizer.iterations, strategy.replica_id)
     reserved = [name for name in trainer.names if name in report.RESERVED]
     if reserved:

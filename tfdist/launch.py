@@ -67,7 +67,9 @@ def parse(argv: list[str]) -> list[str]:
     if "--" not in argv:
         sys.exit("Write the workers' flags behind a lone --: python -m tfdist.launch --workers=2 -- --config=...")
     split = argv.index("--")
-    ours, theirs = argv[1:split], argv[split + 1 :]
+    # --max-restarts is what other launchers call it, --max_restarts how absl writes flags.
+    ours = [re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), flag) for flag in argv[1:split]]
+    theirs = argv[split + 1 :]
     for arguments, side, foreign in ((ours, "behind", _main_flags()), (theirs, "before", _OWN)):
         for argument in arguments:
             name = re.match(r"--?(?:no)?(\w+)", argument)

@@ -3,8 +3,9 @@
 import dataclasses
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -81,6 +82,22 @@ class Cluster:
             return self.strategy.reduce("SUM", chosen, axis=None)
 
         return int(share(tf.constant(int(value), tf.int64)))
+
+    def copy_from_chief(self, variables: Iterable[Any]) -> None:
+        """Gives every worker the chief's values of these Keras variables; all must call it."""
+        if self.num_workers == 1:
+            return
+
+        @tf.function
+        def share(mine: list[tf.Tensor]) -> list[tf.Tensor]:
+            chosen = self.strategy.run(
+                lambda: [tf.where(replica_id() == 0, value, tf.zeros_like(value)) for value in mine]
+            )
+            return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
+
+        floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating]
+        for variable, value in zip(floats, share([tf.convert_to_tensor(v.value) for v in floats]), strict=True):
+            variable.assign(value)
 
     def progress(self, step: int) -> None:
         """Notes that a call has ended, after so many finished steps; one that never ends is noticed by the next."""

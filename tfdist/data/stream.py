@@ -72,6 +72,20 @@ def training(
     return _pipeline(first_step, last_step, share, load)
 
 
+def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -> Batch:
+    """Returns the first `count` examples of epoch 0 (all, where there are fewer), prepared without augmentation."""
+    num_examples = len(source)
+    slots = tf.range(min(count, num_examples), dtype=tf.int64)
+
+    def load(step: tf.Tensor) -> Batch:
+        ids, epoch = order.example_ids(
+            step, slots, seed=seed, num_examples=num_examples, global_batch=num_examples, shuffle=True
+        )
+        return prepare(source.read(ids), order.seeds(ids, epoch, seed), training=False)
+
+    return next(iter(tf.data.Dataset.range(1).map(load)))
+
+
 def evaluation(
     source: Source, prepare: Prepare, share: Share, *, global_batch: int, seed: int
 ) -> tuple[tf.data.Dataset, int]:

@@ -13,6 +13,7 @@ def classification(
     training: bool,
     label_smoothing: float = 0.0,
     top5: bool = False,
+    mirror: bool = False,
     inputs: str = "image",
     labels: str = "label",
 ) -> dict[str, tf.Tensor]:
@@ -26,6 +27,7 @@ def classification(
         label_smoothing: the share of each label's weight that is spread evenly over all classes, in training alone:
             an evaluation reports the cross-entropy of the true labels.
         top5: add the metric "top5".
+        mirror: in evaluation, take the mean of the logits of each image and of its mirror image.
         inputs: the key of the model's inputs.
         labels: the key of the labels.
 
@@ -39,6 +41,9 @@ def classification(
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing must be within [0, 1). Received: {label_smoothing}")
     logits = _outputs(model, batch, inputs, labels, training)
+    if mirror and not training:
+        mirrored = {**batch, inputs: tf.reverse(batch[inputs], axis=[2])}
+        logits = (logits + _outputs(model, mirrored, inputs, labels, training)) / 2
     target = batch[labels]
     _check_classification(logits, target, labels)
     if top5 and logits.shape[-1] < 5:

@@ -29,7 +29,7 @@ def image(
     pad: int = 0,
     pad_mode: str = "zero",
     crop: Sequence[int] | None = None,
-    flip: bool = False,
+    flip: bool | str = False,
     scale: float = 1 / 255,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -49,7 +49,8 @@ def image(
         pad: pixels added on every side before a random crop; 4 for CIFAR (arXiv 1512.03385, section 4.2).
         pad_mode: "zero" pads with 0, "reflect" mirrors the image at its border pixels.
         crop: (height, width) of the crop; None: of the image.
-        flip: mirror left and right with probability 1/2.
+        flip: True: mirror left and right with probability 1/2; "alternate": an example with probability 1/2 in one
+            epoch, and the other way round in the next (arXiv 2404.00498, section 3.6).
         scale: factor that takes stored values to [0, 1]: 1/255 for bytes, 1 for floats that are there already.
         mean: subtracted after `scale`, one number per channel.
         std: divided by at last, one number per channel.
@@ -105,7 +106,7 @@ def random_crop(
     size: Sequence[int] | None = None,
     pad: int = 0,
     pad_mode: str = "zero",
-    flip: bool = False,
+    flip: bool | str = False,
     draw: int = 0,
 ) -> tf.Tensor:
     """Pads images, cuts a window out of each at a uniformly drawn place, and mirrors half of them.
@@ -118,7 +119,7 @@ def random_crop(
         size: (height, width) of the window; None: (h, w).
         pad: pixels added on every side.
         pad_mode: "zero" or "reflect".
-        flip: mirror left and right with probability 1/2.
+        flip: as in `image`.
         draw: the stream of random numbers used.
 
     Returns:
@@ -127,6 +128,8 @@ def random_crop(
     height, width, _ = _static_size(images)
     if not (isinstance(pad, int) and pad >= 0):
         raise ValueError(f"prepare: pad must be a whole number of pixels from 0. Received: {pad!r}")
+    if flip not in (False, True, "alternate"):
+        raise ValueError(f'prepare: flip must be True, False or "alternate". Received: {flip!r}')
     if pad_mode not in PAD_MODES:
         raise ValueError(f"prepare: pad_mode must be one of {', '.join(PAD_MODES)}. Received: {pad_mode!r}")
     if pad_mode == "reflect" and pad >= min(height, width):
@@ -143,11 +146,20 @@ def random_crop(
     left = tf.cast(draws[:, 1] * places_across, tf.int32)
     across = tf.range(crop_width)
     if flip:
-        across = tf.where(draws[:, 2:] < 0.5, crop_width - 1 - across, across)
+        mirrored = _alternately(seeds, draw) if flip == "alternate" else draws[:, 2] < 0.5
+        across = tf.where(mirrored[:, tf.newaxis], crop_width - 1 - across, across)
     rows, columns = top[:, tf.newaxis] + tf.range(crop_height), left[:, tf.newaxis] + across
     if pad_mode == "reflect":
         return _take_pixels(images, _reflect(rows - pad, height), _reflect(columns - pad, width))
     return _take_pixels(_pad(images, pad), rows, columns)
+
+
+def _alternately(seeds: tf.Tensor, draw: int) -> tf.Tensor:
+    """Returns bool [n] that is drawn for each example in epoch 0 and the opposite of the epoch before in all others."""
+    # The first column is (seed << 32) | epoch; see `tfdist.data.order.seeds`.
+    epoch = tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF)
+    at_first = uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), draw, 3)[:, 2] < 0.5
+    return tf.equal(at_first, epoch % 2 == 0)
 
 
 def random_flip(images: tf.Tensor, seeds: tf.Tensor, *, draw: int = 0) -> tf.Tensor:

@@ -1,0 +1,114 @@
+"""The quick network for CIFAR-10: its sizes, its whitening layer, and lookahead SGD against NumPy."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import topologies
+
+from tfdist.zoo import airbench, models, optimizers, schedules
+
+
+def reader(images):
+    """Returns a function that hands out the first n of `images`, as `config.adapt` gets one."""
+    return lambda count: {"image": tf.constant(images[:count])}
+
+
+def test_network_has_the_size_of_its_original():
+    model = airbench.network()
+    kernels = 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256)
+    assert sum(v.numpy().size for v in model.trainable_variables) == 24 + kernels + 2 * (64 + 256 + 256) + 2560
+    logits = model(np.zeros((2, 32, 32, 3), np.float32))
+    assert logits.shape == (2, 10) and logits.dtype == tf.float32
+
+
+def test_convolutions_start_as_the_identity():
+    model = airbench.network(widths=(24, 32, 16), activation="relu")
+    inputs = np.random.default_rng(0).normal(size=(2, 5, 5, 24)).astype(np.float32)
+    outputs = model.get_layer("block1_1_conv")(inputs).numpy()
+    np.testing.assert_array_equal(outputs[..., :24], inputs)
+    assert np.abs(model.get_layer("block2_1_conv").kernel.numpy()[..., 24:]).max() > 0
+
+
+def test_whitened_patches_are_uncorrelated_and_of_variance_one():
+    images = np.cumsum(np.random.default_rng(0).normal(size=(40, 32, 32, 3)), axis=2).astype(np.float32)
+    model = airbench.network(widths=(8, 8, 8))
+    airbench.whiten(model, reader(images), num_examples=40, epsilon=0.0)
+    layer = model.get_layer(airbench.WHITENING)
+    outputs = layer(images).numpy().reshape(-1, 24).astype(np.float64)
+    np.testing.assert_allclose(outputs[:, :12].T @ outputs[:, :12] / len(outputs), np.eye(12), atol=2e-3)
+    np.testing.assert_array_equal(outputs[:, 12:], -outputs[:, :12])
+    assert [v.name for v in layer.trainable_variables] == ["bias"]
+
+
+def test_whiten_refuses_another_model():
+    with pytest.raises(ValueError, match=r"needs a model with a layer 'whitening', .* Received: 'mlp'"):
+        airbench.whiten(models.mlp(), reader(np.zeros((1, 28, 28, 1), np.float32)))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (25, 32, 3)])
+def test_network_refuses_images_that_are_too_small(shape):
+    with pytest.raises(ValueError, match=r"at least 26 x 26\. Received"):
+        airbench.network(input_shape=shape)
+
+
+def test_saved_network_loads_with_keras_alone(tmp_path):
+    model = airbench.network(widths=(8, 8, 8), group_size=2)
+    images = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype(np.float32)
+    airbench.whiten(model, reader(images))
+    model.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "data.npz", images=images, logits=model(images))
+    program = (
+        "import sys, keras, numpy as np; data = np.load('data.npz'); model = keras.models.load_model('model.keras'); "
+        "np.testing.assert_allclose(model(data['images']), data['logits'], atol=1e-4); "
+        "assert 'tfdist' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=300)
+
+
+def test_lookahead_sgd_is_its_formula():
+    steps, rate, momentum, decay, interval = 7, 0.1, 0.9, 0.5, 3
+    schedule = schedules.constant(rate, total_steps=steps)
+    optimizer = optimizers.lookahead_sgd(
+        schedule, momentum=momentum, weight_decay=0.02, offset_rate=4.0, interval=interval, decay=decay
+    )
+    kernel = keras.Variable([1.0, -2.0], name="kernel")
+    with keras.name_scope("norm"):
+        beta = keras.Variable([0.5], name="beta")
+    optimizer.build([kernel, beta])
+    gradients = np.random.default_rng(0).normal(size=(steps, 3)).astype(np.float32)
+    weights, factors = np.array([1.0, -2.0, 0.5]), np.array([1.0, 1.0, 4.0])
+    velocity, average = np.zeros(3), weights.copy()
+    for step, gradient in enumerate(gradients, 1):
+        optimizer.apply([tf.constant(gradient[:2]), tf.constant(gradient[2:])], [kernel, beta])
+        weights -= rate * 0.02 * weights
+        velocity = momentum * velocity - rate * factors * gradient
+        weights += momentum * velocity - rate * factors * gradient
+        if step % interval == 0:
+            share = decay**interval * (step / steps) ** 3
+            average = share * average + (1 - share) * weights
+            weights = average.copy()
+        np.testing.assert_allclose([*kernel.numpy(), *beta.numpy()], weights, rtol=1e-5)
+
+
+def test_lookahead_sgd_refuses_what_it_cannot_use():
+    with pytest.raises(ValueError, match=r"total_steps must be set"):
+        optimizers.lookahead_sgd(0.1)
+    with pytest.raises(ValueError, match=r"Received: interval=0, decay=0\.95"):
+        optimizers.lookahead_sgd(0.1, total_steps=3, interval=0)
+
+
+def test_adapted_run_is_the_same_on_two_workers(tmp_path):
+    source = {"target": "tfdist.zoo.sources:synthetic", "num_examples": 96, "num_test_examples": 32}
+    flags = [f"--config.data.source={source}", "--config.data.batch_size=32", "--config.data.evaluation_batch_size=32"]
+    flags += ["--config.model.widths=(8, 8, 8)", "--config.model.group_size=16", "--config.train.precision=float32"]
+    flags += ["--config.train.epochs=none", "--config.train.steps=5", "--config.report.tensorboard=false"]
+    for workers in (1, 2):
+        topologies.train(tmp_path / str(workers), *flags, workers=workers, config="configs/cifar_fast.py")
+    alone, two = (topologies.arrays(tmp_path / name, step=5) for name in "12")
+    assert topologies.largest_difference(alone, two) < 1e-5
+    whitening = alone[f"model/{airbench.WHITENING}/kernel"]
+    assert np.abs(whitening[..., :12] + whitening[..., 12:]).max() == 0 and np.abs(whitening).max() > 0

@@ -1,0 +1,78 @@
+"""Optimizers that Keras does not have. Saved models need none of them."""
+
+import keras
+import tensorflow as tf
+
+
+def lookahead_sgd(
+    schedule: keras.optimizers.schedules.LearningRateSchedule,
+    *,
+    momentum: float = 0.85,
+    weight_decay: float = 0.0,
+    offset_rate: float = 1.0,
+    interval: int = 5,
+    decay: float = 0.95,
+    total_steps: int | None = None,
+) -> "LookaheadSGD":
+    """Returns SGD with Nesterov momentum whose weights fall back, now and then, to a moving average of themselves.
+
+    After Zhang et al. (arXiv 1907.08610), as arXiv 2404.00498 has it: every `interval` steps the average moves to
+    the weights, keeping a share of itself that grows to decay ** interval with the third power of the run's
+    progress, and the weights are set to the average.
+
+    Args:
+        schedule: the learning rate.
+        momentum: as in `keras.optimizers.SGD`.
+        weight_decay: as there: learning rate x weight_decay of each weight is taken away in every step.
+        offset_rate: what the learning rate is multiplied by for the offsets ("beta") of normalisation layers.
+        interval: steps between two looks back.
+        decay: the share of the average that is left after one step, at the end of the run.
+        total_steps: the length of the run; None: the schedule's.
+
+    Raises:
+        ValueError: an argument is out of its range, or no length is known.
+    """
+    total_steps = total_steps or getattr(schedule, "total_steps", None)
+    if not total_steps:
+        raise ValueError("config.optimizer.total_steps must be set where the schedule has none. Received: None")
+    if interval < 1 or not 0.0 <= decay <= 1.0:
+        raise ValueError(
+            "config.optimizer: interval must be at least 1 and decay within 0 .. 1. "
+            f"Received: interval={interval}, decay={decay}"
+        )
+    return LookaheadSGD(schedule, momentum, weight_decay, offset_rate, interval, decay, total_steps)
+
+
+class LookaheadSGD(keras.optimizers.SGD):
+    """Made by `lookahead_sgd`."""
+
+    def __init__(self, schedule, momentum, weight_decay, offset_rate, interval, decay, total_steps):
+        super().__init__(schedule, momentum=momentum, nesterov=True, weight_decay=weight_decay or None)
+        self._offset_rate = offset_rate
+        self._interval = interval
+        self._decay = decay
+        self._total_steps = total_steps
+        self._averages: list[keras.Variable] = []
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Makes the slots: momenta, and averages that start as the weights."""
+        if self.built:
+            return
+        super().build(variables)
+        self._averages = self.add_optimizer_variables(variables, "average")
+        for average, variable in zip(self._averages, variables, strict=True):
+            average.assign(variable)
+
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
+        """Updates one weight, its momentum and its average."""
+        index = self._get_variable_index(variable)
+        factor = self._offset_rate if self._trainable_variables[index].path.endswith("/beta") else 1.0
+        super().update_step(gradient, variable, learning_rate * factor)
+        average = self._averages[index]
+        done = self.iterations + 1
+        share = self._decay**self._interval * (keras.ops.cast(done, "float32") / self._total_steps) ** 3
+        share = keras.ops.cast(share, average.dtype)
+        looked_back = share * average + (1 - share) * variable
+        now = keras.ops.equal(done % self._interval, 0)
+        self.assign(average, keras.ops.where(now, looked_back, average))
+        self.assign(variable, keras.ops.where(now, looked_back, variable))
