@@ -47,9 +47,12 @@ def network(
             f"input_shape must be (height, width, channels), at least 26 x 26. Received: {tuple(input_shape)}"
         )
 
+    def initializer():  # Smaller than He's: what is normalised learns the faster the smaller its weights are.
+        return keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
+
     def convolution(inputs, filters, name, pool):
         outputs = keras.layers.Conv2D(
-            filters, 3, padding="same", use_bias=False, kernel_initializer="he_uniform", name=f"{name}_conv"
+            filters, 3, padding="same", use_bias=False, kernel_initializer=initializer(), name=f"{name}_conv"
         )(inputs)
         if pool:
             outputs = keras.layers.MaxPooling2D(2, name=f"{name}_pool")(outputs)
@@ -66,7 +69,7 @@ def network(
         outputs = convolution(outputs, filters, f"block{block}_2", pool=False)
     outputs = keras.layers.MaxPooling2D(3, name="pool")(outputs)
     outputs = keras.layers.Flatten(name="flatten")(outputs)
-    outputs = keras.layers.Dense(num_classes, use_bias=False, name="head")(outputs)
+    outputs = keras.layers.Dense(num_classes, use_bias=False, kernel_initializer=initializer(), name="head")(outputs)
     logits = keras.layers.Rescaling(logit_scale, dtype="float32", name="logits")(outputs)
     model = keras.Model(inputs, logits, name="airbench")
     # A frozen layer would freeze the bias too.
