@@ -1,7 +1,7 @@
 """A shallow convolutional network with a whitening first layer (2 million parameters) on CIFAR-10.
 
-After the public speed records (arXiv 2404.00498): a short cycle, lookahead, a learning rate of their own for the offsets
-of the normalisation, flips that alternate, and the mean over an image and its mirror image in evaluation.
+After the public speed records (arXiv 2404.00498): one short cycle, lookahead, a higher learning rate for the offsets of
+the normalisation, flips that alternate, and in evaluation the mean over an image and its mirror image.
 
     python -m tfdist.main --config=configs/cifar.py --config.data.source.download=true
 
