@@ -82,6 +82,13 @@ def test_a_training_that_fails_is_told_with_the_end_of_its_log(tmp_path):
     assert "--by=slurm starts steps with srun" in study("scaling", "--by=slurm", code=1)
 
 
+def test_the_commands_can_be_imported_side_by_side():
+    """Each has flags of the same names, which exist only where the command runs."""
+    code = "from tfdist import scaling, launch, trajectories, main"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_way_follows_the_allocation():
     assert trials.choose_way("auto", {}) == "processes"
     assert trials.choose_way("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == "slurm"

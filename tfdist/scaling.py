@@ -18,24 +18,27 @@ from absl import app, flags
 
 from tfdist import command_line, tables, trials
 
-_CONFIG = command_line.define_config()
-_REPLICAS = flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
-_BY = flags.DEFINE_enum(
-    "by", "auto", list(trials.WAYS), "What a replica is: a process, a logical device, a task of a Slurm step."
-)
-_BATCH = flags.DEFINE_enum(
-    "batch",
-    "weak",
-    ["weak", "strong"],
-    "weak: config.data.batch_size for each replica; strong: the same batch, divided among them.",
-)
-_EPOCHS = flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not counted.", lower_bound=2)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where results go. Default: runs/NAME-scaling for a config NAME.py.")
-
 HEADER = (
     *("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds"),
     *("examples_per_second", "speedup", "efficiency"),
 )
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, for each command has flags of the same names."""
+    command_line.define_config()
+    flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
+    flags.DEFINE_enum(
+        "by", "auto", list(trials.WAYS), "What a replica is: a process, a logical device, a task of a Slurm step."
+    )
+    flags.DEFINE_enum(
+        "batch",
+        "weak",
+        ["weak", "strong"],
+        "weak: config.data.batch_size for each replica; strong: the same batch, divided among them.",
+    )
+    flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not counted.", lower_bound=2)
+    flags.DEFINE_string("workdir", None, "Where results go. Default: runs/NAME-scaling for a config NAME.py.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +138,20 @@ def parse_replicas(words: Sequence[str]) -> list[int]:
 def study(argv: list[str]) -> None:
     """Runs what the flags say, and writes the results."""
     name = command_line.config_name()
-    workdir = Path(_WORKDIR.value or f"runs/{name}-scaling").expanduser()
-    batch = _CONFIG.value.data.batch_size
-    way = trials.choose_way(_BY.value, os.environ)
+    workdir = Path(flags.FLAGS.workdir or f"runs/{name}-scaling").expanduser()
+    batch = flags.FLAGS["config"].value.data.batch_size
+    way = trials.choose_way(flags.FLAGS.by, os.environ)
     measured = []
-    for replicas in parse_replicas(_REPLICAS.value):
-        own = batch * replicas if _BATCH.value == "weak" else batch
+    for replicas in parse_replicas(flags.FLAGS.replicas):
+        own = batch * replicas if flags.FLAGS.batch == "weak" else batch
         print(f"{replicas} replica(s) by {way}, batch {own} ...", flush=True)
-        to = workdir / f"{_BATCH.value}-{replicas}"
+        to = workdir / f"{flags.FLAGS.batch}-{replicas}"
         arguments = command_line.config_arguments(argv)
-        measured.append(measure(arguments, own, replicas=replicas, epochs=_EPOCHS.value, way=way, to=to))
+        measured.append(measure(arguments, own, replicas=replicas, epochs=flags.FLAGS.epochs, way=way, to=to))
     table = rows(measured)
     print(tables.text(HEADER, table))
     tables.write_csv(workdir / "scaling.csv", HEADER, table)
-    drawn = draw(workdir / "scaling.png", table, f"{name}, {_BATCH.value} scaling, by {way}")
+    drawn = draw(workdir / "scaling.png", table, f"{name}, {flags.FLAGS.batch} scaling, by {way}")
     picture = "scaling.png" if drawn else "no picture: pip install matplotlib, and give the command again"
     print(f"{workdir / 'scaling.csv'}, {picture}")
 
@@ -165,4 +168,5 @@ def run(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(run, flags_parser=command_line.parse)

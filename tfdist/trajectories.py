@@ -15,12 +15,16 @@ from absl import app, flags
 
 from tfdist import command_line, config, outcome, scaling, tables, trials
 
-_BATCHES = flags.DEFINE_list("batches", ["1", "8", "64"], "The batch sizes, over all replicas.")
-flags.adopt_module_key_flags(scaling)
-
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
 Ways = dict[tuple[int, int], np.ndarray]
 HEADER = ("batch_size", "replicas", "step", "m", "n")
+
+
+def define_flags() -> None:
+    """Defines the flags, those of tfdist.scaling among them."""
+    scaling.define_flags()
+    flags.adopt_module_key_flags(scaling)
+    flags.DEFINE_list("batches", ["1", "8", "64"], "The batch sizes, over all replicas.")
 
 
 def follow(arguments: Sequence[str], batch: int, replicas: int, *, way: str, to: Path) -> np.ndarray:
@@ -99,7 +103,7 @@ def study(argv: list[str]) -> None:
     way = trials.choose_way(flags.FLAGS.by, os.environ)
     numbers = scaling.parse_replicas(flags.FLAGS.replicas)
     ways: Ways = {}
-    for batch in scaling.parse_replicas(_BATCHES.value):
+    for batch in scaling.parse_replicas(flags.FLAGS.batches):
         for replicas in numbers:
             if batch % replicas:
                 print(f"batch {batch} cannot be divided among {replicas} replicas: left out")
@@ -127,4 +131,5 @@ def run(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(run, flags_parser=command_line.parse)
