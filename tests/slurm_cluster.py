@@ -119,6 +119,7 @@ def slurm_cluster(
     *,
     cpus: int = 16,
     gpus: int = 0,
+    features: str = "",
     start_seconds: float = 60.0,
 ) -> Iterator[SlurmCluster]:
     """Runs a Slurm for the duration of a `with` block; afterwards no process of it is left.
@@ -128,6 +129,7 @@ def slurm_cluster(
         nodes: names of the nodes, at most 200. Each resolves to an address of its own, inside the cluster alone.
         cpus: processors that Slurm counts on each node; need not exist, and nothing is bound to them.
         gpus: GPUs that Slurm counts on each node, and names in the tasks' variables. They stand for /dev/null.
+        features: what every node has, as constraints name it: "v100-32g,gpu".
         start_seconds: how long the nodes may take to become idle.
 
     Raises:
@@ -137,7 +139,7 @@ def slurm_cluster(
     directory = pathlib.Path(directory).resolve()
     if len(os.fsencode(directory / "munge.socket")) > _MAX_SOCKET_PATH:
         raise ValueError(f"The path is too long for a socket: choose a shorter one. Received: {directory}")
-    _write_files(directory, nodes, cpus, gpus)
+    _write_files(directory, nodes, cpus, gpus, features)
     env = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
     env |= {"SLURM_CONF": str(directory / "slurm.conf"), "PATH": _PATH}
     supervisor = [sys.executable, "-I", os.path.abspath(__file__), str(directory), *nodes]
@@ -213,7 +215,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def _write_files(directory: pathlib.Path, nodes: Sequence[str], cpus: int, gpus: int) -> None:
+def _write_files(directory: pathlib.Path, nodes: Sequence[str], cpus: int, gpus: int, features: str) -> None:
     for name in ("state", "spool"):
         (directory / name).mkdir(parents=True)
     key = directory / "munge.key"
@@ -225,7 +227,8 @@ def _write_files(directory: pathlib.Path, nodes: Sequence[str], cpus: int, gpus:
         os.mknod(directory / f"gpu{index}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
     if gpus:
         (directory / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={directory}/gpu[0-{gpus - 1}]\n")
-    node_lines = "".join(f"NodeName={node} CPUs={cpus} RealMemory=100000 Gres=gpu:{gpus}\n" for node in nodes)
+    more = f"RealMemory=100000 Gres=gpu:{gpus}" + (f" Features={features}" if features else "")
+    node_lines = "".join(f"NodeName={node} CPUs={cpus} {more}\n" for node in nodes)
     (directory / "slurm.conf").write_text(_SLURM_CONF.format(directory=directory, controller=_CONTROLLER) + node_lines)
 
 

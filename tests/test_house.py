@@ -51,7 +51,7 @@ TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
 TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experimental_local_results"}
 # The words of tf.distribute that stay in cluster/ and gradients.py.
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}
-LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")
+LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX|PBS)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")
 LONGEST_FUNCTION, LONGEST_FILE = 80, 400
 # Names of files that collect what belongs nowhere.
 DRAWERS = {"utils", "util", "helpers", "misc", "common"}

@@ -10,13 +10,14 @@ The first of these that the environment holds decides:
    variables of a daemon, which describe neither its rank nor the number of ranks.
 3. A Slurm step: what srun started. The environments of an sbatch script and of a salloc shell are no step.
 4. PMI_RANK and PMI_SIZE, as other MPI launchers set them. After Slurm, because `srun --mpi=pmi2` sets them too.
-5. This machine alone.
+5. pbsdsh, which starts a task on each host of a PBS job: PBS_TASKNUM above 1. Its tasks carry nothing of the others.
+6. This machine alone.
 """
 
 import json
 from collections.abc import Mapping
 
-from tfdist.cluster import hosts, mpi, placement, slurm
+from tfdist.cluster import hosts, mpi, pbs, placement, slurm
 from tfdist.cluster.placement import Placement
 
 
@@ -41,7 +42,9 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Place
     pmi = mpi.pmi_variables(env)
     if pmi:
         return mpi.rank(env, pmi, **ports)
-    return Placement(launcher="local", note=slurm.forgotten_srun(env))
+    if pbs.in_task(env):
+        return pbs.task(env, **ports)
+    return Placement(launcher="local", note=slurm.forgotten_srun(env) or pbs.forgotten_launcher(env))
 
 
 def _tf_config_cluster(env: Mapping[str, str]) -> dict | None:

@@ -13,6 +13,7 @@ from tfdist.cluster import environment, placement
 _INSTEAD = {
     "slurm": "Slurm's tasks are the workers: srun python -m tfdist.main ... (docs/slurm.md)",
     "mpi": "the ranks are the workers: mpirun ... python -m tfdist.main ...",
+    "pbs": "pbsdsh's tasks are the workers: pbsdsh -u ... python -m tfdist.main ...",
     "tf_config": "start python -m tfdist.main for each of its workers, or unset TF_CONFIG",
 }
 

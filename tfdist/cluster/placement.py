@@ -12,7 +12,7 @@ PORTS_PER_JOB = 16
 class Placement:
     """One worker's place among all workers."""
 
-    # "slurm", "tf_config", "mpi" or "local".
+    # "slurm", "tf_config", "mpi", "pbs" or "local".
     launcher: str
     rank: int = 0
     num_workers: int = 1

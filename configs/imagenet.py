@@ -1,0 +1,41 @@
+"""ResNet50 on ImageNet, 90 epochs after Goyal et al. (arXiv 1706.02677); any network of keras.applications by its name.
+
+    python -m tfdist.main --config=configs/imagenet.py --config.data.source.path=/data/imagenet
+
+The path holds TFRecord files in the usual layout, train-00000-of-01024 and validation-00000-of-00128.
+
+Not run on ImageNet itself: where this was written there was none. The same path was, on small images in that layout.
+"""
+
+from tfdist import config as c
+
+
+def get_config() -> c.Config:
+    """Returns the configuration of the run."""
+    return c.Config(
+        model={
+            "target": "tfdist.zoo.models:application",
+            "name": "ResNet50",
+            "num_classes": 1000,
+            "input_shape": (224, 224, 3),
+        },
+        data=c.Data(
+            source={"target": "tfdist.zoo.sources:imagenet", "path": "imagenet"},
+            prepare={"target": "tfdist.zoo.inception:image", "size": 224},
+            evaluation_split="validation",
+            batch_size=256,
+        ),
+        objective={"target": "tfdist.zoo.objectives:classification", "label_smoothing": 0.1, "top5": True},
+        # Keras decays weights beside the momentum: 5e-4 is what 5e-5 in the loss would be.
+        optimizer={"target": "keras.optimizers:SGD", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
+        learning_rate=c.LearningRate(
+            peak=0.1,
+            scaling="linear",
+            reference_batch_size=256,
+            schedule={"target": "tfdist.zoo.schedules:step", "at": (1 / 3, 2 / 3, 8 / 9)},
+            warmup_epochs=5,
+        ),
+        train=c.Train(epochs=90, precision="bfloat16"),
+        checkpoint=c.Checkpoint(best_metric="accuracy"),
+        report=c.Report(every=c.Every(steps=100)),
+    )

@@ -1,0 +1,181 @@
+"""The batch files of each site: read by bash, run by a real Slurm and a real mpirun, without the sites' modules."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from launching import REPOSITORY, worker_environment
+from slurm_cluster import slurm_cluster, slurm_missing
+
+LAUNCH = REPOSITORY / "launch"
+SLURM_FILES = sorted(LAUNCH.rglob("*.sbatch"))
+PBS_FILES = sorted(LAUNCH.rglob("*.pbs"))
+# Tasks of a node, GPUs that a task sees, and its processors, as each file asks for them; two nodes here.
+SLURM_ASKED = {
+    "slurm/jean_zay.sbatch": (4, 4, 10),
+    "slurm/cte_power.sbatch": (4, 4, 40),
+    "slurm/piz_daint.sbatch": (1, 0, 12),
+    "slurm/apptainer.sbatch": (4, 1, 8),
+    "slurm.sbatch": (4, 1, 8),
+}
+FLAGS = ["--config=configs/digits.py", "--workdir=runs/x y"]
+# Sites have `module` as a function of the shell; here it is one that says what it was asked for.
+MODULES = {"BASH_FUNC_module%%": '() { echo "module $*"; }'}
+
+
+def name(path):
+    """The path of a launch file below launch/."""
+    return str(path.relative_to(LAUNCH))
+
+
+@pytest.fixture
+def probe(tmp_path):
+    """Variables that put tests/placement_probe.py in the place of python; it writes into tmp_path."""
+    script = tmp_path / "bin" / "python"
+    script.parent.mkdir()
+    command = f'exec "{sys.executable}" "{REPOSITORY / "tests/placement_probe.py"}" "{tmp_path}" "$@"'
+    script.write_text(f"#!/bin/sh\n{command}\n")
+    script.chmod(0o755)
+    (tmp_path / "site.sh").write_text(f'export PATH="{script.parent}:$PATH"\n')
+    variables = {"TFDIST_SITE": str(tmp_path / "site.sh"), "PYTHONPATH": str(REPOSITORY)}
+    # What stands for the container: it is entered as a container would be, by a command before the command.
+    return variables | MODULES | {"TFDIST_CONTAINER": f"env IN_CONTAINER=1 PATH={script.parent}:{os.environ['PATH']}"}
+
+
+def found(directory):
+    """What the probe has noted, in rank order."""
+    files = sorted(directory.glob("*.json"), key=lambda path: int(path.stem))
+    return [json.loads(path.read_text()) for path in files]
+
+
+@pytest.mark.parametrize("path", [*SLURM_FILES, *PBS_FILES, LAUNCH / "pbs/train.sh"], ids=name)
+def test_bash_can_read_it(path):
+    subprocess.run(["bash", "-n", path], check=True)
+    text = path.read_text()
+    assert len(text.splitlines()) < 60
+    own = [line for line in text.splitlines() if re.match(r"#(SBATCH|PBS)\b", line)]
+    for counted in ("--nodes=", "--ntasks-per-node=", "-l select=", "-l walltime=", "--time="):
+        assert sum(counted in line for line in own) <= 1, f"{counted} is said twice"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    if reason := slurm_missing():
+        pytest.skip(reason)
+    directory, features = tmp_path_factory.mktemp("slurm"), "v100-32g,gpu"
+    with slurm_cluster(directory, nodes=("n9", "n10"), cpus=160, gpus=4, features=features) as cluster:
+        yield cluster
+
+
+def test_every_slurm_file_is_run_below():
+    assert {name(path) for path in SLURM_FILES} == set(SLURM_ASKED)
+
+
+@pytest.mark.parametrize("file", SLURM_ASKED)
+def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, file):
+    tasks, gpus, cpus = SLURM_ASKED[file]
+    log = tmp_path / "log"
+    sbatch = ["sbatch", "--parsable", "--nodes=2", "--account=abc", f"--output={log}", f"launch/{file}", *FLAGS]
+    done = slurm.run(sbatch, env=probe, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    job, deadline = done.stdout.strip(), time.monotonic() + 180
+    while "JobState=COMPLETED" not in (state := slurm.run(["scontrol", "show", "job", job]).stdout):
+        failed = re.search(r"JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", state)
+        assert not failed and time.monotonic() < deadline, state + (log.read_text() if log.exists() else "")
+        time.sleep(0.1)
+    workers = found(tmp_path)
+    assert [worker["placement"]["rank"] for worker in workers] == list(range(2 * tasks)), log.read_text()
+    for worker in workers:
+        place = worker["placement"]
+        assert place["launcher"] == "slurm" and place["num_workers"] == len(place["addresses"]) == 2 * tasks
+        assert worker["arguments"] == ["-m", "tfdist.main", *FLAGS]
+        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
+        assert worker["cwd"] == str(REPOSITORY)
+        seen = [gpu for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.isdecimal()]
+        assert len(seen) == gpus and (place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus)
+        assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in file)
+    assert {address.partition(":")[0] for address in workers[0]["placement"]["addresses"]} == {"n9", "n10"}
+    loads = [line for line in log.read_text().splitlines() if line.startswith("module load ")]
+    assert bool(loads) == (file not in ("slurm.sbatch", "slurm/apptainer.sbatch"))
+
+
+@pytest.mark.parametrize("path", PBS_FILES, ids=name)
+def test_pbs_directives_say_what_qsub_takes(path):
+    """There is no PBS for tests on this machine: Debian packages none. So the grammar of qsub's manual is held here."""
+    lines = path.read_text().splitlines()
+    directives = [line for line in lines if line.startswith("#PBS")]
+    # qsub stops to look for directives at the first line that is a command.
+    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert all(i < first_command for i, line in enumerate(lines) if line.startswith("#PBS"))
+    options = dict(re.fullmatch(r"#PBS -(\w) ([^ ]+)", line).groups() for line in directives if " -l " not in line)
+    assert set(options) <= {"N", "q", "j"} and options["j"] == "oe" and len(options["N"]) <= 15
+    resources = dict(line.removeprefix("#PBS -l ").split("=", 1) for line in directives if " -l " in line)
+    assert set(resources) == {"select", "walltime"}
+    chunks = re.fullmatch(r"2:ncpus=(\d+):ngpus=(\d+):mpiprocs=(\d+)", resources["select"])
+    assert chunks and chunks[2] == chunks[3] and int(chunks[1]) % int(chunks[2]) == 0
+    hours, minutes, seconds = map(int, resources["walltime"].split(":"))
+    limit = int(re.search(r"TFDIST_SECONDS:-(\d+)", path.read_text())[1])
+    assert limit == 3600 * hours + 60 * minutes + seconds - 120
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+@pytest.mark.parametrize("path", PBS_FILES, ids=name)
+def test_a_pbs_file_starts_a_rank_for_each_line_of_the_node_file(probe, tmp_path, path):
+    (tmp_path / "nodes").write_text("localhost\nlocalhost\n")
+    job = {
+        "PBS_O_WORKDIR": str(REPOSITORY),
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_JOBID": "123.server",
+        "TFDIST_ARGS": "--config=configs/digits.py --workdir=runs/x",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    if "apptainer" not in path.name:
+        probe.pop("TFDIST_CONTAINER")
+    # PBS runs a copy of the file, from the home directory.
+    copy = pathlib.Path(shutil.copy(path, tmp_path / "job.SC"))
+    env = worker_environment(**job, **probe)
+    done = subprocess.run(["bash", copy], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    workers = found(tmp_path)
+    assert [(w["placement"]["rank"], w["placement"]["num_workers"]) for w in workers] == [(0, 2), (1, 2)]
+    for worker in workers:
+        assert worker["placement"]["launcher"] == "mpi" and worker["environment"]["PBS_JOBID"] == "123.server"
+        assert worker["arguments"] == ["-m", "tfdist.main", *job["TFDIST_ARGS"].split()]
+        assert worker["cwd"] == str(REPOSITORY)
+        assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in path.name)
+    assert "module load" in done.stdout
+
+
+def test_the_pbs_files_ask_the_run_to_save_before_the_time_is_up(tmp_path):
+    """`timeout` signals mpirun; what it starts here says when it is asked, and ends with 75 as tfdist.main does."""
+    script = "trap 'echo asked; exit 75' USR1; for i in $(seq 600); do sleep 0.1; done"
+    (tmp_path / "mpirun").write_text(f"#!/bin/bash\n{script}\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    (tmp_path / "nodes").write_text("localhost\n")
+    variables = {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_NODEFILE": str(tmp_path / "nodes"), "TFDIST_SECONDS": "1"}
+    env = worker_environment(**variables, **MODULES, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = subprocess.run(["bash", LAUNCH / "pbs/karolina.pbs"], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (75, "asked")
+    env.pop("PBS_O_WORKDIR")
+    done = subprocess.run(["bash", LAUNCH / "pbs/train.sh"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "submit this file with qsub" in done.stderr
+
+
+def test_the_container_is_built_of_files_that_exist():
+    text = (LAUNCH / "apptainer/tfdist.def").read_text()
+    assert re.findall(r"^%(\w+)$", text, re.MULTILINE) == ["files", "post", "environment", "runscript", "test"]
+    files = re.search(r"^%files\n((?:    .*\n)+)", text, re.MULTILINE)[1].split()[::2]
+    assert files and all((REPOSITORY / file).exists() for file in files)
+    for section in ("post", "environment", "runscript", "test"):
+        commands = re.search(rf"^%{section}\n((?:    .*\n)+)", text, re.MULTILINE)[1]
+        subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
+    for file in ("slurm/apptainer.sbatch", "pbs/apptainer.pbs"):
+        assert "apptainer exec --nv " in (LAUNCH / file).read_text()

@@ -1,0 +1,63 @@
+"""A task's place among those that pbsdsh started in a PBS job, one a host. Imports no TensorFlow.
+
+With mpirun in a PBS job, the ranks are the workers: see mpi.py, which looks for rank 0 on PBS_NODEFILE's first host.
+"""
+
+from collections.abc import Mapping
+
+from tfdist.cluster import placement
+
+_VARIABLES = ("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE")
+
+
+def in_task(env: Mapping[str, str]) -> bool:
+    """Whether pbsdsh started this process: the job's own script is its task number 1."""
+    return bool(env.get("PBS_JOBID")) and env.get("PBS_TASKNUM", "").isdecimal() and int(env["PBS_TASKNUM"]) > 1
+
+
+def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> placement.Placement:
+    """Finds this task's place: a worker on each host of PBS_NODEFILE, in the order in which they first stand there.
+
+    Raises:
+        ValueError: a variable or the file is missing, or they contradict one another.
+    """
+    placement.need(env, _VARIABLES, "pbsdsh started this process")
+    try:
+        with open(env["PBS_NODEFILE"]) as lines:
+            hosts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    except OSError as error:
+        raise ValueError(
+            f"PBS_NODEFILE cannot be read ({error.strerror}): PBS may write it on the job's first host alone. Copy it "
+            f"to a shared directory and hand its name on. {placement.received(env, _VARIABLES)}"
+        ) from None
+    rank = placement.integer(env, "PBS_NODENUM")
+    if rank >= len(hosts):
+        raise ValueError(
+            f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task a host, with pbsdsh -u. "
+            f"{placement.received(env, _VARIABLES)}"
+        )
+    port, _ = placement.port_block(port_base, port_count, placement.number([env["PBS_JOBID"]]), at_least=1)
+    return placement.Placement(
+        launcher="pbs",
+        rank=rank,
+        num_workers=len(hosts),
+        addresses=tuple(f"{host}:{port}" for host in hosts),
+        port=port,
+        job=f"PBS {env['PBS_JOBID']}",
+        gpu_names=placement.cuda_devices(env) or (),
+    )
+
+
+def forgotten_launcher(env: Mapping[str, str]) -> str:
+    """A sentence for the user whose worker is alone in a PBS job of several ranks; empty where all is well."""
+    try:
+        with open(env.get("PBS_NODEFILE", "")) as lines:
+            ranks = sum(1 for line in lines if line.strip())
+    except OSError:
+        return ""
+    if not env.get("PBS_JOBID") or ranks < 2:
+        return ""
+    return (
+        f"PBS job {env['PBS_JOBID']} has room for {ranks} ranks, and this process, which neither mpirun nor pbsdsh "
+        "started, trains alone. Put mpirun before the command to use them all."
+    )

@@ -1,0 +1,129 @@
+"""Preprocessing of ImageNet from its JPEGs: the crop of Inception in training (arXiv 1409.4842), the centre else."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.zoo import prepare
+from tfdist.zoo.random import uniform
+
+# Of the ImageNet training images, of each channel in [0, 1].
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Windows drawn for an image, of which the first that fits is taken.
+_TRIES = 10
+_PARALLEL_IMAGES = 16
+
+
+def image(
+    batch: prepare.Batch,
+    seeds: tf.Tensor,
+    *,
+    training: bool,
+    size: int = 224,
+    margin: int = 32,
+    area: Sequence[float] = (0.08, 1.0),
+    aspect: Sequence[float] = (3 / 4, 4 / 3),
+    flip: bool = True,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    scale: float = 1 / 255,
+) -> prepare.Batch:
+    """Decodes, crops, scales and normalises images of any size.
+
+    Training takes a window of random area, shape and place out of each image, decodes no more than that, scales it to
+    `size`, and mirrors half of them. Evaluation takes the central square of size / (size + margin) of the shorter side.
+
+    Args:
+        batch: "image" string [n], JPEG or what else `tf.io.decode_image` reads; other entries pass as they are.
+        seeds: int64 [n, 2].
+        training: False leaves all randomness out.
+        size: height and width of the result.
+        margin: what evaluation cuts off, in pixels of an image whose shorter side is size + margin.
+        area: the least and the largest area of the window, as shares of the image's.
+        aspect: the least and the largest width by height of the window, drawn evenly in the logarithm.
+        flip: mirror left and right with probability 1/2.
+        mean: subtracted after `scale`, one number per channel.
+        std: divided by at last, one number per channel.
+        scale: factor that takes bytes to [0, 1]; with mean 0 and std 1, `scale=1` leaves 0 .. 255.
+
+    Returns:
+        The batch with "image" float32 [n, size, size, 3].
+
+    Raises:
+        ValueError: an argument is out of its range, or the batch has no encoded images.
+    """
+    encoded = batch.get("image")
+    if encoded is None or encoded.dtype != tf.string or encoded.shape.rank != 1:
+        found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
+        raise ValueError(f'inception:image needs a batch with "image", encoded, string [n]. Received: {found}')
+    for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
+        if not 0 < low <= high <= most:
+            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
+
+    def one(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        content, draws = example
+        shape = _shape(content)
+        if training:
+            window = random_window(shape, draws, area, aspect)
+        else:
+            window = central_window(shape, size / (size + margin))
+        pixels = tf.image.resize(_decode(content, window), (size, size), antialias=not training)
+        if training and flip:
+            pixels = tf.where(draws[-1] < 0.5, pixels[:, ::-1], pixels)
+        return tf.ensure_shape(pixels, [size, size, 3])
+
+    draws = uniform(seeds, 0, 4 * _TRIES + 1)
+    signature = tf.TensorSpec([size, size, 3], tf.float32)
+    images = tf.map_fn(one, (encoded, draws), fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
+    images = tf.ensure_shape(images, [encoded.shape[0], size, size, 3])
+    return {**batch, "image": prepare.normalise(images, scale=scale, mean=mean, std=std)}
+
+
+def random_window(shape: tf.Tensor, draws: tf.Tensor, area: Sequence[float], aspect: Sequence[float]) -> tf.Tensor:
+    """Chooses a window for one image.
+
+    Args:
+        shape: int32 [3], the image's height, width and channels.
+        draws: float32 [4 x tries + ...] in [0, 1).
+        area: see `image`.
+        aspect: see `image`.
+
+    Returns:
+        int32 [4]: top, left, height, width. The whole image's largest central square where no try fits into it.
+    """
+    height, width = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)
+    tries = tf.reshape(draws[: 4 * _TRIES], [_TRIES, 4])
+    areas = height * width * (area[0] + (area[1] - area[0]) * tries[:, 0])
+    low, high = tf.math.log(float(aspect[0])), tf.math.log(float(aspect[1]))
+    ratios = tf.exp(low + (high - low) * tries[:, 1])
+    widths, heights = tf.round(tf.sqrt(areas * ratios)), tf.round(tf.sqrt(areas / ratios))
+    fits = (widths <= width) & (heights <= height) & (widths >= 1) & (heights >= 1)
+    tops = tf.floor(tries[:, 2] * (height - heights + 1))
+    lefts = tf.floor(tries[:, 3] * (width - widths + 1))
+    windows = tf.cast(tf.stack([tops, lefts, heights, widths], axis=1), tf.int32)
+    return tf.where(tf.reduce_any(fits), windows[tf.argmax(fits)], central_window(shape, 1.0))
+
+
+def central_window(shape: tf.Tensor, share: float) -> tf.Tensor:
+    """Returns the central square of `share` of the shorter side: int32 [4], top, left, height, width."""
+    side = tf.cast(tf.maximum(1.0, tf.round(share * tf.cast(tf.minimum(shape[0], shape[1]), tf.float32))), tf.int32)
+    return tf.stack([(shape[0] - side) // 2, (shape[1] - side) // 2, side, side])
+
+
+def _shape(content: tf.Tensor) -> tf.Tensor:
+    def whole() -> tf.Tensor:
+        return tf.shape(tf.io.decode_image(content, channels=3, expand_animations=False))
+
+    # One image of ImageNet is a PNG, whatever its name says.
+    return tf.cond(tf.io.is_jpeg(content), lambda: tf.io.extract_jpeg_shape(content), whole)
+
+
+def _decode(content: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    def whole() -> tf.Tensor:
+        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
+        return pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
+
+    def part() -> tf.Tensor:
+        return tf.io.decode_and_crop_jpeg(content, window, channels=3)
+
+    return tf.ensure_shape(tf.cond(tf.io.is_jpeg(content), part, whole), [None, None, 3])
