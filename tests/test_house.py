@@ -44,7 +44,7 @@ ROOMS = [
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
     *("config", "command_line", "records", "intervals", "interruption", "console", "report", "main"),
-    *("cluster.environment", "cluster.preflight", "cluster.peers"),
+    *("cluster.environment", "cluster.preflight", "cluster.peers", "cluster.memory"),
 ]
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
 # The words of the textbook loop that may be said of a strategy outside cluster/ and gradients.py.

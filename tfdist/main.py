@@ -4,11 +4,13 @@ It ends with 0 when the run is finished, 75 when it was asked to stop and has sa
 another worker was lost (start all again), 1 when something is wrong, which it says.
 """
 
+import os
 from pathlib import Path
 
 from absl import app, flags
 
 from tfdist import command_line, outcome
+from tfdist.cluster import memory
 
 _CONFIG = command_line.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives. Default: runs/NAME for a config file NAME.py.")
@@ -34,5 +36,11 @@ def run() -> int:
     return code
 
 
+def main(argv: list[str]) -> None:
+    """Runs what the flags say, and ends the process."""
+    memory.keep_freed(_CONFIG.value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
+    outcome.end(run)
+
+
 if __name__ == "__main__":
-    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)
+    app.run(main, flags_parser=command_line.parse)

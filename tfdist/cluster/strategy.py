@@ -13,7 +13,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy as colle
 from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
-from tfdist.cluster import environment, peers, preflight, resolver, starting
+from tfdist.cluster import environment, memory, peers, preflight, resolver, starting
 from tfdist.cluster import placement as placement_lib
 
 # How long a worker that has finished waits for the others before it leaves.
@@ -162,6 +162,9 @@ def connect(
         plan_or_options = plan(plan_or_options)
     placement = plan_or_options.placement
     preflight.unset_proxies(os.environ)
+    notes = [placement.note]
+    if memory.keep_freed(plan_or_options.options, os.environ):
+        notes.append("malloc keeps freed memory; --config.cluster.keep_freed_memory=false turns that off")
     listener = peers.listen(placement.num_workers, placement.rank)
     port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
     roster = _meet(plan_or_options, facts or {}, workdir, port)
@@ -181,7 +184,7 @@ def connect(
         rank=placement.rank,
         num_workers=plan_or_options.num_workers,
         num_replicas=plan_or_options.num_replicas,
-        roster=(*(_roster_line(worker, plan_or_options) for worker in roster), *filter(None, [placement.note])),
+        roster=(*(_roster_line(worker, plan_or_options) for worker in roster), *filter(None, notes)),
         peers=watching,
     )
 

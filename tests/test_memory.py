@@ -1,0 +1,49 @@
+"""malloc keeps freed memory where nobody has chosen otherwise; looked at from outside, in processes of their own."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+from launching import REPOSITORY, worker_environment
+
+# Frees 200 buffers of 1 MB that were all written to, and prints what was asked for and how much memory is left, in MB.
+PROGRAM = """
+import os, sys
+from tfdist import config
+from tfdist.cluster import memory
+kept = memory.keep_freed(config.Cluster(keep_freed_memory=sys.argv[1] == "on"), os.environ)
+assert memory.keep_freed(config.Cluster(), os.environ) == kept
+buffers = [bytearray(b"x") * 2**20 for _ in range(200)]
+del buffers
+print(kept, int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") // 2**20)
+"""
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+
+
+def resident(switch: str, **variables: str) -> tuple[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, switch],
+        cwd=REPOSITORY,
+        env=worker_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    kept, megabytes = done.stdout.split()
+    return kept, int(megabytes)
+
+
+def test_freed_memory_is_kept():
+    kept, megabytes = resident("on")
+    assert kept == "True" and megabytes > 200
+
+
+@pytest.mark.parametrize(
+    ("switch", "variables"),
+    [("off", {}), ("on", {"MALLOC_TRIM_THRESHOLD_": "131072"}), ("on", {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"})],
+)
+def test_freed_memory_goes_back_where_the_user_has_chosen(switch, variables):
+    kept, megabytes = resident(switch, **variables)
+    assert kept == "False" and megabytes < 150
