@@ -209,7 +209,7 @@ SelectTypeParameters=CR_CPU
 GresTypes=gpu
 PropagateResourceLimits=NONE
 SchedulerParameters=sched_interval=1,bf_interval=1
-KillWait=5
+KillWait=60
 ReturnToService=2
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """

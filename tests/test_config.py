@@ -130,6 +130,7 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("train.epochs", -1, r"must be at least 1e-09\. Received: -1"),
         ("cluster.connect_seconds", 0.5, r"must be at least 1\. Received: 0\.5"),
         ("cluster.heartbeat_seconds", 0, r"must be at least 1\. Received: 0"),
+        ("cluster.time_limit_seconds", 0, r"must be at least 1\. Received: 0"),
         ("communication.bytes_per_pack", -1, r"must be at least 0\. Received: -1"),
         ("train.precision", "bfloat", r"must be one of float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
         ("communication.dtype", "fp8", r"must be one of float32, bfloat16, float16\. .*Received: 'fp8'"),

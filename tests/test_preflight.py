@@ -14,6 +14,7 @@ import time
 import pytest
 from launching import free_ports
 
+from tfdist import interruption
 from tfdist.cluster import environment, hosts, preflight, wire
 from tfdist.cluster.placement import Placement
 
@@ -122,6 +123,30 @@ def test_a_late_worker_is_waited_for(late):
     time.sleep(1.0)
     workers.start(all_places[late])
     assert all(len(outcome.roster) == 3 for outcome in workers.join())
+
+
+@pytest.mark.parametrize(("asked", "absent"), [(0, None), (2, None), (1, 2), (0, 2), (1, 0)])
+def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
+    """With a worker missing, it is asked while it waits; else before."""
+    ports, workers = free_ports(3), Workers()
+    stop = interruption.StopRequest(reason="SIGTERM" if absent is None else None)
+    present = [placement for placement in places(ports) if placement.rank != absent]
+    for placement in present:
+        # Without rank 0, nobody can tell the others.
+        seconds = 5.0 if absent == 0 and placement.rank != asked else 60.0
+        workers.start(placement, seconds=seconds, stop=stop if placement.rank == asked else None)
+    time.sleep(1.0)
+    stop.reason = "SIGTERM"
+    for placement, outcome in zip(present, workers.join(), strict=True):
+        if absent == 0 and placement.rank != asked:
+            assert isinstance(outcome.error, TimeoutError)
+            continue
+        assert isinstance(outcome.error, interruption.StopError), outcome
+        assert outcome.seconds < 30
+        assert outcome.message == (
+            f"stopped by SIGTERM to rank {asked} (localhost:{ports[asked]}) before the training began: "
+            "there is nothing to save"
+        )
 
 
 @pytest.mark.parametrize("absent", [0, 2, 3])

@@ -288,6 +288,6 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
             shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
     (workdir / "checkpoints" / "best.json").unlink()
     run = in_process(workdir)
-    run.stop.signal_name = "SIGTERM"  # Before anything can be found to be better.
+    run.stop.reason = "SIGTERM"  # Before anything can be found to be better.
     assert train.train(run) in (0, interruption.EXIT_STOPPED)
     assert checkpoint.read_best(workdir / "checkpoints") == best

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import sys
+import time
 
 import pytest
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
@@ -31,15 +32,6 @@ class Task:
     host: str
     env: dict[str, str]
     placement: Placement
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """Two nodes whose order as text, n10 before n9, is not Slurm's; two GPUs on each."""
-    if reason := slurm_missing():
-        pytest.skip(reason)
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=("n9", "n10"), gpus=2) as cluster:
-        yield cluster
 
 
 def step(slurm: SlurmCluster, directory: pathlib.Path, launch: str) -> list[Task]:
@@ -207,6 +199,92 @@ def test_at_once_on_the_same_nodes_they_listen_at_different_ports(slurm, tmp_pat
     assert {address.partition(":")[0] for address in listening.values()} == {"n9", "n10"}
 
 
+# A worker without TensorFlow, one of whose kind is killed, or fails, when all have met.
+LOSE = """
+import os, signal, sys, time
+from tfdist import config, interruption
+from tfdist.cluster import batch, environment, peers, preflight
+place = environment.resolve(os.environ, port_base=10000, port_count=10000)
+listener = peers.listen(place.num_workers, place.rank)
+port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
+roster = preflight.check(place, facts={}, seconds=60, about=port)
+peers.watch(rank=place.rank, roster=roster, listener=listener, options=config.Cluster(connect_seconds=20))
+batch.allow(place.rank, interruption.StopRequest(), lambda: True)
+time.sleep(3)
+if place.rank == int(sys.argv[1]):
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    peers.take_over()
+    peers.tell_failure("the disk is full.")
+    os._exit(1)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "how", "state"), [(0, "killed", "PENDING"), (2, "killed", "PENDING"), (0, "failed", "FAILED")]
+)
+def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm, tmp_path, victim, how, state):
+    (tmp_path / "lose.py").write_text(LOSE)
+    srun = f"PYTHONPATH={REPOSITORY} srun -m cyclic {sys.executable} {tmp_path}/lose.py {victim} {how}"
+    (tmp_path / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH -N2 -n3 --requeue --output={tmp_path}/log\n{srun}\n")
+    job = slurm.run(["sbatch", "--parsable", tmp_path / "job.sbatch"]).stdout.strip()
+    found, deadline = "", time.monotonic() + 300
+    while found != state:
+        assert time.monotonic() < deadline, f"{found}\n{(tmp_path / 'log').read_text()}"
+        time.sleep(0.3)
+        # In its first moments, too, the job is pending.
+        shown = slurm.run(["scontrol", "show", "job", job]).stdout
+        found = re.search(r"JobState=(\w+)", shown)[1]
+        found = "" if state == "PENDING" and "Restarts=1" not in shown else found
+    assert slurm.run(["scancel", job]).returncode == 0
+    said = (tmp_path / "log").read_text()
+    assert said.count("put back") == said.count(f"tfdist: job {job} is put back into the queue") == (how == "killed")
+
+
+PUT_BACK = """
+import os, signal, subprocess, sys
+from tfdist import interruption
+from tfdist.cluster import batch
+progressed, cancelled, reason, lost_chief = sys.argv[1:]
+if cancelled == "yes":
+    interruption.ignore()
+    subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
+batch.allow(0, interruption.StopRequest(reason=reason), lambda: progressed == "yes")
+batch.put_back(lost_chief=lost_chief == "yes")
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "arguments", "said"),
+    [
+        ("srun -n1", "yes no SIGUSR1 no", "scontrol refuses: "),
+        (
+            "srun -n1 env PATH=",
+            "yes no SIGUSR1 no",
+            "there is no scontrol here. In a container, mount Slurm's programs",
+        ),
+        ("srun -n1", "no no SIGUSR1 no", "this start has saved nothing new, and the next one would not either"),
+        ("srun -n1", "yes yes SIGUSR1 no", "Slurm is ending it already (COMPLETING)"),
+        ("", "yes no SIGUSR1 no", "SLURM_JOB_ID is not set, so that this is no job of Slurm"),
+        # Ended by the user; or another worker does it.
+        ("srun -n1", "yes no SIGTERM no", None),
+        ("srun -n1", "yes no SIGINT no", None),
+        ("srun -n1", "yes no SIGUSR1 yes", None),
+    ],
+)
+def test_why_a_job_is_not_put_back_is_said_in_a_line(slurm, prefix, arguments, said):
+    python = [*prefix.split(), sys.executable, "-c", PUT_BACK]
+    done = slurm.run([*python, *arguments.split()], cwd=REPOSITORY, timeout=120)
+    lines = [line for line in done.stderr.splitlines() if "tfdist" in line]
+    if said is None:
+        assert lines == [] and done.returncode == 0
+    else:
+        (line,) = lines
+        assert line.startswith(f"tfdist: the job is not put back into the queue: {said}"), line
+        assert line.endswith(". The same command goes on")
+
+
 def test_the_messages_that_the_page_explains_are_those_of_the_code():
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     rows = [line for line in page.split("| Message |")[1].splitlines() if line.startswith("| `")]
@@ -231,6 +309,7 @@ def test_the_variables_that_the_page_lists_are_those_that_are_read():
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     rows = [line for line in page.split("| Variables |")[1].split("\n\n")[0].splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    read = {text for name in ("slurm", "placement") for text in texts(REPOSITORY / f"tfdist/cluster/{name}.py")}
+    modules = [REPOSITORY / f"tfdist/cluster/{name}.py" for name in ("slurm", "placement", "batch")]
+    read = {text for module in modules for text in texts(module)}
     beginnings = {"SLURM_STEP"}
     assert listed == {text for text in read if re.fullmatch(r"(SLURMD?|CUDA)_[A-Z_]+", text)} - beginnings

@@ -9,18 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from launching import ATOL, REPOSITORY, assert_weights_agree, train_alone, train_command, weights
-from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
+from slurm_cluster import SlurmCluster
 
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """Two nodes, whose GPUs exist for Slurm alone: TensorFlow finds none, and trains on the CPU."""
-    if reason := slurm_missing():
-        pytest.skip(reason)
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=("n9", "n10"), gpus=2) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +36,14 @@ def test_a_missing_task_is_named(slurm, tmp_path):
     assert re.search(r"worker 0: 1 of 2 workers were not found within 5 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL)
 
 
-def submit(slurm: SlurmCluster, directory: pathlib.Path, size: list[str], *options: str) -> tuple[str, pathlib.Path]:
-    """Submits launch/slurm.sbatch, made small by options of sbatch; returns the job's id and its log."""
-    (directory / "site.sh").write_text(f'export PATH="{pathlib.Path(sys.executable).parent}:$PATH"\n')
+def submit(
+    slurm: SlurmCluster, directory: pathlib.Path, size: list[str], *options: str, site: str = ""
+) -> tuple[str, pathlib.Path]:
+    """Submits launch/slurm.sbatch, made small by options of sbatch; returns the job's id and its log.
+
+    `site`: what the site's file does besides.
+    """
+    (directory / "site.sh").write_text(f'export PATH="{pathlib.Path(sys.executable).parent}:$PATH"\n{site}')
     command = train_command(directory / "run", *options)
     sbatch = ["sbatch", "--parsable", f"--output={directory}/%x-%j.log", "--nodes=2", "--cpus-per-task=1", *size]
     done = slurm.run(
@@ -88,21 +84,67 @@ def test_the_batch_file_trains(slurm, alone, tmp_path):
     assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)
 
 
-def test_the_batch_file_goes_on_after_its_time_is_up(slurm, tmp_path):
-    """SIGUSR1 stands for the end of the job's time, which Slurm counts in minutes."""
-    options = ["--config.train.steps=200", "--config.train.call_seconds=0.1"]
-    often = ["--config.report.every.epochs=none", "--config.report.every.steps=10"]
-    job, log = submit(slurm, tmp_path, ["--ntasks-per-node=1"], *options, *often)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and '"train"' in metrics.read_text(), log)
-    assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0
-    wait_for(lambda: job_state(slurm, job)["JobState"] == "PENDING", log)
-    assert "stopped by SIGUSR1 and saved" in log.read_text()
-    assert not (tmp_path / "run" / "model.keras").exists()
+def records(directory: pathlib.Path) -> int:
+    """How many intervals of training the run has reported."""
+    metrics = directory / "run" / "metrics.jsonl"
+    return metrics.read_text().count('"train"') if metrics.exists() else 0
+
+
+def await_progress(slurm: SlurmCluster, job: str, log: pathlib.Path, before: int) -> None:
+    """Waits until this start of the job has trained for a while."""
+
+    def trains() -> bool:
+        state = job_state(slurm, job)["JobState"]
+        assert state in ("PENDING", "CONFIGURING", "RUNNING"), f"{state}\n{log.read_text()}"
+        return records(log.parent) > before
+
+    wait_for(trains, log)
+
+
+def start_again(slurm: SlurmCluster, job: str, log: pathlib.Path, restarts: int) -> None:
+    """Waits until the job has come back to the queue, and lets it start."""
+
+    def is_back() -> bool:
+        state = job_state(slurm, job)
+        return (state["JobState"], state["Restarts"]) == ("PENDING", str(restarts))
+
+    wait_for(is_back, log)
     # Slurm lets a job that has come back wait for two minutes; in the same second, it would not start.
     assert slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"]).returncode == 0
-    assert wait_for_end(slurm, job, log)["Restarts"] == "1"
-    assert "resumed from" in log.read_text()
-    srun = ["srun", "-N2", "--ntasks-per-node=1", *train_command(tmp_path / "uninterrupted", *options)]
+
+
+def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing_had_happened(slurm, tmp_path):
+    """Ended by scancel, submitted again, stopped by a signal, by its time limit and by `scontrol requeue`."""
+    steps = ["--config.train.steps=400", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
+    slow = "--config.objective={'target': 'tests.lab:slow_classification', 'seconds': 0.05}"
+    options = [*steps, slow, "--config.report.every.steps=5"]
+    one_a_node = ["--ntasks-per-node=1"]
+    job, log = submit(slurm, tmp_path, one_a_node, *options)
+    await_progress(slurm, job, log, 0)
+    assert slurm.run(["scancel", job]).returncode == 0
+    wait_for(lambda: job_state(slurm, job)["JobState"] == "CANCELLED" and "saved" in log.read_text(), log)
+    assert (job_state(slurm, job)["Restarts"], "put back" in log.read_text()) == ("0", False)
+    assert "stopped by SIGTERM and saved" in log.read_text()
+
+    # The second start of the next job finds that its time is over; it makes a step all the same.
+    over = 'if [ "$SLURM_RESTART_COUNT" = 1 ]; then export SLURM_JOB_END_TIME=$(date +%s); fi\n'
+    before = records(tmp_path)
+    job, log = submit(slurm, tmp_path, one_a_node, *options, site=over)
+    await_progress(slurm, job, log, before)
+    assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0
+    start_again(slurm, job, log, 1)
+    assert "stopped by SIGUSR1 and saved" in log.read_text()
+    before = records(tmp_path)
+    start_again(slurm, job, log, 2)
+    assert "stopped by the time limit and saved" in log.read_text()
+    assert log.read_text().count(f"tfdist: job {job} is put back into the queue\n") == 2
+    await_progress(slurm, job, log, before + 1)
+    assert slurm.run(["scontrol", "requeue", job]).returncode == 0
+    start_again(slurm, job, log, 3)
+    assert log.read_text().count("stopped by SIGTERM and saved") == 1
+    assert wait_for_end(slurm, job, log)["Restarts"] == "3"
+    assert log.read_text().count("resumed from") == 4
+
+    srun = ["srun", "-N2", "--ntasks-per-node=1", *train_command(tmp_path / "uninterrupted", *steps)]
     assert slurm.run(srun, env=ON_CPUS, cwd=REPOSITORY, timeout=300).returncode == 0
     assert_weights_agree(weights(tmp_path / "run"), weights(tmp_path / "uninterrupted"), atol=0)

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.array(keras.ops.convert_to_numpy(_value(v)), copy=True) for name, v in variables.items()}
 
 
+def num_bytes(variables: Mapping[str, Any]) -> int:
+    """The size of the variables' values."""
+    return sum(v.shape.num_elements() * v.dtype.size for v in map(_value, variables.values()))
+
+
 def _value(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
@@ -80,6 +86,8 @@ class Saver:
         self._error: Exception | None = None
         self._step = -1
         self._good_steps: set[int] = set()
+        # What the longest writing has taken; None before the first.
+        self.seconds: float | None = None
 
     def tidy(self, restored: Saved | None) -> None:
         """Removes what a killed run left half-written, and notes the checkpoint that is known to be whole."""
@@ -115,11 +123,13 @@ class Saver:
         return False
 
     def _write(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        started = time.monotonic()
         try:
             write(self._directory, step, arrays, state)
             self._remove_old(step)
         except Exception as error:  # Whatever it is (no memory, say): the checkpoint must not count as written.
             self._error = error
+        self.seconds = max(self.seconds or 0.0, time.monotonic() - started)
 
     def mark_best(self, step: int, metric: str, value: float) -> None:
         """Records that the checkpoint of `step` is the best so far, once it is written."""

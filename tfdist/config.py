@@ -136,6 +136,10 @@ class Cluster:
     heartbeat_seconds: float = 10.0
     # Seconds in which a worker must finish a call, its first excepted, or the run ends; None: no limit.
     stall_seconds: float | None = 600.0
+    # Seconds after its start by which a process must have saved and left; None: as long as Slurm lets it, if that says.
+    time_limit_seconds: float | None = None
+    # Put the job of Slurm back into the queue where it ran out of time or lost a worker (docs/slurm.md).
+    requeue: bool = False
     # CPU devices per worker that each act as a replica, for tests on machines without GPUs.
     logical_devices: int = 1
     # malloc keeps freed memory for the next step, instead of handing it back to the kernel: faster sums over workers.
@@ -359,6 +363,7 @@ def _value_problems(config: Config) -> Iterator[str]:
     yield from at_least("cluster.connect_seconds", 1)
     yield from at_least("cluster.heartbeat_seconds", 1)
     yield from at_least("cluster.stall_seconds", 1)
+    yield from at_least("cluster.time_limit_seconds", 1)
     yield from one_of("train.precision", config.train.precision, PRECISIONS)
     yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
     yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tfdist import checkpoint, interruption, randomness, records, report, step
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
-from tfdist.cluster import strategy
+from tfdist.cluster import batch, strategy
 from tfdist.compiled import Compiled
 from tfdist.data import stream
 
@@ -67,10 +68,12 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     """Checks everything that can be checked, cheapest first, then meets the other workers and builds the model.
 
     Raises:
+        StopError: a worker was asked to stop before all had met.
         ValueError: the config contradicts itself, the data or the devices; nothing was allocated on a device.
         TimeoutError: other workers are missing.
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
+    stop = interruption.listen()
     config_lib.validate(config)
     prepare = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
@@ -81,8 +84,12 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         evaluation_source = open_source(config, config.data.evaluation_split)
     plan = strategy.plan(config.cluster)
     steps_per_epoch = check_fit(config, plan.num_replicas, train_source, evaluation_source)
-    cluster = strategy.connect(plan, facts=_facts(config, train_source, evaluation_source), workdir=workdir)
-    stop = interruption.listen()
+    facts = _facts(config, train_source, evaluation_source)
+    if config.cluster.requeue:
+        batch.allow(plan.placement.rank, stop, progressed=lambda: False)  # Until the loop knows better.
+    cluster = strategy.connect(plan, facts=facts, workdir=workdir, stop=stop)
+    if cluster.is_chief:  # One clock decides.
+        stop.end = batch.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
 
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])

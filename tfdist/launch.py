@@ -42,8 +42,6 @@ _FRUITLESS_STARTS = 2
 _SYMPTOM_SECONDS = 3.0
 # How long the others may take after the first has left: all have passed the last barrier then.
 _LEAVE_SECONDS = 60.0
-# TensorFlow swallows a SIGTERM while it makes the strategy: it is sent again after so many seconds.
-_REPEAT_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,8 @@ def run(argv: list[str]) -> int:
     """Starts the workers, again and again where that helps; returns the exit code."""
     if sys.platform != "linux":
         sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
-    command = [sys.executable, "-m", main.__name__, *argv[1:]]
+    # The launcher starts lost workers again itself.
+    command = [sys.executable, "-m", main.__name__, *argv[1:], "--config.cluster.requeue=false"]
     workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}").expanduser()
     try:
         note = local.refuse_other_launchers(os.environ)
@@ -150,10 +149,9 @@ def attempt(watch: processes.Watch, command: list[str], environments: Sequence[d
     codes: dict[int, int] = {}  # In the order in which they ended.
     by_themselves: dict[int, int] | None = None
     hung: list[int] = []
-    end_at, kill_at, repeat_at = math.inf, math.inf, math.inf
+    end_at, kill_at = math.inf, math.inf
     while len(codes) < len(workers):
         for number in watch.wait():
-            repeat_at = time.monotonic() + _REPEAT_SECONDS
             watch.send(number)
             if watch.asked.count(signal.SIGINT) > 1:
                 end_at = 0.0
@@ -162,9 +160,6 @@ def attempt(watch: processes.Watch, command: list[str], environments: Sequence[d
             codes[rank] = code
             wait = {interruption.EXIT_PEER_LOST: _SYMPTOM_SECONDS}.get(code, 0.0)
             end_at = min(end_at, now + (_LEAVE_SECONDS if code in _GOOD else wait))
-        if now >= repeat_at:
-            repeat_at = now + _REPEAT_SECONDS
-            watch.send(signal.SIGTERM)
         if now >= end_at and by_themselves is None:
             by_themselves, kill_at = dict(codes), now + _GRACE_SECONDS.value
             watch.send(signal.SIGTERM)

@@ -8,7 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import checkpoint, experiment, intervals, records, step
+from tfdist.cluster import batch
 from tfdist.report import Reporter, open_report
+
+# At which a checkpoint is thought to be written until one has been.
+_SLOW_BYTES_PER_SECOND = 20e6
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -42,10 +46,13 @@ class Caller:
     def __call__(self, iterator: Any, most: int) -> tuple[int, dict[str, float]]:
         """Runs up to `most` steps; returns how many, and the sums over all replicas: the same on every worker."""
         steps = self.pace.next_steps(most)
-        asked = tf.constant(float(self.run.stop.signal_name is not None), tf.float64)
+        asked = tf.constant(float(self.run.stop.asked()), tf.float64)
         vector = self.call(iterator, tf.constant(steps, tf.int64), asked).numpy()
         totals = dict(zip((*self.run.trainer.names, *step.EXTRAS), vector.tolist(), strict=True))
-        self.pace.measured(steps, totals["seconds"] / self.run.cluster.num_replicas)
+        seconds = totals["seconds"] / self.run.cluster.num_replicas
+        self.pace.measured(steps, seconds)
+        if self.pace.calls > 1:  # The first compiles.
+            self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
         return steps, totals
 
 
@@ -85,12 +92,16 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
     if run.cluster.is_chief:
         saver = checkpoint.Saver(run.checkpoints, run.config.checkpoint, reporter.warning)
         saver.tidy(saved)
+        unmeasured = checkpoint.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
+        run.stop.save_seconds = lambda: saver.seconds or unmeasured
         records.write_config(str(run.workdir), run.config)
         records.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
         if saved is not None:
             reporter.event(f"resumed from {saved.path}", saved.step)
             if progress.best_step == saved.step:  # Killed in between, a run has saved it and not yet marked it.
                 saver.mark_best(saved.step, run.config.checkpoint.best_metric, progress.best)
+    if run.config.cluster.requeue:
+        batch.allow(run.cluster.rank, run.stop, lambda: (checkpoint.newest_step(run.checkpoints) or 0) > max(chosen, 0))
     return make_loop(run, reporter, saver), progress
 
 

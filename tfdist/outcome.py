@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfdist import interruption
-from tfdist.cluster import peers
+from tfdist.cluster import batch, peers
 
 _PACKAGE = str(Path(__file__).parent)
 # How long it may take until it is known which worker was lost, after TensorFlow knows that one was.
@@ -17,9 +17,14 @@ _NAME_SECONDS = 3.0
 
 def end(body: Callable[[], int]) -> None:
     """Runs `body`, which may use TensorFlow, and ends the process with what it returns."""
-    import_tensorflow_quietly()
+    interruption.listen_early()
+    with interruption.held_back():  # The threads that TensorFlow starts shall leave signals alone.
+        import_tensorflow_quietly()
     try:
         code = body()
+    except interruption.StopError as stop:
+        _say(str(stop))
+        code = interruption.EXIT_STOPPED
     except KeyboardInterrupt:
         peers.take_over()
         peers.tell_failure("interrupted before the run was saved")
@@ -27,6 +32,11 @@ def end(body: Callable[[], int]) -> None:
         code = 130
     except Exception as error:
         code = explain(error)
+    interruption.ignore()
+    if code == interruption.EXIT_STOPPED:
+        batch.put_back()
+    elif code == interruption.EXIT_PEER_LOST:
+        peers.put_back()
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):

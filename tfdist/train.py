@@ -38,13 +38,17 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         if run.cluster.is_chief:
             print(f"This run is finished; nothing is changed. {(run.workdir / FINISHED).read_text().strip()}")
         return 0
+    if run.cluster.any(run.stop.reason is not None):
+        if run.cluster.is_chief:
+            print(f"stopped by {run.stop.reason or 'another worker'} before a step was made: there is nothing to save")
+        return interruption.EXIT_STOPPED
     loop, progress = open_loop(run)
     try:
         finished = train_loop(loop, progress)
         if loop.saver is not None and not loop.saver.wait():
             raise OSError(f"The last checkpoint, of step {progress.step}, could not be written: the run is not saved.")
         if not finished:
-            loop.report.event(f"stopped by {run.stop.signal_name or 'another worker'} and saved", progress.step)
+            loop.report.event(f"stopped by {run.stop.reason or 'another worker'} and saved", progress.step)
             return interruption.EXIT_STOPPED
         if run.cluster.is_chief:
             finish(loop, progress)
@@ -82,10 +86,16 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
         if not at_boundary(loop, progress):
             return False
         if totals["stop"] > 0 and progress.step < total_steps:
-            save(loop, progress)
-            return False
+            return stop_here(loop, progress)
         loop.report.progress(progress.step)
     return True
+
+
+def stop_here(loop: Loop, progress: Progress) -> bool:
+    """Begins to save the run where the workers have agreed to stop; returns False, as what calls it does."""
+    loop.run.stop.saving = True
+    save(loop, progress)
+    return False
 
 
 def begin_call(run: experiment.Run, now: int) -> None:
@@ -134,8 +144,7 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     if evaluation_due and run.evaluation_data is not None and progress.evaluated < now:
         values = evaluate(loop, now, best=progress.best)
         if values is None:
-            save(loop, progress)
-            return False
+            return stop_here(loop, progress)
         progress.logs |= {f"val_{name}": value for name, value in values.items()}
         improved = is_best(config.checkpoint, values, progress.best)
         if improved:

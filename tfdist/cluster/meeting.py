@@ -36,6 +36,8 @@ class Meeting:
     unreached: dict[int, str] = dataclasses.field(default_factory=dict)
     # Why this worker cannot go on.
     failed: str = ""
+    # What has asked this worker to stop, if anything has.
+    stopped: str = ""
     verdict: dict[str, Any] | None = None
     # At rank 0: rank -> address, what the worker says of itself, what it reports.
     arrivals: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -45,7 +47,8 @@ class Meeting:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to wait for: a verdict is there, or it is clear that it will be a bad one."""
-        return self.verdict is not None or any(r["failed"] or r["unreached"] for r in self.reports.values())
+        bad = any(r["failed"] or r["unreached"] or r.get("stopped") for r in self.reports.values())
+        return self.verdict is not None or bool(self.stopped) or bad
 
 
 def now() -> float:
@@ -73,7 +76,9 @@ def message(meeting: Meeting, kind: str, **content: Any) -> dict[str, Any]:
 def report(meeting: Meeting, workdir: str = "") -> dict[str, Any]:
     """What this worker tells rank 0 when it has looked for all others; see `verdict.decide`."""
     unreached = {str(rank): reason for rank, reason in meeting.unreached.items()}
-    return message(meeting, "report", unreached=unreached, failed=meeting.failed, workdir=workdir)
+    return message(
+        meeting, "report", unreached=unreached, failed=meeting.failed, stopped=meeting.stopped, workdir=workdir
+    )
 
 
 class StrangerError(wire.UnreachableError):
@@ -184,7 +189,8 @@ def answer(meeting: Meeting, request: dict, peer: str) -> dict | None:
                 failed = verdict.two_processes(rank, [first["me"], request["me"]])
                 meeting.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
         elif kind == "report":
-            meeting.reports.setdefault(rank, request)
+            if request.get("stopped") or rank not in meeting.reports:  # A stop may come after all is well.
+                meeting.reports[rank] = request
         elif kind == "addresses":
             meeting.addresses = request["addresses"]
         elif kind == "verdict":

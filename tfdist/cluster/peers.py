@@ -23,7 +23,7 @@ from typing import Any
 
 from tfdist import config as config_lib
 from tfdist import interruption
-from tfdist.cluster import hosts, wire
+from tfdist.cluster import batch, hosts, wire
 
 # Seconds between two messages on a connection.
 _BEAT_SECONDS = 1.0
@@ -58,6 +58,9 @@ class Peers:
     # Who was lost, in words, once it is known.
     cause: str = ""
     known: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # Whether that is a reason to start again, and no error that a worker has told; whom this worker missed itself.
+    again: bool = False
+    missed: set[int] = dataclasses.field(default_factory=set)
     # Which thread ends this process: the first that says so.
     ender: str = ""
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -135,7 +138,13 @@ def tell_failure(reason: str) -> None:
     peers = _watching
     if peers is not None and not peers.over.is_set() and not peers.known.is_set():
         text = f"{_name(peers, peers.rank)} has ended: {reason.rstrip('.')}"
-        _tell_from_outside(peers, {"lost": text, "stacks": False})
+        _tell_from_outside(peers, {"lost": text, "stacks": False, "again": False})
+
+
+def put_back() -> None:
+    """Has the job put back into the queue if it ends because a worker was lost, where that is for this one to do."""
+    if _watching is not None and _watching.again:
+        batch.put_back(lost_chief=0 in _watching.missed)
 
 
 def _leave(peers: Peers) -> None:
@@ -201,7 +210,7 @@ def _hear(peers: Peers, rank: int, message: dict[str, Any]) -> None:
     if "over" in message:
         _finished(peers, rank)
     if "lost" in message:
-        _conclude(peers, message["lost"], stacks=message["stacks"])
+        _conclude(peers, message["lost"], stacks=message["stacks"], again=message["again"])
 
 
 def _finished(peers: Peers, rank: int) -> None:
@@ -247,11 +256,11 @@ def _missed(peers: Peers, now: float) -> str:
     return ""
 
 
-def _conclude(peers: Peers, text: str, *, stacks: bool = False) -> None:
+def _conclude(peers: Peers, text: str, *, stacks: bool = False, again: bool = True) -> None:
     """Tells the other workers that one is lost, and ends this one, if it does not end by itself soon."""
     if not peers.known.is_set():
-        peers.cause = f"{text}. Start all workers again"
-        _tell(peers, {"lost": text, "stacks": stacks})
+        peers.cause, peers.again = f"{text}. Start all workers again", again
+        _tell(peers, {"lost": text, "stacks": stacks, "again": again})
         peers.known.set()
         threading.Thread(target=_end, args=(peers, stacks), daemon=True).start()
 
@@ -273,12 +282,15 @@ def _end(peers: Peers, stacks: bool) -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
     if _claim(peers, "peers"):
         print(f"tfdist: worker {peers.rank}: {peers.cause}", file=sys.stderr, flush=True)
+        put_back()
         os._exit(interruption.EXIT_PEER_LOST)
 
 
 def _lost(peers: Peers, rank: int) -> str:
     step, seconds = peers.steps[rank], time.monotonic() - peers.heard[rank]
     when = "not heard of since the workers met" if step is None else f"last heard of at step {step}"
+    if not peers.known.is_set():
+        peers.missed.add(rank)
     return f"{_name(peers, rank)} is lost: {when}, {seconds:.1f} s ago"
 
 

@@ -6,6 +6,7 @@ time. Each reports to rank 0 whom it could not reach; rank 0 compares what the w
 verdict.py), and calls each of them with the verdict.
 """
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -16,6 +17,7 @@ import socket
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from tfdist import interruption
 from tfdist.cluster import hosts, meeting, verdict, wire
 from tfdist.cluster.meeting import Meeting, message, now, until
 from tfdist.cluster.placement import Placement
@@ -46,6 +48,7 @@ def check(
     about: Mapping[str, Any] | None = None,
     holds: Sequence[str] = (),
     workdir: os.PathLike | str | None = None,
+    stop: interruption.StopRequest | None = None,
 ) -> list[dict[str, Any]]:
     """Waits until all workers have found each other and agree; every worker calls it before TensorFlow's server starts.
 
@@ -59,29 +62,36 @@ def check(
         about: what may differ and is told to all; values as JSON knows them.
         holds: names of what only one worker of a host may hold, such as its GPUs.
         workdir: a directory that must be the same one for all workers; rank 0 makes it. None: not checked.
+        stop: whether this worker is asked to stop; it then tells the others. None: it cannot be.
 
     Returns:
         One dict a worker in rank order: `rank`, `address` ("host:port", also where the placement had none), `host`
         (what the machine calls itself), `pid`, and the items of `about`.
 
     Raises:
+        StopError: a worker was asked to stop.
         TimeoutError: workers are missing or cannot reach each other; names their ranks and addresses, and why.
         ValueError: facts differ, or two workers hold the same thing; names the ranks and the values.
         FileNotFoundError: workdir is not the same directory for all.
         OSError: a worker's port is taken, or rank 0 cannot write to workdir.
     """
+    stop = stop or interruption.StopRequest()
     me = {"host": socket.gethostname(), "pid": os.getpid(), "about": dict(about or {})}
     if placement.num_workers == 1:
+        if stop.reason is not None:
+            verdict.roster_or_raise(verdict.stopped({0: stop.reason}, placement.addresses))
         address = (placement.addresses or ("localhost",))[0]
         return [{"rank": 0, "address": address, "host": me["host"], "pid": me["pid"], **me["about"]}]
     me |= {"facts": dict(facts), "holds": list(holds)}
     json.dumps(me)  # What JSON cannot say must be noticed here.
     # Absolute, since the workers may have been started in different directories. "gs://bucket" is shared by nature.
     shared = pathlib.Path(os.path.abspath(workdir)) if workdir and "://" not in str(workdir) else None
-    return wire.run(_check(placement, me, seconds, shared))
+    return wire.run(_check(placement, me, seconds, shared, stop))
 
 
-async def _check(placement: Placement, me: dict, seconds: float, workdir: pathlib.Path | None) -> list[dict]:
+async def _check(
+    placement: Placement, me: dict, seconds: float, workdir: pathlib.Path | None, stop: interruption.StopRequest
+) -> list[dict]:
     met = Meeting(
         placement=placement,
         me=me,
@@ -102,14 +112,43 @@ async def _check(placement: Placement, me: dict, seconds: float, workdir: pathli
             except OSError as error:
                 await _leave(met, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
         async with wire.serving(listener, lambda request, peer: meeting.answer(met, request, peer)):
+            watching = asyncio.ensure_future(_notice_stop(met, stop))
             await (_lead(met) if chief else _follow(met, workdir))
+            watching.cancel()
+            if met.stopped:
+                await _stop(met)
         if chief:
             # No longer listening: who has the verdict starts TensorFlow, which soon calls this very port.
-            untold = await meeting.tell_all(met, "verdict", verdict=met.verdict)
+            untold = await meeting.tell_all(met, "verdict", insist=bool(met.stopped), verdict=met.verdict)
             if untold and "roster" in met.verdict:
                 lost = dict.fromkeys(untold, "it was there, and is no longer")
                 met.verdict = verdict.missing(lost, met.addresses, seconds)
     return verdict.roster_or_raise(met.verdict)
+
+
+async def _notice_stop(met: Meeting, stop: interruption.StopRequest) -> None:
+    while stop.reason is None:
+        await asyncio.sleep(0.1)
+    met.stopped = stop.reason
+    met.changed.set()
+
+
+async def _stop(met: Meeting) -> None:
+    """Tells the others that this worker was asked to stop; where rank 0 has decided before, that holds."""
+    rank = met.placement.rank
+    limit = now() + _FAREWELL_SECONDS
+
+    def decided() -> bool:
+        return met.verdict is not None
+
+    while rank and met.addresses and not decided() and now() < limit:
+        with contextlib.suppress(wire.UnreachableError):
+            await meeting.call(met, 0, meeting.report(met))
+            await until(met, decided, now() + _VERDICT_SECONDS)
+            break
+        await until(met, decided, now() + 0.2)
+    if rank == 0 or not decided():
+        met.verdict = verdict.stopped({rank: met.stopped}, met.addresses)
 
 
 async def _lead(met: Meeting) -> None:

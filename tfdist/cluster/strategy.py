@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,6 +13,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy as colle
 from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
+from tfdist import interruption
 from tfdist.cluster import environment, memory, peers, preflight, resolver, starting
 from tfdist.cluster import placement as placement_lib
 
@@ -73,13 +74,19 @@ class Cluster:
 
     def from_chief(self, value: int) -> int:
         """Returns the chief's `value` on every worker; all must call it."""
+        return self._sum(value, lambda mine: tf.where(replica_id() == 0, mine, 0))
+
+    def any(self, value: bool) -> bool:
+        """Returns whether `value` is true of any worker; all must call it."""
+        return self._sum(value, lambda mine: mine) > 0
+
+    def _sum(self, value: int, part: Callable[[tf.Tensor], tf.Tensor]) -> int:
         if self.num_workers == 1:
             return int(value)
 
         @tf.function
         def share(mine: tf.Tensor) -> tf.Tensor:
-            chosen = self.strategy.run(lambda: tf.where(replica_id() == 0, mine, 0))
-            return self.strategy.reduce("SUM", chosen, axis=None)
+            return self.strategy.reduce("SUM", self.strategy.run(part, (mine,)), axis=None)
 
         return int(share(tf.constant(int(value), tf.int64)))
 
@@ -141,6 +148,7 @@ def connect(
     *,
     facts: Mapping[str, str] | None = None,
     workdir: os.PathLike | str | None = None,
+    stop: interruption.StopRequest | None = None,
 ) -> Cluster:
     """Meets all other workers, then makes the strategy: once per process, before any other TensorFlow operation.
 
@@ -148,12 +156,14 @@ def connect(
         plan_or_options: what `plan` returned, or the options to make a plan with, or None for the defaults.
         facts: name -> value of things that must be equal on all workers; versions are compared in any case.
         workdir: a directory that must be the same one for all workers, made where it is missing; None: not checked.
+        stop: whether this worker is asked to stop; None: it cannot be.
 
     Returns:
         The cluster. Its strategy is MultiWorkerMirroredStrategy (NCCL with GPUs, RING without) for several workers,
         MirroredStrategy over the local GPUs or logical CPU devices for one.
 
     Raises:
+        StopError: a worker was asked to stop before all had met.
         TimeoutError: some workers did not come within `connect_seconds`; names their ranks and hosts.
         ValueError: the workers' facts differ, or the environment cannot be understood.
         OSError: this worker's port is taken, or `workdir` cannot be written or is not shared.
@@ -167,10 +177,11 @@ def connect(
         notes.append("malloc keeps freed memory; --config.cluster.keep_freed_memory=false turns that off")
     listener = peers.listen(placement.num_workers, placement.rank)
     port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-    roster = _meet(plan_or_options, facts or {}, workdir, port)
+    roster = _meet(plan_or_options, facts or {}, workdir, port, stop)
     _set_visible_devices(plan_or_options)
     if plan_or_options.num_workers > 1:
-        with starting.limited(placement.rank, roster, plan_or_options.options.connect_seconds):
+        limited = starting.limited(placement.rank, roster, plan_or_options.options.connect_seconds)
+        with limited, interruption.held_back():
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
     else:
         devices = [f"/{plan_or_options.device_type}:{index}" for index in range(plan_or_options.local_replicas)]
@@ -196,7 +207,11 @@ def leave(cluster: Cluster) -> None:
 
 
 def _meet(
-    plan_: Plan, facts: Mapping[str, str], workdir: os.PathLike | str | None, port: Mapping[str, int]
+    plan_: Plan,
+    facts: Mapping[str, str],
+    workdir: os.PathLike | str | None,
+    port: Mapping[str, int],
+    stop: interruption.StopRequest | None,
 ) -> list[dict]:
     devices = f"{plan_.local_replicas} {plan_.device_type}{'s' if plan_.local_replicas > 1 else ''}"
     common = {
@@ -212,6 +227,7 @@ def _meet(
         holds=placement_lib.held_gpus(plan_.placement, plan_.gpus),
         seconds=plan_.options.connect_seconds,
         workdir=workdir,
+        stop=stop,
     )
 
 

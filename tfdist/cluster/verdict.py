@@ -7,7 +7,11 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_ERRORS = {error.__name__: error for error in (TimeoutError, ValueError, FileNotFoundError, OSError)}
+from tfdist import interruption
+
+_ERRORS = {
+    error.__name__: error for error in (interruption.StopError, TimeoutError, ValueError, FileNotFoundError, OSError)
+}
 # How many workers a message names one by one.
 _MOST_NAMED = 20
 
@@ -26,10 +30,14 @@ def decide(
 
     Args:
         hellos: rank -> {"me": what the worker says of itself: host, pid, about, facts, holds} of those that came.
-        reports: rank -> {"unreached": {str(rank): reason}, "failed": reason, "workdir": path where it is not shared}.
+        reports: rank -> {"unreached": {str(rank): reason}, "failed": reason, "stopped": by what, "workdir": path where
+            it is not shared}.
         addresses: "host:port" of each worker in rank order.
         seconds: how long they had.
     """
+    asked = {rank: report["stopped"] for rank, report in reports.items() if report.get("stopped")}
+    if asked:
+        return stopped(asked, addresses)
     failed = {rank: report["failed"] for rank, report in reports.items() if report["failed"]}
     if failed:
         return failure(failed, addresses)
@@ -58,6 +66,12 @@ def decide(
         for rank, address in enumerate(addresses)
     ]
     return {"roster": roster}
+
+
+def stopped(asked: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
+    """The verdict when workers were asked to stop; rank -> by what."""
+    who = ", ".join(f"{reason} to {worker_name(rank, addresses)}" for rank, reason in sorted(asked.items()))
+    return _error(interruption.StopError, f"stopped by {who} before the training began: there is nothing to save", [])
 
 
 def failure(failed: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:

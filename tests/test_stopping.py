@@ -1,0 +1,123 @@
+"""A stop signal to one worker, in each phase of a run: all leave together, saved, with the documented exit code."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import topologies
+from launching import REPOSITORY
+
+from tfdist import interruption
+from tfdist.cluster import batch
+
+STOPPED = interruption.EXIT_STOPPED
+STEPS = 32
+OPTIONS = [f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0", "--config.checkpoint.export=true"]
+# Runs tfdist.main, and sends this process a signal as it enters or leaves a function: module:name:when:number.
+WORKER = """
+import importlib, os, runpy, sys
+from tfdist import interruption
+for hit in sys.argv.pop(1).split():
+    module, name, when, number = hit.split(":")
+    with interruption.held_back():
+        module = importlib.import_module(module)
+    def wrapped(*args, function=getattr(module, name), when=when, number=int(number), **kwargs):
+        if when == "before":
+            os.kill(os.getpid(), number)
+        result = function(*args, **kwargs)
+        if when == "after":
+            os.kill(os.getpid(), number)
+        return result
+    setattr(module, name, wrapped)
+runpy.run_module("tfdist.main", run_name="__main__", alter_sys=True)
+"""
+TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+
+
+def run_hit(workdir, hits: dict[int, str]) -> tuple[list[int], list[str]]:
+    """Runs two workers that send themselves signals; `hits`: rank -> when (see `WORKER`)."""
+    line = topologies.command(workdir, *OPTIONS, config="tests/configs/interrupted.py")[3:]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", WORKER, hits.get(rank, ""), *line], cwd=REPOSITORY, env=env, **pipes)
+        for rank, env in enumerate(topologies.environments(2))
+    ]
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [process.returncode for process in processes], outputs
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """One run, which each test interrupts once more."""
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.mark.parametrize(
+    ("rank", "hit", "words"),
+    [
+        # While TensorFlow is imported, before the other workers are met.
+        (1, f"tfdist.outcome:import_tensorflow_quietly:before:{USR1:d}", "stopped by SIGUSR1 to rank 1 (localhost:"),
+        # While the strategy is made: TensorFlow's own handler, which swallows SIGTERM, is in place by then.
+        (
+            1,
+            f"tfdist.cluster.strategy:_multi_worker_strategy:after:{TERM:d}",
+            "stopped by another worker before a step was made: there is nothing to save",
+        ),
+        # While the first step is compiled.
+        (1, f"tfdist.step:train_step:before:{TERM:d}", "stopped by another worker and saved"),
+        (0, f"tfdist.step:evaluation_step:before:{INT:d}", "stopped by SIGINT and saved"),
+        # While a checkpoint is written, and again while the one is written to which that led.
+        (0, f"tfdist.checkpoint:write:before:{INT:d}", "stopped by SIGINT and saved"),
+    ],
+    ids=["meeting", "creating the strategy", "compiling", "evaluating", "saving"],
+)
+def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, rank, hit, words):
+    codes, outputs = run_hit(workdir, {rank: hit})
+    assert codes == [STOPPED, STOPPED], "\n".join(outputs)
+    assert words in outputs[0], outputs[0]
+    assert "Traceback" not in "".join(outputs)
+    assert not (workdir / "finished.json").exists()
+
+
+def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterrupted_one(workdir, tmp_path):
+    hits = {0: f"tfdist.train:export:before:{TERM:d}", 1: f"tfdist.cluster.strategy:leave:before:{TERM:d}"}
+    codes, outputs = run_hit(workdir, hits)
+    assert codes == [0, 0], "\n".join(outputs)
+    assert json.loads((workdir / "finished.json").read_text())["step"] == STEPS
+    assert run_hit(tmp_path, {})[0] == [0, 0]
+    ours, theirs = (topologies.arrays(path, STEPS) for path in (workdir, tmp_path))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("env", "limit", "end"),
+    [
+        ({}, None, None),
+        ({}, 60.0, 1060.0),
+        ({"SLURM_JOB_END_TIME": "1030"}, None, 1030.0),
+        ({"SLURM_JOB_END_TIME": "1030"}, 60.0, 1030.0),
+        ({"SLURM_JOB_END_TIME": "1030"}, 10.0, 1010.0),
+        ({"SLURM_JOB_END_TIME": "Unknown"}, None, None),
+    ],
+)
+def test_the_end_of_the_time_is_the_first_that_anyone_says(env, limit, end):
+    assert batch.end_time(env, 1000.0, limit) == end
+
+
+def test_a_run_leaves_before_its_time_ends():
+    stop = interruption.StopRequest(call_seconds=2.0, save_seconds=lambda: 4.0)
+    assert not stop.asked()  # Nothing sets an end to its time.
+    stop.end = time.time() + 60
+    assert not stop.asked() and stop.reason is None
+    # Five seconds to leave, two calls, and a save that takes twice as long as the slowest so far.
+    stop.end = time.time() + 5 + 2 * 2 + 2 * 4 - 0.1
+    assert stop.asked() and stop.reason == "the time limit"
