@@ -143,11 +143,11 @@ def test_an_overflow_on_one_worker_skips_the_update_on_all_and_halves_the_scale(
 )
 def test_an_optimizer_that_does_it_itself_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        gradients.take_over_reduction(keras.optimizers.SGD(**arguments))
-    gradients.take_over_reduction(keras.optimizers.SGD(momentum=0.9, weight_decay=1e-4))
+        gradients.check_optimizer(keras.optimizers.SGD(**arguments))
+    gradients.check_optimizer(keras.optimizers.SGD(momentum=0.9, weight_decay=1e-4))
 
 
 def test_an_optimizer_that_scales_the_loss_is_refused():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match=r'name the inner optimizer and set config\.train\.precision="float16"'):
-        gradients.take_over_reduction(optimizer)
+        gradients.check_optimizer(optimizer)
