@@ -2,7 +2,7 @@
 
 from typing import Any
 
-_FOR_SCRIPTS = ("connect", "fit")
+_FOR_SCRIPTS = ("connect",)
 
 
 def __getattr__(name: str) -> Any:
