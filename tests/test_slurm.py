@@ -267,7 +267,7 @@ batch.put_back(lost_chief=lost_chief == "yes")
             "there is no scontrol here. In a container, mount Slurm's programs",
         ),
         ("srun -n1", "no no SIGUSR1 no", "this start has saved nothing new, and the next one would not either"),
-        ("srun -n1", "yes yes SIGUSR1 no", "Slurm is ending it already (COMPLETING)"),
+        ("srun -n1", "yes yes SIGUSR1 no", "Slurm is ending it already (C"),  # COMPLETING, or CANCELLED by then
         ("", "yes no SIGUSR1 no", "SLURM_JOB_ID is not set, so that this is no job of Slurm"),
         # Ended by the user; or another worker does it.
         ("srun -n1", "yes no SIGTERM no", None),
