@@ -1,12 +1,14 @@
 """A checkpoint is whole or absent, whatever happens while it is written, and is found again."""
 
 import json
+import os
 import pathlib
 import re
 import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import keras
@@ -17,7 +19,7 @@ import tensorflow as tf
 import topologies
 from launching import REPOSITORY, worker_environment
 
-from tfdist import checkpoint, config
+from tfdist import checkpoint, config, saving
 
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
 
@@ -66,7 +68,7 @@ def flip(path: pathlib.Path, position: int) -> None:
 
 
 def test_what_is_written_is_read_again_to_the_bit(tmp_path):
-    (path,) = saved(tmp_path / "new" / "checkpoints", 7)
+    (path,) = saved(tmp_path / "checkpoints", 7)
     assert path.name == "step-00000007"
     assert sorted(file.name for file in path.iterdir()) == ["arrays.npz", "manifest.json"]
     found = checkpoint.verify(path)
@@ -93,7 +95,7 @@ def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
     shutil.copytree(first, tmp_path / "step-00000008.removing")
     (tmp_path / "best.json.123.tmp").write_text("{")
     assert newest(tmp_path) == (10, [])
-    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), print)
+    saver = saving.Saver(tmp_path, config.Checkpoint(), print)
     saver.tidy(checkpoint.verify(second))
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".writing", ".removing")]
     assert_holds(first, 9)
@@ -115,6 +117,9 @@ DAMAGES = {
     "half a manifest": lambda path: (path / "manifest.json").write_text((path / "manifest.json").read_text()[:200]),
     "one digit in the manifest": lambda path: (path / "manifest.json").write_text(
         (path / "manifest.json").read_text().replace("1e-300", "2e-300")
+    ),
+    "no digest of the manifest": lambda path: (path / "manifest.json").write_text(
+        json.dumps({k: v for k, v in json.loads((path / "manifest.json").read_text()).items() if k != "own_sha256"})
     ),
     "another manifest": lambda path: (path / "manifest.json").write_text("[1, 2]"),
     "empty directory": lambda path: [file.unlink() for file in path.iterdir()],
@@ -176,7 +181,7 @@ def test_finding_says_what_there_is(tmp_path):
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path):
     said = []
-    saver = checkpoint.Saver(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
+    saver = saving.Saver(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
     for step in range(1, 9):
         saver.save(step, arrays_of(step), STATE)
         if step in (2, 3):
@@ -194,7 +199,7 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
 
 def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     (path,) = saved(tmp_path, 4)
-    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), print)
+    saver = saving.Saver(tmp_path, config.Checkpoint(), print)
     saver.tidy(checkpoint.verify(path))
     moment = (path / "arrays.npz").stat().st_mtime_ns
     saver.save(4, arrays_of(5), STATE)
@@ -208,14 +213,14 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
 
 def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
     said = []
-    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), said.append)
+    saver = saving.Saver(tmp_path, config.Checkpoint(), said.append)
     saver.save(1, arrays_of(1), STATE)
     assert saver.wait()
     (tmp_path / "step-00000002.writing").write_text("in the way")
     saver.save(2, arrays_of(2), STATE)
     assert not saver.wait()
     saver.mark_best(2, "accuracy", 0.9)
-    assert saver.wait()
+    assert not saver.wait()
     assert len(said) == 1 and "the checkpoint of step 2 could not be written" in said[0]
     assert "Training goes on; the previous checkpoint is untouched." in said[0]
     assert checkpoint.read_best(tmp_path) is None
@@ -231,12 +236,53 @@ def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
 
 def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     said = []
-    saver = checkpoint.Saver(tmp_path, config.Checkpoint(), said.append)
+    saver = saving.Saver(tmp_path, config.Checkpoint(), said.append)
     (tmp_path / "best.json").mkdir()
     saver.save(1, arrays_of(1), STATE)
     saver.mark_best(1, "accuracy", 0.5)
     assert len(said) == 1 and "best.json could not be written: Is a directory. Training goes on" in said[0]
     assert newest(tmp_path) == (1, [])
+
+
+def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_path):
+    said = []
+    workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    workdir.mkdir()
+    saver = saving.Saver(workdir / "checkpoints", config.Checkpoint(), said.append)
+    saver.save(1, arrays_of(1), STATE)
+    assert saver.wait()
+    workdir.rename(elsewhere)
+    saver.save(2, arrays_of(2), STATE)
+    assert not saver.wait() and not workdir.exists()
+    assert said == [
+        f"WARNING: the checkpoint of step 2 could not be written to {workdir / 'checkpoints'}: No such file or "
+        "directory. Training goes on; the previous checkpoint is untouched."
+    ]
+    elsewhere.rename(workdir)
+    saver.save(3, arrays_of(3), STATE)
+    assert saver.wait() and newest(workdir / "checkpoints") == (3, []) and len(said) == 1
+
+
+def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, monkeypatch):
+    said, fast, sync = [], threading.Event(), os.fsync
+    monkeypatch.setattr(saving, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
+    saver = saving.Saver(tmp_path, config.Checkpoint(keep=5), said.append)
+    for step in (1, 2, 3):
+        saver.save(step, arrays_of(step), STATE)
+    saver.mark_best(2, "accuracy", 0.2)
+    saver.mark_best(3, "accuracy", 0.3)
+    assert said == [
+        f"WARNING: {tmp_path} is slow: the checkpoint of step 1 is still being written, and that of step 2 is left "
+        "out. Training goes on."
+    ]
+    threading.Timer(0.5, fast.set).start()
+    assert saver.wait()
+    assert said[1:] == [f"WARNING: {tmp_path} is slow: the checkpoint of step 3 is awaited."]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "step-00000001", "step-00000003"]
+    assert checkpoint.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
+    for step in (1, 3):
+        assert_holds(checkpoint.step_path(tmp_path, step), step)
 
 
 def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path):
@@ -307,7 +353,7 @@ def test_not_finite_is_noticed():
 KILLED = """
 import os, pathlib, random, signal, sys, time
 import numpy as np
-from tfdist import checkpoint, config
+from tfdist import checkpoint, config, saving
 
 directory, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 
@@ -315,7 +361,7 @@ def arrays(step):
     return {"x": np.full(60_000, step, np.int64)}
 
 def write_for_ever(first, done):
-    saver = checkpoint.Saver(directory, config.Checkpoint(keep=2), print)
+    saver = saving.Saver(directory, config.Checkpoint(keep=2), print)
     found = checkpoint.newest_valid(directory, print)
     assert found is None or found.step >= first - 1, (found, first)
     saver.tidy(found)

@@ -201,7 +201,9 @@ def test_jobs_steps_and_array_tasks_on_one_node_do_not_meet():
             place = resolve(slurm(0, TWO_ON_ONE, "n9", "2", job=job, step=step))
             for address in place.addresses:
                 assert ports.setdefault(address, (job, step)) == (job, step)
-    assert len(ports) == 40 * 5 * 2
+            assert ports.setdefault(f"heartbeats: {place.heartbeat_port}", (job, step)) == (job, step)
+            assert f"n9:{place.heartbeat_port}" not in ports and 10000 <= place.heartbeat_port < 20000
+    assert len(ports) == 40 * 5 * 3
 
 
 @pytest.mark.parametrize("tasks", [1, 4, 16, 17, 128])
@@ -211,6 +213,13 @@ def test_ports_stay_in_their_range(tasks, job):
     place = resolve(slurm(0, where, "n9", str(tasks), job=job), port_base=12345, port_count=130)
     ports = {hosts.split_address(address)[1] for address in place.addresses}
     assert len(ports) == tasks and min(ports) >= 12345 and max(ports) < 12345 + 130
+    assert tasks == 1 or 12345 <= place.heartbeat_port < 12345 + 130
+    assert place.heartbeat_port not in ports
+
+
+def test_where_there_are_just_enough_ports_for_the_tasks_heartbeats_have_any():
+    place = resolve(slurm(0, [("n9", 0, i) for i in range(4)], "n9", "4"), port_count=4)
+    assert len({hosts.split_address(address)[1] for address in place.addresses}) == 4 and place.heartbeat_port == 0
 
 
 def test_too_few_ports_are_refused():
@@ -299,6 +308,7 @@ def test_tf_config_with_a_chief():
         assert place.addresses == ("a:9", "b:2", "a:1")
         assert (place.launcher, place.rank, place.num_workers) == ("tf_config", rank, 3)
         assert place.port == (9, 2, 1)[rank]
+        assert 10000 <= place.heartbeat_port < 20000
         assert (place.local_rank, place.local_size) == ((0, 2), (0, 1), (1, 2))[rank]
 
 
@@ -370,6 +380,7 @@ def test_mpi_on_one_host(name):
     assert (place.local_rank, place.local_size) == (1, 2)
     assert len(set(place.addresses)) == 2 and place.addresses[1] == f"localhost:{place.port}"
     assert 10000 <= place.port < 20000
+    assert place.heartbeat_port == place.port + 1
     assert place.chiefs == ()
 
 

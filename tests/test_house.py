@@ -25,6 +25,7 @@ ROOMS = [
     ),
     *(
         "checkpoint",
+        "saving",
         "outcome",
         "intervals",
         "console",

@@ -247,6 +247,13 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
             1,
             r"Restart 1 of 3, .* step 0\.\n.*Restart 2 of 3, .* step 1\.\n.*ended with exit code 1\. Not started again",
         ),
+        # One that is stopped cannot answer: the grace is not awaited.
+        (
+            "if rank: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.3)\nsys.exit(76)",
+            ["--max_restarts=0", "--grace_seconds=1000"],
+            76,
+            r"worker 0 lost another worker \(exit code 76\); worker 1 did not answer SIGTERM and was killed",
+        ),
         # One that hangs is named.
         (
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(0.3 + 60 * rank)\nsys.exit(76)",
@@ -255,7 +262,7 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
             r"worker 0 lost another worker \(exit code 76\); worker 1 did not answer SIGTERM and was killed",
         ),
     ],
-    ids=["finished", "stopped", "lost", "killed then lost", "mistake", "accidents", "hung"],
+    ids=["finished", "stopped", "lost", "killed then lost", "mistake", "accidents", "stopped process", "hung"],
 )
 def test_what_came_first_decides(tmp_path, program, own, code, words):
     with launched(supervising(program, tmp_path, *own), MARKS=str(tmp_path)) as process:

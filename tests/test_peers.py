@@ -4,15 +4,17 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import topologies
 from launching import REPOSITORY, worker_environment
+from networks import address, namespaces_missing, set_cable, two_hosts
 
 from tfdist import interruption
 
@@ -22,19 +24,21 @@ WORKER = """
 import os, sys, threading, time
 from tfdist import config, outcome
 from tfdist.cluster import environment, peers, preflight
-rank, workers = (found := environment.resolve(os.environ, port_base=10000, port_count=9)).rank, found.num_workers
+rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
-listener = peers.listen(workers, rank)
+listener = peers.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 roster = preflight.check(found, facts={}, seconds=60, about=port)
-options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0)
+options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0 if what == "stall" else None)
 watching = peers.watch(rank=rank, roster=roster, listener=listener, options=options)
 watching.progress(step := 1)
 print("ready", flush=True)
-until = time.monotonic() + {"leave": 1.0, "fail": 1.0, "write": 1.0, "stall": 0.0}.get(what, 600.0)
+until = time.monotonic() + {"leave": 1.0, "fail": 1.0, "write": 1.0, "wait": 1.0, "stall": 0.0}.get(what, 600.0)
 while time.monotonic() < until:
     watching.progress(step := step + 1)
     time.sleep(0.05)
+if what == "wait":
+    time.sleep(600)
 if what == "write":
     threading.Thread(target=lambda: (time.sleep(4.5), print("written", flush=True))).start()
 def nowhere():
@@ -140,6 +144,20 @@ def test_a_worker_whose_calls_never_end_says_so_with_all_stacks():
     assert "in nowhere" in said[0]
 
 
+def test_workers_that_the_chief_reaches_and_that_do_not_reach_each_other_say_so():
+    # Nobody listens at the ports through which TensorFlow would talk.
+    with plain("run", "wait", "wait") as workers:
+        codes, said = workers.ends([0, 1, 2], 30.0)
+    assert codes == [LOST] * 3
+    for rank, text in enumerate(said):
+        line = (
+            rf"tfdist: worker {rank}: worker (1|2) \(host .*\) cannot reach worker (1|2) \(host .*\): "
+            r"(?:Connection refused|Multiple exceptions.*)\. Start all workers again\n"
+        )
+        match = re.fullmatch(line, text)
+        assert match and match[1] != match[2], text
+
+
 def test_the_reason_of_a_worker_that_fails_is_told_to_the_others():
     with plain("run", "fail", "run") as workers:
         codes, said = workers.ends([0, 1, 2], 10.0)
@@ -174,25 +192,56 @@ def test_what_is_being_written_is_written_before_a_survivor_ends():
 
 
 STARTING = """
-import sys, time
+import ctypes, sys, time
 from tfdist.cluster import starting
 roster = [{"rank": rank, "address": f"localhost:{sys.argv[2]}", "host": "n9", "pid": 7} for rank in range(2)]
+with starting.limited(0, roster, 60.0):
+    time.sleep(0.5)
+print("started", flush=True)
 with starting.limited(0, roster, float(sys.argv[1])):
-    time.sleep(1.0)
-with starting.limited(0, roster, 0.5):
-    time.sleep(60)
+    ctypes.PyDLL(None).sleep(60)  # As TensorFlow does, without letting any thread of Python run.
 """
 
 
-def test_a_worker_that_waits_in_the_start_for_a_dead_one_names_it_and_ends():
+class Greeter(socketserver.BaseRequestHandler):
+    """Greets as the server of gRPC does."""
+
+    def handle(self):
+        self.request.sendall(b"hello")
+
+
+def start_with(seconds, port):
+    command = [sys.executable, "-c", STARTING, str(seconds), str(port)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_ends():
     (port,) = topologies.free_ports(1)
-    result = subprocess.run(
-        [sys.executable, "-c", STARTING, "30", str(port)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == -KILL
-    assert result.stderr == (
+    process = start_with(0.5, port)
+    said = process.communicate(timeout=60)
+    assert process.returncode == LOST
+    assert said == (
+        "started\n",
         "tfdist: worker 0: TensorFlow has not started within 0.5 s although all workers had met: worker 1 (host n9, "
-        "pid 7) does not answer (Connection refused). Start all workers again\n"
+        "pid 7) does not answer (Connection refused). Start all workers again\n",
+    )
+
+
+def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once():
+    (port,) = topologies.free_ports(1)
+    with socketserver.ThreadingTCPServer(("", port), Greeter) as server:
+        threading.Thread(target=server.serve_forever).start()
+        process = start_with(600, port)
+        assert process.stdout.readline() == "started\n"
+        time.sleep(5.0)
+        assert process.poll() is None
+        start = time.monotonic()
+        server.shutdown()
+    said = process.communicate(timeout=60)
+    assert process.returncode == LOST and time.monotonic() - start < 30
+    assert said[1] == (
+        "tfdist: worker 0: worker 1 (host n9, pid 7) is lost: it no longer answers (Connection refused). Start all "
+        "workers again\n"
     )
 
 
@@ -227,53 +276,18 @@ def test_a_training_ends_when_a_worker_is_killed_or_stopped(tmp_path, number, vi
         assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
 
 
-def namespaces_missing():
-    """Why this machine has no network namespaces for tests; None where it has."""
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        return "network namespaces need Linux and root"
-    absent = [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]
-    if absent:
-        return f"no {', '.join(absent)} on this machine"
-    trial = subprocess.run(["unshare", "--net", "ip", "link", "add", "type", "veth"], capture_output=True, text=True)
-    return f"root may not make network devices here: {trial.stderr.strip()}" if trial.returncode else None
-
-
-@contextlib.contextmanager
-def two_hosts():
-    """Makes two hosts that a cable joins; yields, for each, the words that run a command there."""
-    with contextlib.ExitStack() as stack:
-        holders = []
-        for _ in range(2):
-            holder = subprocess.Popen(["unshare", "--net", "--uts", "sleep", "600"])
-            stack.callback(holder.wait)
-            stack.callback(holder.kill)
-            holders.append(holder.pid)
-        outside = {name: os.readlink(f"/proc/self/ns/{name}") for name in ("net", "uts")}
-        for pid in holders:
-            while any(os.readlink(f"/proc/{pid}/ns/{name}") == link for name, link in outside.items()):
-                time.sleep(0.02)
-        hosts = [["nsenter", f"--target={pid}", "--net", "--uts"] for pid in holders]
-        cable = f"ip link add eth0 type veth peer name eth0 netns {holders[1]}"
-        subprocess.run([*hosts[0], *cable.split()], check=True)
-        for index, host in enumerate(hosts):
-            address = f"ip address add 10.209.0.{index + 1}/24 dev eth0"
-            for line in (f"hostname n{9 + index}", "ip link set lo up", address, "ip link set eth0 up"):
-                subprocess.run([*host, *line.split()], check=True)
-        yield hosts
-
-
 @pytest.mark.skipif(namespaces_missing() is not None, reason=namespaces_missing() or "")
 def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
     # Two workers on n9, the chief among them, and one on n10.
     ports = topologies.free_ports(3)
-    addresses = [f"10.209.0.{1 + (rank == 2)}:{port}" for rank, port in enumerate(ports)]
+    addresses = [f"{address(rank == 2)}:{port}" for rank, port in enumerate(ports)]
     cluster = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}} for rank in range(3)]
     environments = [worker_environment(TF_CONFIG=json.dumps(one)) for one in cluster]
     with two_hosts() as hosts:
         commands = [[*hosts[rank == 2], *training(tmp_path)] for rank in range(3)]
         with started(commands, environments) as workers:
             await_steps(tmp_path, workers)
-            subprocess.run([*hosts[1], "ip", "link", "set", "eth0", "down"], check=True)
+            set_cable(hosts[1], "down")
             workers.start = time.monotonic()
             codes, said = workers.ends([0, 1, 2], 15.0)
         assert codes == [LOST] * 3, said

@@ -15,8 +15,6 @@ import json
 import os
 import re
 import shutil
-import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,10 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist import records
 
 FORMAT = 1
+BEST = "best.json"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
 
 
@@ -75,86 +73,6 @@ def _value(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-class Saver:
-    """Writes checkpoints in a thread of its own, one at a time; the chief alone has one."""
-
-    def __init__(self, directory: Path, options: config_lib.Checkpoint, report: Callable[[str], None]):
-        self._directory = directory
-        self._options = options
-        self._report = report
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-        self._step = -1
-        self._good_steps: set[int] = set()
-        # What the longest writing has taken; None before the first.
-        self.seconds: float | None = None
-
-    def tidy(self, restored: Saved | None) -> None:
-        """Removes what a killed run left half-written, and notes the checkpoint that is known to be whole."""
-        for path in self._directory.glob("*"):
-            if path.name.endswith((".writing", ".removing")):
-                shutil.rmtree(path, ignore_errors=True)
-        if restored is not None:
-            self._good_steps.add(restored.step)
-
-    def save(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-        """Begins to write `arrays` and `state` as the checkpoint of `step`; first waits for the one before."""
-        self.wait()
-        if step in self._good_steps:
-            return
-        self._step = step
-        self._thread = threading.Thread(target=self._write, args=(step, arrays, state), name="checkpoint")
-        self._thread.start()
-
-    def wait(self) -> bool:
-        """Waits for the writing to end. Returns False, after reporting why, if it failed."""
-        if self._thread is None:
-            return True
-        self._thread.join()
-        self._thread = None
-        if self._error is None:
-            self._good_steps.add(self._step)
-            return True
-        reason, self._error = self._error, None
-        self._report(
-            f"WARNING: the checkpoint of step {self._step} could not be written to {self._directory}: "
-            f"{_reason(reason)}. Training goes on; the previous checkpoint is untouched."
-        )
-        return False
-
-    def _write(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-        started = time.monotonic()
-        try:
-            write(self._directory, step, arrays, state)
-            self._remove_old(step)
-        except Exception as error:  # Whatever it is (no memory, say): the checkpoint must not count as written.
-            self._error = error
-        self.seconds = max(self.seconds or 0.0, time.monotonic() - started)
-
-    def mark_best(self, step: int, metric: str, value: float) -> None:
-        """Records that the checkpoint of `step` is the best so far, once it is written."""
-        if not self.wait() or step not in self._good_steps:
-            return
-        try:
-            records.write_json(str(self._directory / "best.json"), {"step": step, "metric": metric, "value": value})
-        except OSError as error:
-            self._report(
-                f"WARNING: {self._directory / 'best.json'} could not be written: {_reason(error)}. Training goes on; "
-                f"it does not say that step {step} is the best."
-            )
-
-    def _remove_old(self, newest: int) -> None:
-        best = read_best(self._directory)
-        kept = sorted((s for s in _steps(self._directory) if s <= newest), reverse=True)[: self._options.keep]
-        for step in _steps(self._directory):
-            if step < newest and step not in kept and (best is None or step != best["step"]):
-                # Renamed first: half a removal must not look like a damaged checkpoint.
-                path = step_path(self._directory, step)
-                aside = path.with_name(path.name + ".removing")
-                os.replace(path, aside)
-                shutil.rmtree(aside, ignore_errors=True)
-
-
 def step_path(directory: Path, step: int) -> Path:
     """Where the checkpoint of `step` stands."""
     return directory / f"step-{step:08d}"
@@ -170,7 +88,8 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
     aside = target.with_name(target.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        aside.mkdir(parents=True)
+        directory.mkdir(exist_ok=True)  # Not its parents: a workdir that is no longer mounted shall be missed.
+        aside.mkdir()
         # NumPy's format knows its own dtypes alone: bfloat16 and the like travel as their bits.
         bits = {n: a.view(f"u{a.dtype.itemsize}") if a.dtype.kind == "V" else a for n, a in arrays.items()}
         with open(aside / "arrays.npz", "wb") as file:
@@ -215,7 +134,7 @@ def verify(path: Path) -> Saved:
             raise DamagedCheckpointError(f"{path}/arrays.npz has {size} bytes instead of {manifest['bytes']}")
         if _sha256(path / "arrays.npz") != manifest["sha256"]:
             raise DamagedCheckpointError(f"{path}/arrays.npz does not match its SHA-256")
-        if manifest.pop("own_sha256", None) not in (None, _own_sha256(manifest)):
+        if manifest.pop("own_sha256", None) != _own_sha256(manifest):
             raise DamagedCheckpointError(f"{path}/manifest.json does not match its own SHA-256")
         if path.name != step_path(path.parent, manifest["step"]).name:
             raise DamagedCheckpointError(f"{path} holds the checkpoint of step {manifest['step']}")
@@ -233,7 +152,7 @@ def newest_valid(directory: Path, report: Callable[[str], None]) -> Saved | None
         DamagedCheckpointError: there are some, and none is whole: a run shall not begin anew over what was one.
     """
     damages: list[str] = []
-    for step in _steps(directory):
+    for step in steps(directory):
         try:
             saved = verify(step_path(directory, step))
         except DamagedCheckpointError as error:
@@ -252,7 +171,7 @@ def newest_valid(directory: Path, report: Callable[[str], None]) -> Saved | None
 
 def newest_step(directory: Path) -> int | None:
     """Returns the newest step that has a checkpoint, unverified, or None."""
-    return next(iter(_steps(directory)), None)
+    return next(iter(steps(directory)), None)
 
 
 def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
@@ -272,15 +191,15 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
             raise ValueError(f"{directory} has no best checkpoint: set config.checkpoint.best_metric when training.")
         return verify(step_path(directory, best["step"]))
     if not which.isdigit() or not step_path(directory, int(which)).is_dir():
-        steps = ", ".join(str(step) for step in _steps(directory)) or "none"
-        raise ValueError(f'--checkpoint must be "newest", "best" or a saved step ({steps}). Received: {which!r}')
+        there = ", ".join(str(step) for step in steps(directory)) or "none"
+        raise ValueError(f'--checkpoint must be "newest", "best" or a saved step ({there}). Received: {which!r}')
     return verify(step_path(directory, int(which)))
 
 
 def read_best(directory: Path) -> dict[str, Any] | None:
     """Returns {"step", "metric", "value"} of the best checkpoint, or None where none is recorded."""
     try:
-        best = json.loads((directory / "best.json").read_text())
+        best = json.loads((directory / BEST).read_text())
         return best if isinstance(best["step"], int) and step_path(directory, best["step"]).is_dir() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -329,11 +248,7 @@ def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
     return lambda: bool(check())
 
 
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-
-
-def _steps(directory: Path) -> list[int]:
+def steps(directory: Path) -> list[int]:
     """The steps that have a directory, whole or not, newest first."""
     if not directory.is_dir():
         return []

@@ -163,7 +163,7 @@ def attempt(watch: processes.Watch, command: list[str], environments: Sequence[d
         if now >= end_at and by_themselves is None:
             by_themselves, kill_at = dict(codes), now + _GRACE_SECONDS.value
             watch.send(signal.SIGTERM)
-        if now >= kill_at and not hung:
+        if (now >= kill_at or (by_themselves is not None and watch.all_stopped())) and not hung:
             hung = [rank for rank in range(len(workers)) if rank not in codes]
             watch.send(signal.SIGKILL)
     watch.drain()

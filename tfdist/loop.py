@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import checkpoint, experiment, intervals, records, step
+from tfdist import checkpoint, experiment, intervals, records, saving, step
 from tfdist.cluster import batch
 from tfdist.report import Reporter, open_report
 
@@ -63,7 +63,7 @@ class Loop:
     run: experiment.Run
     report: Reporter
     # None on all workers but the chief.
-    saver: checkpoint.Saver | None
+    saver: saving.Saver | None
     train_call: Caller
     evaluation_call: Caller
     # Whether all variables are finite.
@@ -90,7 +90,7 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
         reporter.warning(text)
     saver = None
     if run.cluster.is_chief:
-        saver = checkpoint.Saver(run.checkpoints, run.config.checkpoint, reporter.warning)
+        saver = saving.Saver(run.checkpoints, run.config.checkpoint, reporter.warning)
         saver.tidy(saved)
         unmeasured = checkpoint.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
         run.stop.save_seconds = lambda: saver.seconds or unmeasured
@@ -122,7 +122,7 @@ def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> R
     return reporter
 
 
-def make_loop(run: experiment.Run, reporter: Reporter, saver: checkpoint.Saver | None) -> Loop:
+def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | None) -> Loop:
     """Puts the tools of the loop together."""
 
     def caller(replica_step: Callable[..., tf.Tensor]) -> Caller:

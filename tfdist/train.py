@@ -3,15 +3,13 @@
 import dataclasses
 import json
 import math
-import os
 import sys
 import time
-from pathlib import Path
 
 import keras
 import tensorflow as tf
 
-from tfdist import checkpoint, experiment, interruption, intervals, records, step
+from tfdist import checkpoint, experiment, interruption, intervals, records, saving, step
 from tfdist import config as config_lib
 from tfdist.cluster import peers
 from tfdist.loop import Loop, Progress, make_loop, open_loop, open_reporter
@@ -290,23 +288,27 @@ def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
 
 
 def finish(loop: Loop, progress: Progress) -> None:
-    """Exports the final model and marks the run as finished."""
+    """Exports the final model and marks the run as finished.
+
+    Raises:
+        OSError: the workdir cannot be written. The same command comes here again.
+    """
     run = loop.run
     if run.workdir is None:
         return
-    if run.config.checkpoint.export:
-        export(run.trainer.model, run.workdir / "model.keras")
-        loop.report.event(f"exported {run.workdir / 'model.keras'}", progress.step)
+    model, finished = run.workdir / "model.keras", run.workdir / FINISHED
     best = {} if progress.best is None else {f"best_{run.config.checkpoint.best_metric}": progress.best}
-    records.write_json(str(run.workdir / FINISHED), {"step": progress.step, **best})
+    try:
+        if run.config.checkpoint.export:
+            saving.export(run.trainer.model, model)
+            loop.report.event(f"exported {model}", progress.step)
+        records.write_json(str(finished), {"step": progress.step, **best})
+    except OSError as error:
+        raise OSError(
+            f"All {progress.step} steps are made and saved, and {run.workdir} cannot be written: "
+            f"{saving.reason(error)}. Free or unlock it; the same command then exports the model and finishes the run."
+        ) from None
     loop.report.event(f"finished after step {progress.step}", progress.step)
-
-
-def export(model: keras.Model, path: Path) -> None:
-    """Writes `model` in Keras' own format, whole or not at all."""
-    aside = path.with_name(f"{path.stem}.writing.keras")
-    model.save(aside)
-    os.replace(aside, path)
 
 
 def evaluate_only(run: experiment.Run, which: str) -> int:

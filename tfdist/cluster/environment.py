@@ -34,7 +34,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Place
     mpirun = mpi.mpirun_variables(env)
     cluster = _tf_config_cluster(env)
     if cluster:
-        return _tf_config(env, cluster, tasks_variable=mpirun[1] if mpirun else "SLURM_STEP_NUM_TASKS")
+        return _tf_config(env, cluster, mpirun[1] if mpirun else "SLURM_STEP_NUM_TASKS", **ports)
     if mpirun:
         return mpi.rank(env, mpirun, **ports)
     if slurm.in_step(env):
@@ -62,7 +62,9 @@ def _tf_config_cluster(env: Mapping[str, str]) -> dict | None:
     return cluster
 
 
-def _tf_config(env: Mapping[str, str], cluster: dict[str, list[str]], tasks_variable: str) -> Placement:
+def _tf_config(
+    env: Mapping[str, str], cluster: dict[str, list[str]], tasks_variable: str, *, port_base: int, port_count: int
+) -> Placement:
     def refuse(problem: str) -> ValueError:
         return ValueError(f"TF_CONFIG: {problem} Received: {env['TF_CONFIG']!r}")
 
@@ -99,15 +101,19 @@ def _tf_config(env: Mapping[str, str], cluster: dict[str, list[str]], tasks_vari
     here = [r for r, (host, _) in enumerate(pairs) if host == pairs[rank][0]]
     most = max(sum(host == other for other, _ in pairs) for host, _ in pairs)
     devices = placement.cuda_devices(env)
+    number = placement.number(addresses)
+    first, length = placement.port_block(port_base, port_count, number, at_least=1)
+    free = set(range(first, first + length)) - {port for _, port in pairs}
     return Placement(
         launcher="tf_config",
         rank=rank,
         num_workers=len(addresses),
         addresses=addresses,
         port=pairs[rank][1],
+        heartbeat_port=max(free, default=0),
         local_rank=here.index(rank),
         local_size=len(here),
-        job=f"TF_CONFIG {placement.number(addresses):08x}",
+        job=f"TF_CONFIG {number:08x}",
         # Who starts workers by hand and sets CUDA_VISIBLE_DEVICES sets it for each.
         gpu_sharers=most if devices is None else 1,
         gpu_names=devices or (),

@@ -59,6 +59,8 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
     # Blocks of one length for all: how many ranks the other hosts have, nobody tells.
     first, _ = placement.port_block(port_base, port_count, placement.number([job]), at_least=1)
     own = [port_base + (first - port_base + i) % port_count for i in range(local_size)]
+    # Behind the ranks of the chief's own host, the only one on which it is opened.
+    heartbeat_port = port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0
     chiefs: tuple[str, ...] = ()
     if local_size < size:
         chiefs = _chiefs(env, own[0])
@@ -71,6 +73,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
         num_workers=size,
         addresses=tuple(f"localhost:{port}" for port in own) if local_size == size else (),
         port=own[local_rank],
+        heartbeat_port=heartbeat_port,
         chiefs=chiefs,
         local_rank=local_rank,
         local_size=local_size,

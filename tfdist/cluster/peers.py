@@ -3,8 +3,9 @@
 A thread in every worker speaks with the chief, and the chief's with all, over one TCP connection each: a line of JSON
 a second, with the last finished step. A connection that ends without a goodbye is a process that died; silence is one
 that was stopped, or a host or a cable that is gone. The chief tells the others whom it has lost, and all notice by
-themselves when they lose the chief. Then each worker has a moment to end by itself, as it does where TensorFlow fails
-(see outcome.py, which asks `cause` who it was); where it hangs in a collective instead, the thread ends it.
+themselves when they lose the chief. A worker whose call takes long looks whether it reaches those with whom it does not
+speak: the link between them may be gone. Then each worker has a moment to end by itself, as it does where TensorFlow
+fails (see outcome.py, which asks `cause` who it was); where it hangs in a collective instead, the thread ends it.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from typing import Any
 
 from tfdist import config as config_lib
 from tfdist import interruption
-from tfdist.cluster import batch, hosts, wire
+from tfdist.cluster import batch, hosts, links, wire
+from tfdist.cluster.placement import Placement
 
 # Seconds between two messages on a connection.
 _BEAT_SECONDS = 1.0
@@ -84,9 +86,9 @@ class Peers:
                 raise TimeoutError(f"Not all workers came to the end of the run within {seconds:g} s of this one.")
 
 
-def listen(num_workers: int, rank: int) -> socket.socket | None:
-    """Opens a free port for the others, on the chief; to be made known to them before they `watch`."""
-    return wire.listen(0) if num_workers > 1 and rank == 0 else None
+def listen(placement: Placement) -> socket.socket | None:
+    """Opens the chief's port for the others, or any where that is taken; they are to be told which in the roster."""
+    return wire.listen_at_best(placement.heartbeat_port) if placement.rank == 0 < placement.num_workers - 1 else None
 
 
 def watch(
@@ -107,8 +109,7 @@ def watch(
     global _watching
     _watching = peers = Peers(rank=rank, roster=roster, options=options)
     spoken_with = [other for other in range(len(roster)) if (other == 0) != (rank == 0)]
-    peers.heard = dict.fromkeys(spoken_with, time.monotonic())
-    peers.steps = dict.fromkeys(spoken_with)
+    peers.heard, peers.steps = dict.fromkeys(spoken_with, time.monotonic()), dict.fromkeys(spoken_with)
     work = _run(peers, listener)
     threading.Thread(target=peers.loop.run_until_complete, args=(work,), name="peers", daemon=True).start()
     atexit.register(_leave, peers)  # Who ends in peace is not lost.
@@ -165,7 +166,7 @@ def _claim(peers: Peers, who: str) -> bool:
 
 
 async def _run(peers: Peers, listener: socket.socket | None) -> None:
-    await asyncio.gather(_watch(peers), _listen(peers, listener) if listener else _call_chief(peers))
+    await asyncio.gather(_watch(peers), _try_links(peers), _listen(peers, listener) if listener else _call_chief(peers))
 
 
 async def _listen(peers: Peers, listener: socket.socket) -> None:
@@ -216,7 +217,7 @@ def _hear(peers: Peers, rank: int, message: dict[str, Any]) -> None:
 def _finished(peers: Peers, rank: int) -> None:
     """Notes that a worker has come to the end; the chief says so only when all have."""
     peers.done.add(rank)
-    all_done = len(peers.done) == len(peers.roster) if peers.rank == 0 else rank == 0
+    all_done = rank == 0 if peers.rank else len(peers.done) == len(peers.roster)
     if all_done or rank == peers.rank != 0:
         _tell(peers, {"over": True})
     if all_done:
@@ -243,6 +244,18 @@ async def _watch(peers: Peers) -> None:
             text, stacks = f"{stalled}: the last was step {peers.step}", True
         if text:
             _conclude(peers, text, stacks=stacks)
+
+
+async def _try_links(peers: Peers) -> None:
+    """Looks, while a call takes long, whether the workers that the chief speaks with can reach each other."""
+    patience = peers.options.heartbeat_seconds
+    others = {w["rank"]: w["address"] for w in peers.roster if w["rank"] not in (peers.rank, *peers.heard)}
+
+    def waits() -> bool:
+        return peers.called is not None and time.monotonic() - peers.called > patience and not peers.over.is_set()
+
+    rank, why = await links.first_cut(others, patience / 2, waits)
+    _conclude(peers, f"{_name(peers, peers.rank)} cannot reach {_name(peers, rank)}: {why}")
 
 
 def _missed(peers: Peers, now: float) -> str:

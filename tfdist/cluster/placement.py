@@ -4,7 +4,7 @@ import dataclasses
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-# A job has a block of consecutive ports, of this length or a multiple, for its tasks on one host.
+# A job has a block of consecutive ports, of this length or a multiple, for its tasks on one host and its heartbeats.
 PORTS_PER_JOB = 16
 
 
@@ -21,6 +21,8 @@ class Placement:
     addresses: tuple[str, ...] = ()
     # The port of this worker; 0 without a launcher.
     port: int = 0
+    # Where rank 0 listens for the signs of life of the others, if that port is free; 0: at any port.
+    heartbeat_port: int = 0
     # "host:port" where rank 0 may be, when `addresses` is empty.
     chiefs: tuple[str, ...] = ()
     # This worker among those of its host.
@@ -67,6 +69,11 @@ def port_block(port_base: int, port_count: int, job: int, *, at_least: int) -> t
         )
     length = min(PORTS_PER_JOB * -(-at_least // PORTS_PER_JOB), port_count)
     return port_base + job % (port_count // length) * length, length
+
+
+def divide_block(first: int, length: int, tasks: int) -> tuple[int, int]:
+    """Divides a block of ports: how many are for the tasks on one host, and which for heartbeats; 0: none is left."""
+    return (length - 1, first + length - 1) if length > tasks else (length, 0)
 
 
 def number(texts: Iterable[str]) -> int:

@@ -88,6 +88,11 @@ class Watch:
             if worker.returncode is None and worker.poll() is not None:
                 yield rank, worker.returncode
 
+    def all_stopped(self) -> bool:
+        """Whether each worker that lives is stopped (SIGSTOP), and cannot answer a signal."""
+        living = [worker for worker in self.workers if worker.returncode is None]
+        return bool(living) and all(_state(worker.pid) == "T" for worker in living)
+
     def send(self, number: int) -> None:
         """Sends a signal to each worker that lives; SIGKILL to all that they have started, too."""
         for worker in self.workers:
@@ -178,6 +183,15 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _state(pid: int) -> str:
+    """What the kernel says of a process in one letter; "" where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _line(rank: int, line: bytes) -> bytes:

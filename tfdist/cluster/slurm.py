@@ -50,11 +50,14 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placemen
             f"--het-group=0,1, cannot be used). {placement.received(env, _STEP_VARIABLES)}"
         )
     number = placement.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * placement.integer(env, "SLURM_STEP_ID")
-    first, length = placement.port_block(port_base, port_count, number, at_least=max(counts))
+    most = max(counts)
+    at_least = most + 1 if port_count > most else most
+    first, length = placement.port_block(port_base, port_count, number, at_least=at_least)
+    length, heartbeat_port = placement.divide_block(first, length, most)
 
     def port(node: int, local_rank: int) -> int:
         # Counted on from node to node: several nodes may be one machine (Slurm's multiple-slurmd set-up).
-        return first + (node * max(counts) + local_rank) % length
+        return first + (node * most + local_rank) % length
 
     plane = _plane(env, counts)
     if plane is not None:
@@ -66,11 +69,12 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placemen
         num_workers=num_workers,
         addresses=tuple(f"{nodes[n]}:{port(n, i)}" for n, i in layout) if plane is not None else (),
         port=port(node, local_rank),
+        heartbeat_port=heartbeat_port,
         chiefs=tuple(f"{name}:{port(n, 0)}" for n, name in enumerate(nodes)) if plane is None else (),
         local_rank=local_rank,
         local_size=counts[node],
         job=f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}",
-        gpu_sharers=_gpu_sharers(env, local_size=counts[node], most=max(counts)),
+        gpu_sharers=_gpu_sharers(env, local_size=counts[node], most=most),
         gpu_names=_gpu_names(env),
     )
 

@@ -1,10 +1,11 @@
 """Ends a worker that waits in TensorFlow's start for one that has died since all had met. Imports no TensorFlow.
 
 TensorFlow waits there for more than ten minutes, deaf to signals, and no thread of Python runs meanwhile: a process
-beside it keeps the time.
+beside it (keeper.py) keeps the time and looks after the others.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import subprocess
@@ -12,32 +13,46 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.cluster import hosts
+from tfdist import interruption
+from tfdist.cluster import hosts, keeper
 
-# Given the pid of the worker, its rank, the seconds, and [address, port, name] of each other worker. Its standard input
-# ends when the worker has started, or has died.
-_KEEPER = """
-import json, os, select, signal, socket, sys, time
-pid, rank, seconds, others = json.loads(sys.argv[1])
-if not select.select([sys.stdin], [], [], seconds)[0]:
-    silent = []
-    for host, port, name in others:
-        try:
-            socket.create_connection((host, port), 1.0).close()
-        except OSError as error:
-            silent.append(f"{name} does not answer ({error.strerror or error})")
-    who = "; ".join(silent) or "all others answer, so that one of them hangs"
-    sys.stderr.write(f"tfdist: worker {rank}: TensorFlow has not started within {seconds:g} s although all workers had "
-                     f"met: {who}. Start all workers again\\n")
-    sys.stderr.flush()
-    time.sleep(2.0)  # The others shall still find this one.
-    os.kill(pid, signal.SIGKILL)
-"""
+_SIGEV_THREAD = 2
+
+
+class _Sigevent(ctypes.Structure):
+    """What happens at the end of an asynchronous read, as the C library has it on 64-bit Linux."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("rest", ctypes.c_char * 32),
+    )
+
+
+class _Read(ctypes.Structure):
+    """An asynchronous read: struct aiocb."""
+
+    _fields_ = (
+        ("file", ctypes.c_int),
+        ("operation", ctypes.c_int),
+        ("priority", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+        ("event", _Sigevent),
+        ("rest", ctypes.c_char * 128),
+    )
+
+
+# What the C library reads and writes until this process ends.
+_kept: list[Any] = []
 
 
 @contextlib.contextmanager
 def limited(rank: int, roster: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[None]:
-    """Kills this process (SIGKILL: nothing else reaches it), naming who does not answer, if a block takes longer.
+    """Ends this process (code 76), naming who does not answer, if a block takes longer or another worker dies in it.
 
     Args:
         rank: of this worker.
@@ -52,7 +67,25 @@ def limited(rank: int, roster: Sequence[Mapping[str, Any]], seconds: float) -> I
         for worker in roster
         if worker["rank"] != rank
     ]
-    command = [sys.executable, "-I", "-S", "-c", _KEEPER, json.dumps([os.getpid(), rank, seconds, others])]
+    mouth = _end_when_told(interruption.EXIT_PEER_LOST)
+    command = [sys.executable, "-I", "-S", keeper.__file__, json.dumps([os.getpid(), rank, seconds, others, mouth])]
     # Control-C is for the worker: it lives on, or ends and takes the pipe away.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True):
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, pass_fds=[mouth]
+    ):
         yield
+
+
+def _end_when_told(code: int) -> int:
+    """Returns a pipe; once something is written there, this process ends with `code`.
+
+    A thread of the C library waits for it, since none of Python's can run: its last act is to call _exit.
+    """
+    ear, mouth = os.pipe()
+    library, buffer = ctypes.CDLL(None), ctypes.create_string_buffer(1)
+    function = ctypes.cast(library._exit, ctypes.c_void_p).value
+    event = _Sigevent(value=code, notify=_SIGEV_THREAD, function=function)
+    read = _Read(file=ear, buffer=ctypes.addressof(buffer), bytes=1, event=event)
+    library.aio_read(ctypes.byref(read))
+    _kept.append((buffer, read))
+    return mouth

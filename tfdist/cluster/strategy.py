@@ -175,7 +175,7 @@ def connect(
     notes = [placement.note]
     if memory.keep_freed(plan_or_options.options, os.environ):
         notes.append("malloc keeps freed memory; --config.cluster.keep_freed_memory=false turns that off")
-    listener = peers.listen(placement.num_workers, placement.rank)
+    listener = peers.listen(placement)
     port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
     roster = _meet(plan_or_options, facts or {}, workdir, port, stop)
     _set_visible_devices(plan_or_options)

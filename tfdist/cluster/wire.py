@@ -42,6 +42,14 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
+def listen_at_best(port: int) -> socket.socket:
+    """Opens `port`, or any other where it is taken; see `listen`."""
+    try:
+        return listen(port)
+    except OSError:
+        return listen(0)
+
+
 @contextlib.asynccontextmanager
 async def serving(listener: socket.socket, answer: Callable[[dict, str], dict | None]):
     """Answers calls for the duration of an `async with` block, then closes `listener`.

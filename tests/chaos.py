@@ -1,0 +1,251 @@
+"""Hits trainings at random moments, in all the ways that machines do, and compares them with an undisturbed one.
+
+`python -m tests.chaos --minutes=10`. Each training has a few hundred steps and is started by `tfdist.launch`; a pulled
+cable needs two networks, and so workers without it. Root is needed for the pulled cable and the full disk, which are
+left out without it. It ends with a table, and with 1 where anything was not as it should be: weights or evaluations
+that differ by a bit, a process left over, more than 60 s from a fault to the next step (on a machine that does nothing
+else; see --limit).
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # Where pytest finds these.
+import crews
+import faults
+import networks
+import topologies
+
+# How many faults a training is hit by, at most.
+_PER_RUN = 8
+# One training in so many has its workers on two networks.
+_NETWORK_EVERY = 4
+
+
+def main() -> int:
+    """Runs what the command line says; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long to go on")
+    parser.add_argument("--faults", type=int, default=10**9, help="how many faults are enough")
+    parser.add_argument("--workers", default="2..4", help="how many workers: 3, or 2..4 for a random number")
+    parser.add_argument("--seed", type=int, default=None, help="decides what happens, though not to the millisecond")
+    parser.add_argument("--limit", type=float, default=60.0, help="longest time from a fault to the next step, in s")
+    parser.add_argument("--steps", type=int, default=240, help="the length of each training")
+    parser.add_argument("--kinds", default="", help="the faults to choose from, separated by commas; all without it")
+    parser.add_argument("--workdir", type=pathlib.Path, default=None, help="where trainings live, kept where one fails")
+    options = parser.parse_args()
+    seed = random.randrange(10**6) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    outcomes: list[faults.Outcome] = []
+    problems: list[str] = []
+    for number in (signal.SIGINT, signal.SIGTERM):  # Even where a shell has told it to ignore them.
+        signal.signal(number, signal.default_int_handler)
+    with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+        if options.workdir is None:
+            place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        else:
+            options.workdir.mkdir(parents=True, exist_ok=True)
+            place = pathlib.Path(tempfile.mkdtemp(prefix="chaos-", dir=options.workdir))
+        torment(options, random.Random(seed), place, outcomes, problems)
+    print(table(outcomes))
+    for problem in problems:
+        print(f"VIOLATION: {problem}")
+    print(f"{len(outcomes)} faults, {len(problems)} violations, seed {seed}")
+    return 1 if problems or not outcomes else 0
+
+
+def torment(
+    options: argparse.Namespace,
+    rng: random.Random,
+    place: pathlib.Path,
+    outcomes: list[faults.Outcome],
+    problems: list[str],
+) -> None:
+    """Hits training after training; notes what came of each fault, and what was not as it should be."""
+    deadline = time.monotonic() + 60 * options.minutes
+    least, _, most = options.workers.partition("..")
+    lengths = [f"--config.train.steps={options.steps}", "--config.cluster.connect_seconds=600"]
+    whole: dict[int, pathlib.Path] = {}
+    deck: list[str] = []
+    for number in range(1, 10**6):
+        if time.monotonic() > deadline or len(outcomes) >= options.faults:
+            return
+        # Fewer workers more often: they start sooner.
+        workers = min(rng.randint(int(least), int(most or least)) for _ in range(2))
+        if workers not in whole:
+            whole[workers] = place / f"undisturbed-{workers}"
+            undisturbed(whole[workers], workers, lengths)
+        plan, apart = choose(options, rng, deck, min(_PER_RUN, options.faults - len(outcomes)), number)
+        with disk(place / f"run-{number}") as directory:
+            workdir = directory / "training"
+            found, wrong, log = hit(workdir, workers, lengths, plan, rng, apart=apart, limit=options.limit)
+            outcomes += found
+            wrong += [f"{o.kind} ({o.phase}): {o.violation}" for o in found if o.violation]
+            full = any(outcome.kind in faults.OF_THE_DISK for outcome in found)
+            wrong += differences(whole[workers], workdir, may_miss=full)
+            problems += [f"run {number}: {problem}" for problem in wrong]
+            if wrong:
+                shutil.copytree(directory, place / f"failed-{number}")
+                (place / f"failed-{number}" / "log.txt").write_text(log)
+        print(
+            f"run {number}: {workers} workers, {len(found)} faults, {len(outcomes)} in all",
+            *wrong,
+            sep="\n  ",
+            flush=True,
+        )
+
+
+def undisturbed(workdir: pathlib.Path, workers: int, lengths: list[str]) -> None:
+    """Trains on so many workers with nothing to disturb it, as fast as it goes."""
+    with crews.crew(workdir, workers, [*lengths, "--config.objective.seconds=0.0"]) as crew:
+        if problems := _await_end(crew):
+            said = "\n".join(text for _, text in crew.lines)
+            sys.exit(f"{said}\nThe undisturbed training on {workers} workers failed: {problems}")
+
+
+def choose(
+    options: argparse.Namespace, rng: random.Random, deck: list[str], most: int, number: int
+) -> tuple[list[tuple[str, str]], bool]:
+    """Chooses the faults of one training and their phases; and whether its workers are on two networks."""
+    names = [name for name in faults.KINDS if name in options.kinds.split(",") or not options.kinds]
+    if os.geteuid() != 0:
+        names = [name for name in names if name not in faults.OF_THE_DISK]
+    cable = faults.OF_THE_NETWORK in names and networks.namespaces_missing() is None
+    names = [name for name in names if name != faults.OF_THE_NETWORK]
+    if cable and (number % _NETWORK_EVERY == 0 or not names):
+        others = [name for name in names if name not in (*faults.SUPERVISED, *faults.OF_THE_DISK)]
+        picked = [faults.OF_THE_NETWORK] * 3 + rng.sample(others, min(2, len(others)))
+        rng.shuffle(picked)
+        picked = picked[:most]
+    else:
+        while len(deck) < most:  # All of them, again and again, each time in another order.
+            deck += rng.sample(names, len(names))
+        picked, deck[:] = deck[:most], deck[most:]
+    plan = []
+    for index, name in enumerate(picked):
+        phases = [p for p in faults.KINDS[name].phases if p != "end" or index + 1 == len(picked)]
+        plan.append((name, rng.choice(phases)))
+    return plan, cable and faults.OF_THE_NETWORK in picked
+
+
+@contextlib.contextmanager
+def disk(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A small disk of its own for a training, where this process may mount one; else a directory. Gone afterwards."""
+    path.mkdir(parents=True)
+    mounted = os.geteuid() == 0
+    if mounted:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(path)], check=True)
+        shutil.rmtree(path)
+
+
+def hit(
+    workdir: pathlib.Path,
+    workers: int,
+    lengths: list[str],
+    plan: list[tuple[str, str]],
+    rng: random.Random,
+    *,
+    apart: bool,
+    limit: float,
+) -> tuple[list[faults.Outcome], list[str], str]:
+    """Trains once, hit by each fault of `plan`; returns what came of them, what else was wrong, and all lines."""
+    found: list[faults.Outcome] = []
+    with crews.crew(workdir, workers, lengths, apart=apart) as crew:
+        try:
+            since = 0
+            for name, phase in plan:
+                if phase == "start" and found:  # Once more, to hit its start.
+                    since = len(crew.lines)
+                    os.kill(crew.pid(rng.randrange(workers)), signal.SIGKILL)
+                    found.append(faults.Outcome(kind="kill -9", phase="training, followed by the next"))
+                found.append(faults.inflict(crew, name, phase, rng, since, limit))
+                print(f"  {found[-1]}", flush=True)
+                since = max(i for i, (_, text) in enumerate(crew.lines) if re.search(crews.STARTS, text))
+        except (faults.RunOverError, ProcessLookupError):
+            pass  # Before all of the plan could happen.
+        problems = _await_end(crew)
+        log = "\n".join(f"{moment:.2f} {text}" for moment, text in crew.lines)
+    return found, problems, log
+
+
+def _await_end(crew: crews.Crew) -> list[str]:
+    """Waits for a training that nothing happens to any more."""
+    deadline = time.monotonic() + 900
+    while crew.codes is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if crew.codes is None:
+        return ["it has not ended 900 s after the last fault"]
+    problems = [] if set(crew.codes) == {0} else [f"it ended with {crew.codes}"]
+    time.sleep(0.3)
+    return problems + [f"left over: {line}" for line in crew.left_over()]
+
+
+def differences(whole: pathlib.Path, workdir: pathlib.Path, *, may_miss: bool) -> list[str]:
+    """Compares two trainings bit by bit: the last checkpoint, and what was reported (`may_miss`: perhaps not all)."""
+    try:
+        names = [sorted(path.name for path in w.glob("checkpoints/step-????????"))[-1] for w in (whole, workdir)]
+        if names[0] != names[1]:
+            return [f"the last checkpoint is {names[1]} instead of {names[0]}"]
+        first, second = (topologies.arrays(w, int(names[0][5:])) for w in (whole, workdir))
+        kinds = {kind: [topologies.records(w, kind) for w in (whole, workdir)] for kind in ("train", "evaluation")}
+    except (OSError, IndexError, ValueError) as error:
+        return [f"{workdir} cannot be read: {type(error).__name__}: {error}"]
+    lines = [f"the variables differ: {first.keys() ^ second.keys()}"] if first.keys() != second.keys() else []
+    lines += [
+        f"{name} differs" for name in first.keys() & second.keys() if first[name].tobytes() != second[name].tobytes()
+    ]
+    for kind, (ours, theirs) in kinds.items():
+        expected = {line["step"]: _values(line) for line in ours}
+        found = [(line["step"], _values(line)) for line in theirs]
+        if [step for step, _ in found] != sorted({step for step, _ in found}):
+            lines.append(f"{kind} is reported twice or out of order")
+        lines += [f"{kind} at step {step}: {v} instead of {expected[step]}" for step, v in found if v != expected[step]]
+        missing = sorted(expected.keys() - {step for step, _ in found})
+        if missing and not (may_miss and kind == "train") and not (may_miss and missing[-1] < max(expected)):
+            lines.append(f"{kind} is missing at steps {missing}")
+    return lines
+
+
+def _values(record: dict) -> tuple[float, ...]:
+    return tuple(record[name] for name in ("loss", "accuracy"))
+
+
+def table(outcomes: list[faults.Outcome]) -> str:
+    """The table of all faults, a row a kind."""
+    rows = [("fault", "count", "detected after s", "worst", "next step after s", "worst", "steps lost", "worst")]
+    for name in (*faults.KINDS, None):
+        found = [outcome for outcome in outcomes if name in (None, outcome.kind)]
+        if found:
+            columns = ([getattr(o, field) for o in found] for field in ("detection", "recovery", "lost"))
+            cells = [cell for column in columns for cell in _median_and_worst([v for v in column if v is not None])]
+            rows.append((name or "all", str(len(found)), *cells))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    aligned = (
+        [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in rows
+    )
+    return "\n".join("  ".join(cells) for cells in aligned)
+
+
+def _median_and_worst(values: list[float]) -> tuple[str, str]:
+    return (f"{statistics.median(values):.1f}", f"{max(values):.1f}") if values else ("-", "-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""The workers of one training that is hit again and again: started, heard line by line, and started again."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from launching import REPOSITORY, free_ports, worker_environment
+from networks import address, set_cable, two_hosts
+
+from tfdist import interruption
+
+# In the environment of every process of a crew: which of all processes are its own, children of children too.
+MARK = "TFDIST_CHAOS_CREW"
+# What begins a start; what a start that needs no supervisor's word begins with.
+STARTS = r"tfdist\.launch: .*Restart \d+ of|chaos: started"
+STEP = r"\[0\] step (\d+)/"
+_GOES_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST)
+
+
+class RunOverError(Exception):
+    """The training has come to its end before something could happen to it."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Crew:
+    """One training; started again until it is finished or says why not."""
+
+    command: list[str]
+    workdir: pathlib.Path
+    workers: int
+    # The words before the command that put a worker on its host, and the worker's own environment: without a
+    # supervisor there is one entry a worker, with it a single one.
+    hosts: list[list[str]]
+    environments: list[dict[str, str]]
+    mark: str
+    # (moment, text) of all that was written.
+    lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+    heard: threading.Condition = dataclasses.field(default_factory=threading.Condition)
+    processes: list[subprocess.Popen] = dataclasses.field(default_factory=list)
+    # What is done once all have ended, before the next start.
+    between: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    # The codes with which the last start ended; None while it lasts.
+    codes: list[int] | None = None
+    # Nothing is started any more.
+    closed: bool = False
+
+    @property
+    def supervised(self) -> bool:
+        return len(self.hosts) < self.workers
+
+    def keep(self) -> None:
+        """Starts the training, again and again until it is finished or gives up."""
+        while True:
+            self.codes = None
+            self._note("chaos: started")
+            readers = [self._start(*start) for start in enumerate(zip(self.hosts, self.environments, strict=True))]
+            codes = [process.wait() for process in self.processes]
+            for reader in readers:
+                reader.join(10)
+            for action in self.between:
+                action()
+            self.between.clear()
+            if self.closed or not any(code in _GOES_ON or code < 0 for code in codes):
+                break
+        with self.heard:
+            self.codes = codes
+            self.heard.notify_all()
+
+    def _start(self, rank: int, where: tuple[list[str], dict[str, str]]) -> threading.Thread:
+        host, env = where
+        process = subprocess.Popen(
+            [*host, *self.command],
+            cwd=REPOSITORY,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.processes[rank:] = [process]
+        prefix = "" if self.supervised else f"[{rank}] "
+        reader = threading.Thread(target=self._read, args=(process, prefix), daemon=True)
+        reader.start()
+        return reader
+
+    def _read(self, process: subprocess.Popen, prefix: str) -> None:
+        for line in process.stdout:
+            self._note(prefix + line.rstrip("\n"))
+
+    def _note(self, text: str) -> None:
+        with self.heard:
+            self.lines.append((time.monotonic(), text))
+            self.heard.notify_all()
+
+    def find(self, pattern: str, since: int, seconds: float) -> tuple[int, re.Match]:
+        """Waits for a line from `since` on that matches; returns its number and the match.
+
+        Raises:
+            RunOverError: the training has ended without one.
+            TimeoutError: there was none within so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        number = since
+        while True:
+            with self.heard:
+                while number < len(self.lines):
+                    if match := re.search(pattern, self.lines[number][1]):
+                        return number, match
+                    number += 1
+                if self.codes is not None:
+                    raise RunOverError
+                if not self.heard.wait(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"no line matches {pattern!r} within {seconds:g} s")
+
+    def last_step(self) -> int:
+        """The newest step that the present start has reported; 0 before its first."""
+        with self.heard:
+            for _, text in reversed(self.lines):
+                if match := re.search(STEP, text):
+                    return int(match[1])
+                if re.search(STARTS, text):
+                    break
+        return 0
+
+    def steps_left(self) -> int:
+        """How many steps the newest report leaves to be made."""
+        with self.heard:
+            found = (re.search(STEP + r"(\d+)", text) for _, text in reversed(self.lines))
+            match = next(filter(None, found), None)
+        return int(match[2]) - int(match[1]) if match else 10**9
+
+    def pid(self, rank: int) -> int:
+        """The process of a worker, as soon as it is one.
+
+        Raises:
+            RunOverError: there is none, and none is to come.
+        """
+        if not self.supervised:
+            return self.processes[rank].pid
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and self.codes is None:
+            for pid in children(self.processes[0].pid):
+                if f'"index": {rank}}}' in read(pid, "environ") or self.workers == 1:
+                    return pid
+            time.sleep(0.02)
+        raise RunOverError
+
+    def left_over(self) -> list[str]:
+        """The command lines of the processes of this crew that live."""
+        pids = [path.name for path in pathlib.Path("/proc").glob("[0-9]*")]
+        return [
+            read(pid, "cmdline").replace("\0", " ")
+            for pid in pids
+            if f"{MARK}={self.mark}" in read(pid, "environ").split("\0")
+        ]
+
+
+def read(pid: int | str, name: str) -> str:
+    """A file that the kernel keeps about a process; empty where that is gone."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started and that have not ended."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        state, _, rest = read(path.name, "stat").rpartition(")")[2].strip().partition(" ")
+        if rest and int(rest.split()[0]) == parent and state != "Z":
+            found.append(int(path.name))
+    return found
+
+
+@contextlib.contextmanager
+def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool = False) -> Iterator[Crew]:
+    """Trains on so many workers, under the supervisor; `apart`, without it, on two hosts in turn."""
+    flags = ["--config=tests/configs/chaos.py", f"--workdir={workdir}", *options]
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    with contextlib.ExitStack() as stack:
+        if apart:
+            networks = stack.enter_context(two_hosts())
+            where = [rank % 2 for rank in range(workers)]
+            addresses = [f"{address(host)}:{port}" for host, port in zip(where, free_ports(workers), strict=True)]
+            tasks = [
+                {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}} for rank in range(workers)
+            ]
+            hosts = [networks[host] for host in where]
+            environments = [worker_environment(TF_CONFIG=json.dumps(task), **{MARK: mark}) for task in tasks]
+            command = [sys.executable, "-m", "tfdist.main", *flags]
+        else:
+            hosts, environments = [[]], [worker_environment(**{MARK: mark})]
+            own = [f"--workers={workers}", "--max_restarts=1000"]
+            command = [sys.executable, "-m", "tfdist.launch", *own, "--", *flags]
+        found = Crew(
+            command=command, workdir=workdir, workers=workers, hosts=hosts, environments=environments, mark=mark
+        )
+        keeper = threading.Thread(target=found.keep, daemon=True)
+        keeper.start()
+        try:
+            yield found
+        finally:
+            deadline = time.monotonic() + 20
+            while keeper.is_alive() and time.monotonic() < deadline:
+                found.closed = True
+                for process in found.processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGKILL)
+                time.sleep(0.1)
+
+
+def pull(crew: Crew) -> None:
+    """Pulls the cable between the two hosts; it is back before the next start."""
+    crew.between.append(lambda: set_cable(crew.hosts[1], "up"))
+    set_cable(crew.hosts[1], "down")

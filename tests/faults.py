@@ -1,0 +1,247 @@
+"""What happens to a training in tests.chaos: when, what, and what it did to it."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+from crews import STARTS, STEP, Crew, RunOverError, pull
+
+# Those of the configuration.
+EVALUATION_STEPS, SAVE_STEPS = 13, 8
+# How long anything is awaited before it counts as never, in seconds.
+_NEVER = 600.0
+_OVER = r"\[0\] (finished after|This run is finished)"
+# How workers or the supervisor say that something has happened.
+_LOST = (
+    r"is lost: |tfdist: worker \d+: another worker|lost another worker|was killed by|does not answer|ended with exit"
+)
+_UNSAVED = "the checkpoint of step .* could not be written"
+_STOPPED = rf"\[0\] stopped by|stopped before the training|{_LOST}"
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a fault did. Seconds and steps are None where they could not be measured."""
+
+    kind: str
+    phase: str
+    detection: float | None = None
+    recovery: float | None = None
+    lost: int | None = None
+    violation: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of fault."""
+
+    # Makes it happen; what it returns undoes it, once it has been seen.
+    strike: Callable[[Crew, random.Random], Callable[[], object] | None]
+    # What somebody must say of it; None: it goes unnoticed, or may.
+    seen: str | None
+    # Whether all workers start again.
+    restarts: bool = True
+    phases: tuple[str, ...] = ("start", "training", "evaluation", "saving", "end")
+
+
+def _send(number: int) -> Callable[[Crew, random.Random], None]:
+    def strike(crew: Crew, rng: random.Random) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(crew.pid(rng.randrange(crew.workers)), number)
+
+    return strike
+
+
+def _kill_chief(crew: Crew, rng: random.Random) -> None:
+    del rng
+    os.kill(crew.pid(0), signal.SIGKILL)
+
+
+def _ask_supervisor(crew: Crew, rng: random.Random) -> None:
+    crew.processes[0].send_signal(rng.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]))
+
+
+def _stop_and_kill(crew: Crew, rng: random.Random) -> None:
+    pid = crew.pid(rng.randrange(crew.workers))
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(rng.uniform(0.5, 6.0))
+    os.kill(pid, signal.SIGKILL)
+
+
+def _pause(crew: Crew, rng: random.Random) -> None:
+    pid = crew.pid(rng.randrange(crew.workers))
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(rng.uniform(1.0, 5.0))  # Less than heartbeat_seconds.
+    os.kill(pid, signal.SIGCONT)
+
+
+def _damage(crew: Crew, rng: random.Random) -> None:
+    """Kills the supervisor, and with it all workers, and damages the newest of at least two checkpoints."""
+
+    def damage() -> None:
+        saved = sorted(crew.workdir.glob("checkpoints/step-????????"))
+        if len(saved) < 2:
+            crew._note("a damaged checkpoint is passed over: there was none to damage")
+            return
+        file = saved[-1] / rng.choice(["arrays.npz", "arrays.npz", "manifest.json"])
+        os.truncate(file, rng.randrange(file.stat().st_size))
+
+    crew.between.append(damage)
+    crew.processes[0].kill()
+
+
+def _fill(crew: Crew, rng: random.Random) -> Callable[[], None]:
+    """Fills the disk under the workdir."""
+    del rng
+    filler = crew.workdir.parent / "filler"
+    try:
+        with open(filler, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+    return filler.unlink
+
+
+def _hide(crew: Crew, rng: random.Random) -> Callable[[], None]:
+    """Takes the workdir away."""
+    del rng
+    away = crew.workdir.with_name("away")
+    crew.workdir.rename(away)
+    return lambda: away.rename(crew.workdir)
+
+
+def _lock(crew: Crew, rng: random.Random) -> Callable[[], None]:
+    """Makes the checkpoints' directory read-only, for root as well."""
+    del rng
+    path = str(crew.workdir / "checkpoints")
+    os.makedirs(path, exist_ok=True)
+    subprocess.run(["mount", "--bind", path, path], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+    return lambda: subprocess.run(["umount", "--lazy", path], check=True)
+
+
+KINDS = {
+    "kill -9": Kind(strike=_send(signal.SIGKILL), seen=_LOST),
+    "kill -9 of the chief while it saves": Kind(strike=_kill_chief, seen=_LOST, phases=("saving",)),
+    "SIGTERM to a worker": Kind(strike=_send(signal.SIGTERM), seen=_STOPPED),
+    "SIGUSR1 to a worker": Kind(strike=_send(signal.SIGUSR1), seen=_STOPPED),
+    "a signal to the supervisor": Kind(strike=_ask_supervisor, seen=_STOPPED),
+    "SIGSTOP": Kind(strike=_send(signal.SIGSTOP), seen=_LOST, phases=("training", "evaluation", "saving")),
+    "SIGSTOP then kill -9": Kind(strike=_stop_and_kill, seen=_LOST),
+    "SIGSTOP then SIGCONT": Kind(strike=_pause, seen=None, restarts=False, phases=("start", "training", "saving")),
+    "a truncated checkpoint": Kind(
+        strike=_damage, seen="a damaged checkpoint is passed over", phases=("training", "evaluation", "saving", "end")
+    ),
+    "a full disk": Kind(strike=_fill, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
+    "a vanished workdir": Kind(strike=_hide, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
+    "a read-only workdir": Kind(strike=_lock, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
+    "a pulled cable": Kind(strike=lambda crew, rng: pull(crew), seen=_LOST, phases=("training", "evaluation")),
+}
+OF_THE_NETWORK = "a pulled cable"
+OF_THE_DISK = ("a full disk", "a vanished workdir", "a read-only workdir")
+# What needs the supervisor.
+SUPERVISED = ("a signal to the supervisor", "a truncated checkpoint", "SIGSTOP")
+
+
+def wait_for_phase(crew: Crew, phase: str, rng: random.Random, since: int) -> None:
+    """Waits for a random moment of a phase of the training, of which a step is done.
+
+    Raises:
+        RunOverError: the training has ended before.
+    """
+    if phase == "start":
+        crew.find(STARTS, since, _NEVER)
+        time.sleep(rng.uniform(0.0, 8.0))
+        return
+    crew.find(STEP, since, _NEVER)
+    if phase == "training":
+        time.sleep(rng.uniform(0.0, 1.5))
+    elif phase == "evaluation":
+        steps = rf"\[0\] step ({'|'.join(str(n) for n in range(EVALUATION_STEPS, 9999, EVALUATION_STEPS))})/"
+        crew.find(steps, len(crew.lines), _NEVER)
+        time.sleep(rng.uniform(0.0, 0.1))
+    elif phase == "saving":
+        wait_for_save(crew)
+    elif phase == "end":
+        crew.find(r"\[0\] step (\d+)/\1 ", since, _NEVER)
+        time.sleep(rng.uniform(0.0, 0.5))
+
+
+def wait_for_save(crew: Crew) -> None:
+    """Waits for a checkpoint that is being written."""
+    deadline = time.monotonic() + _NEVER
+    while not any(entry.name.endswith(".writing") for entry in _entries(crew.workdir / "checkpoints")):
+        if crew.codes is not None or time.monotonic() > deadline:
+            raise RunOverError
+        time.sleep(0.001)
+
+
+def _entries(path: pathlib.Path) -> list[os.DirEntry]:
+    try:
+        return list(os.scandir(path))
+    except OSError:
+        return []
+
+
+def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, limit: float) -> Outcome:
+    """Lets one fault happen to a training, and follows it until the training goes on.
+
+    Args:
+        crew: the training.
+        name: which of `KINDS`.
+        phase: in which of its phases.
+        rng: decides what is random about it.
+        since: the line from which the present start is read.
+        limit: how many seconds there may be between the fault and the next step.
+
+    Raises:
+        RunOverError: the training has ended before the fault could happen.
+    """
+    kind, outcome = KINDS[name], Outcome(kind=name, phase=phase)
+    wait_for_phase(crew, phase, rng, since)
+    if crew.codes is not None or (name in OF_THE_DISK and crew.steps_left() < 2 * SAVE_STEPS):
+        raise RunOverError
+    mark, step = len(crew.lines), crew.last_step()
+    started = time.monotonic()
+    try:
+        undo = kind.strike(crew, rng)
+    except ProcessLookupError:
+        raise RunOverError from None
+    try:
+        _follow(crew, kind, outcome, mark, step, started)
+    except RunOverError:
+        # It came too late to do anything, or as the last worker left.
+        if not any(re.search(_OVER, text) for _, text in crew.lines):
+            outcome.violation = f"the run ended with {crew.codes}"
+    except TimeoutError as error:
+        outcome.violation = str(error)
+    finally:
+        if undo is not None:
+            undo()
+    if outcome.recovery is not None and outcome.recovery > limit:
+        outcome.violation = f"{outcome.recovery:.1f} s until the next step"
+    return outcome
+
+
+def _follow(crew: Crew, kind: Kind, outcome: Outcome, mark: int, step: int, started: float) -> None:
+    if kind.seen is not None:
+        number, _ = crew.find(kind.seen, mark, _NEVER)
+        outcome.detection = crew.lines[number][0] - started
+    else:
+        mark = len(crew.lines)
+    if kind.restarts:
+        mark, _ = crew.find(f"{STARTS}|{_OVER}", mark, _NEVER)
+    number, match = crew.find(f"{STEP}|{_OVER}", mark, _NEVER)
+    outcome.recovery = crew.lines[number][0] - started
+    if kind.restarts and match[1] is not None:
+        outcome.lost = max(0, step + 1 - int(match[1]))
