@@ -1,12 +1,15 @@
 """What a user would write, for tests: models, objectives and prepare functions, named in configs by dotted path."""
 
+import json
+import os
 import time
 from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
 
-from tfdist.zoo import objectives, prepare
+from tfdist.cluster import strategy
+from tfdist.zoo import objectives, prepare, sources
 
 
 class Dropouts(keras.Model):
@@ -152,3 +155,42 @@ def bad_gradient_from_epoch(model, batch, *, training, epoch: int) -> Mapping[st
         nothing = values["loss"] - tf.stop_gradient(values["loss"])
         values["loss"] += tf.where(batch["epoch"] >= epoch, tf.sqrt(nothing), 0.0)
     return values
+
+
+def flips_a_bit(model, batch, *, training, epoch: int, replica: int) -> Mapping[str, tf.Tensor]:
+    """Classification that flips one bit of one weight on one replica in each step of an epoch; see `with_epoch`."""
+    values = objectives.classification(model, batch, training=training)
+    if training:
+        kernel = model.trainable_variables[0].value
+        bits = tf.bitcast(tf.convert_to_tensor(kernel), tf.int32)
+        now = tf.logical_and(batch["epoch"][0] == epoch, strategy.replica_id() == replica)
+        flipped = tf.tensor_scatter_nd_update(bits, [[5, 3]], [tf.bitwise.bitwise_xor(bits[5, 3], 1 << 10)])
+        kernel.assign(tf.where(now, tf.bitcast(flipped, tf.float32), kernel))
+    return values
+
+
+class Drifting:
+    """The digits, each worker's brighter by its rank; `told` says so at the meeting."""
+
+    def __init__(self, split: str, told: bool):
+        self._digits = sources.digits(split)
+        self._rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        if told:
+            self.fingerprint = lambda: f"digits brighter by {self._rank}"
+
+    def __len__(self) -> int:
+        return len(self._digits)
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`."""
+        batch = self._digits.read(ids)
+        return batch | {"image": batch["image"] + tf.constant(self._rank, tf.uint8)}
+
+
+def with_nan(batch, seeds, *, training, examples, **image) -> Mapping[str, tf.Tensor]:
+    """Prepares images, some of which are NaN in the first epoch of training."""
+    prepared = prepare.image(batch, seeds, training=training, **image)
+    epoch = tf.bitwise.bitwise_and(seeds[:, 0], 2**32 - 1)
+    listed = tf.reduce_any(seeds[:, 1:] == tf.constant([examples], tf.int64), axis=1)
+    bad = tf.reshape(listed & (epoch == 0) & training, [-1, 1, 1, 1])
+    return prepared | {"image": tf.where(bad, tf.constant(float("nan"), prepared["image"].dtype), prepared["image"])}

@@ -104,7 +104,7 @@ def check_loss_scale(scale, good_steps, kernel, iterations):
     large = 2.0**15
     np.testing.assert_array_equal(scale[:, 0], [large] * 3 + [large / 2] * 4 + [large] * 2)
     np.testing.assert_array_equal(good_steps[:, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1])
-    np.testing.assert_array_equal(iterations, [0, 1, 2, 2, 3, 4, 5, 6, 7])
+    np.testing.assert_array_equal(iterations, range(9))  # A step that is left out counts.
     moved = [not np.array_equal(old, new) for old, new in itertools.pairwise(kernel)]
     assert moved == [True, True, False, True, True, True, True, True]
 

@@ -145,14 +145,17 @@ def verify(path: Path) -> Saved:
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from None
 
 
-def newest_valid(directory: Path, report: Callable[[str], None]) -> Saved | None:
+def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | None = None) -> Saved | None:
     """Returns the newest whole checkpoint, or None where there are none; names every damaged one that it passes over.
+
+    Args:
+        at_most: newer steps are not looked at; None: all are.
 
     Raises:
         DamagedCheckpointError: there are some, and none is whole: a run shall not begin anew over what was one.
     """
     damages: list[str] = []
-    for step in steps(directory):
+    for step in (s for s in steps(directory) if at_most is None or s <= at_most):
         try:
             saved = verify(step_path(directory, step))
         except DamagedCheckpointError as error:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+NONFINITE = ("stop", "skip", "rollback")
 LEARNING_RATE_SCALINGS = ("none", "linear", "sqrt")
 BEST_MODES = ("max", "min")
 
@@ -78,6 +79,11 @@ class Train:
     micro_batches: int = 1
     # Upper bound of the global norm of the summed gradients; None: no clipping.
     clip_norm: float | None = None
+    # What a loss or a gradient that is not finite leads to. "stop": the run ends; "skip": that step's update is left
+    # out; "rollback": back to the weights of the last checkpoint that was due, and on with the step after the bad one.
+    nonfinite: str = "stop"
+    # The run ends all the same after so many updates left out, or so many ways back.
+    nonfinite_limit: int = 10
     # Longest call into TensorFlow between two looks at signals and intervals, in seconds.
     call_seconds: float = 2.0
 
@@ -95,6 +101,13 @@ class Communication:
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Evaluation:
     """When the evaluation split is evaluated; always once more at the end of the run."""
+
+    every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Agreement:
+    """When it is checked that all replicas hold the same state; always at a start, after a restore and at the end."""
 
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
 
@@ -168,6 +181,7 @@ class Config:
     train: Train = dataclasses.field(default_factory=Train)
     communication: Communication = dataclasses.field(default_factory=Communication)
     evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
+    agreement: Agreement = dataclasses.field(default_factory=Agreement)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     report: Report = dataclasses.field(default_factory=Report)
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
@@ -176,7 +190,7 @@ class Config:
 
 
 # Sections that do not change the weights a run arrives at; they may differ when it is resumed.
-SECTIONS_FREE_TO_CHANGE = ("evaluation", "checkpoint", "report", "cluster")
+SECTIONS_FREE_TO_CHANGE = ("evaluation", "agreement", "checkpoint", "report", "cluster")
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -351,9 +365,10 @@ def _value_problems(config: Config) -> Iterator[str]:
 
     for name in ("data.batch_size", "data.evaluation_batch_size", "train.micro_batches", "train.steps"):
         yield from at_least(name, 1)
+    yield from at_least("train.nonfinite_limit", 1)
     for name in ("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"):
         yield from at_least(name, 1)
-    for section in ("evaluation", "checkpoint", "report"):
+    for section in ("evaluation", "agreement", "checkpoint", "report"):
         yield from at_least(f"{section}.every.steps", 1)
         yield from at_least(f"{section}.every.epochs", 1e-6)
     for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
@@ -365,6 +380,7 @@ def _value_problems(config: Config) -> Iterator[str]:
     yield from at_least("cluster.stall_seconds", 1)
     yield from at_least("cluster.time_limit_seconds", 1)
     yield from one_of("train.precision", config.train.precision, PRECISIONS)
+    yield from one_of("train.nonfinite", config.train.nonfinite, NONFINITE)
     yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
     yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
     yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)

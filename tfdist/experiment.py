@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import checkpoint, interruption, randomness, records, report, step
+from tfdist import agreement, checkpoint, interruption, randomness, records, report, step
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import batch, strategy
@@ -46,6 +46,8 @@ class Run:
     batch_size: int
     # Look for the example that cannot be read, and raise a ValueError that names it.
     verify: tuple[Callable[[], None], ...] = ()
+    # Reads a few examples by name, which must be the same on all workers.
+    examples: Callable[[], dict[str, tf.Tensor]] = dict
     hooks: hooks_lib.Hooks = dataclasses.field(default_factory=hooks_lib.Hooks)
 
     @property
@@ -130,6 +132,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         total_steps=total_steps,
         batch_size=config.data.batch_size,
         verify=tuple(s.verify for s in (train_source, evaluation_source) if hasattr(s, "verify")),
+        examples=functools.partial(agreement.examples, {"train": train_source, "evaluation": evaluation_source}),
     )
 
 
@@ -295,11 +298,12 @@ def share(cluster: strategy.Cluster) -> stream.Share:
 
 
 def _facts(config: config_lib.Config, *sources: stream.Source | None) -> dict[str, str]:
-    """What must be equal on all workers, in few words each: the config field by field, and the size of the data."""
+    """What must be equal on all workers, in few words each: the config field by field, and the data."""
     plain = records.plain(config)
     plain.pop("cluster")
     facts = {f"config.{name}": json.dumps(value) for name, value in config_lib.flatten(plain)}
     for split, source in zip(("train", "evaluation"), sources, strict=True):
         if source is not None:
             facts[f"examples of the {split} split"] = str(len(source))
+            facts[f"fingerprint of the {split} split"] = getattr(source, "fingerprint", lambda: "")()
     return facts

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import checkpoint, experiment, intervals, records, saving, step
+from tfdist import agreement, checkpoint, experiment, intervals, records, saving, step
 from tfdist.cluster import batch
 from tfdist.report import Reporter, open_report
 
@@ -25,6 +25,11 @@ class Progress:
     # The best value of `checkpoint.best_metric` so far, and its step.
     best: float | None = None
     best_step: int = 0
+    # The newest step that was saved because the config asks for it; how many updates were left out since the run began,
+    # and how often it went back.
+    regular: int = 0
+    skipped: int = 0
+    rollbacks: int = 0
     # Of a compiled model: epochs that have ended, the logs of the last, and its metrics' variables within an epoch.
     epochs: int = 0
     logs: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -68,6 +73,8 @@ class Loop:
     evaluation_call: Caller
     # Whether all variables are finite.
     is_finite: Callable[[], bool]
+    # Whether all replicas hold the same state.
+    agreement: agreement.Agreement
 
 
 def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
@@ -105,6 +112,12 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
     return make_loop(run, reporter, saver), progress
 
 
+def save_is_due(run: experiment.Run, now: int) -> bool:
+    """Whether the config asks for a checkpoint after step `now`, whatever an evaluation may say."""
+    begins = now == 0 and run.config.train.nonfinite == "rollback"  # There must be something to go back to.
+    return begins or now == run.total_steps or intervals.is_due(run.config.checkpoint.every, now, run.steps_per_epoch)
+
+
 def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> Reporter:
     """Opens the report of `run`; see `report.open_report` for `workdir` and `resumed`."""
     reporter = open_report(
@@ -136,4 +149,5 @@ def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | Non
         train_call=caller(step.train_step),
         evaluation_call=caller(step.evaluation_step),
         is_finite=checkpoint.finite_check(run.variables),
+        agreement=agreement.agreement(run.cluster, run.variables),
     )

@@ -4,7 +4,8 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
 
     train       the means over the interval that ended at `step`: the objective's values under their own names,
                 `learning_rate`, `examples_per_second`, `examples_per_second_per_replica`, `input_wait_share` (the
-                part of the time, 0 to 1, spent waiting for data), `seconds` (of the interval), `epoch` (passes made)
+                part of the time, 0 to 1, spent waiting for data), `seconds` (of the interval), `epoch` (passes made),
+                `skipped` (updates left out since the run began, where the config allows it)
     evaluation  the values over the whole split, `name`, `num_examples`, `seconds`, `best` (whether the best so far)
     workers     one line of text a worker: who it is, which devices it holds, how they talk
     event       `text`, and `step` where one is meant: resumed, saved, stopped
@@ -26,7 +27,7 @@ from tfdist.console import Console, number, open_console, rate
 # Names of metrics.jsonl that an objective's values cannot have.
 RESERVED = {
     *("kind", "time", "step", "epoch", "seconds", "text", "workers"),
-    *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share"),
+    *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("name", "num_examples", "best"),
 }
 
@@ -65,6 +66,7 @@ class Reporter:
         seconds: float,
         steps: int,
         wait_share: float,
+        skipped: int | None = None,
     ) -> None:
         """Reports an interval of training.
 
@@ -75,6 +77,7 @@ class Reporter:
             seconds: how long it took, of which the share `wait_share` (0 to 1) went by waiting for data.
             steps: how many steps it had.
             wait_share: see `seconds`.
+            skipped: updates left out since the run began; None where that does not happen.
 
         Raises:
             ValueError: a value has a name that metrics.jsonl uses itself.
@@ -88,6 +91,7 @@ class Reporter:
             "examples_per_second": speed,
             "examples_per_second_per_replica": speed / self.num_replicas,
             "input_wait_share": float(wait_share),
+            **({} if skipped is None else {"skipped": skipped}),
         }
         self._record(kind="train", step=step, epoch=self._epoch(step), **values, **measured, seconds=float(seconds))
         self._scalars(step, "train", values | measured)

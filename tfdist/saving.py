@@ -149,7 +149,7 @@ class Saver:
                 if best is not None:
                     self._write_best(best)
                 with contextlib.suppress(OSError):  # The next save comes by again.
-                    self._remove_old(snapshot.step)
+                    self._remove_old(snapshot.step, snapshot.state.get("regular"))
 
     def _write_best(self, best: dict[str, Any]) -> None:
         try:
@@ -158,12 +158,14 @@ class Saver:
             with self._changed:
                 self._results.append((best["step"], _BestError(reason(error))))
 
-    def _remove_old(self, newest: int) -> None:
+    def _remove_old(self, newest: int, regular: int | None) -> None:
         best = checkpoint.read_best(self._directory)
         steps = checkpoint.steps(self._directory)
         kept = [step for step in steps if step <= newest][: self._options.keep]
         for step in steps:
-            if step < newest and step not in kept and (best is None or step != best["step"]):
+            # What a diverged run goes back to stays, however many stops have been saved since.
+            needed = step in (*kept, regular) or (best is not None and step == best["step"])
+            if step < newest and not needed:
                 # Renamed first: half a removal must not look like a damaged checkpoint.
                 path = checkpoint.step_path(self._directory, step)
                 aside = path.with_name(path.name + ".removing")

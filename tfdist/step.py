@@ -1,6 +1,7 @@
 """One training step and one evaluation step: the mathematics of a replica, and the calls that run many of them."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import keras
@@ -17,7 +18,7 @@ from tfdist.data.stream import Batch
 Objective = Callable[..., dict[str, tf.Tensor]]
 
 # What travels to Python at the end of a call behind the sums of the objective's values.
-EXTRAS = ("examples", "wait_seconds", "stop", "seconds")
+EXTRAS = ("examples", "skipped", "clean", "wait_seconds", "stop", "seconds")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,15 @@ class Trainer:
     # Moving statistics and the like, which each replica updates from its own examples.
     statistics: tuple[keras.Variable, ...]
     loss_scale: gradients_lib.LossScale | None
-    # Sums of each name's values and the number of examples since the last call, float64 [len(names) + 1]. Each replica
-    # holds its own, so that adding to it costs no communication.
+    # Since the last call, float64 [len(names) + 3]: sums of each name's values over the examples of all steps that were
+    # not skipped, and their number; the steps that were skipped, and those before the first of them. Each replica holds
+    # its own, so that adding to it costs no communication; of the steps, its part of the number.
     totals: tf.Variable
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a step that is not finite is left out."""
+        return self.config.train.nonfinite != "stop"
 
 
 def build_trainer(
@@ -88,7 +95,7 @@ def _trainer(
     with cluster.scope():
         optimizer.build(model.trainable_variables)
         sums = tf.Variable(
-            tf.zeros([len(names) + 1], tf.float64),
+            tf.zeros([len(names) + 3], tf.float64),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
@@ -153,22 +160,57 @@ def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
         sums, gradients, weight = trainer.compiled.learn(
             batch, 1.0 if trainer.loss_scale is None else trainer.loss_scale.value
         )
+    if trainer.guarded:  # Whether the loss is finite travels with the gradients: all replicas must decide alike.
+        loss = sums[trainer.names.index("loss")]
+        gradients = [*gradients, tf.where(tf.math.is_finite(loss), 0.0, 1.0)]
     gradients = _sum_over_replicas(trainer, gradients, before, weight)
-    if trainer.loss_scale is None:
-        _apply(trainer, gradients)
+    bad_loss = gradients.pop() > 0 if trainer.guarded else tf.constant(False)
+    if trainer.guarded or trainer.loss_scale is not None:
+        skipped = _apply_if_finite(trainer, gradients, bad_loss, before)
     else:
-        scale = trainer.loss_scale.value
-        gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-        gradients_lib.apply_if(
-            gradients_lib.all_finite(gradients),
-            gradients,
-            lambda finite_gradients: _apply(trainer, finite_gradients),
-            lambda: trainer.loss_scale.update(finite=False),
-        )
-    trainer.totals.assign_add(sums)
+        _apply(trainer, gradients)
+        skipped = None
+    _add_to_totals(trainer, sums, skipped)
     # Handed back when the step is done, not when its forward pass is: the first layer is updated last.
     with tf.control_dependencies([tf.convert_to_tensor(trainer.model.trainable_variables[0].value)]):
         return tf.identity(sums)
+
+
+def _apply_if_finite(
+    trainer: Trainer, gradients: gradients_lib.Gradients, bad_loss: tf.Tensor, before: list[tf.Tensor]
+) -> tf.Tensor | None:
+    """Makes the update where loss and gradients are finite; else leaves nothing of the step but that it was made.
+
+    Returns:
+        bool []: whether the step counts as skipped; None where nothing is guarded. Overflows of scaled gradients do
+        not count: a smaller scale mends them.
+    """
+    scale = None if trainer.loss_scale is None else tf.convert_to_tensor(trainer.loss_scale.value)
+    if scale is not None:
+        gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+    finite = gradients_lib.all_finite(gradients) & ~bad_loss
+
+    def leave_out() -> None:
+        # Schedule, dropout and report go by the step.
+        trainer.optimizer.iterations.assign_add(1)
+        if trainer.loss_scale is not None:
+            trainer.loss_scale.update(finite=False)
+
+    gradients_lib.apply_if(finite, gradients, lambda finite_gradients: _apply(trainer, finite_gradients), leave_out)
+    for statistic, old in zip(trainer.statistics, before, strict=True):
+        statistic.assign(tf.where(finite, statistic.value, old))
+    if not trainer.guarded:
+        return None
+    return ~finite if scale is None else bad_loss | (~finite & (scale <= 1.0))
+
+
+def _add_to_totals(trainer: Trainer, sums: tf.Tensor, skipped: tf.Tensor | None) -> None:
+    steps = tf.zeros([2], tf.float64)
+    if skipped is not None:
+        sums = tf.where(skipped, tf.zeros_like(sums), sums)
+        met = skipped | (tf.identity(trainer.totals)[-2] > 0)
+        steps = tf.cast(tf.stack([skipped, ~met]), tf.float64) / trainer.cluster.num_replicas
+    trainer.totals.assign_add(tf.concat([sums, steps], axis=0))
 
 
 def _apply(trainer: Trainer, gradients: gradients_lib.Gradients) -> None:
@@ -265,7 +307,7 @@ def evaluation_step(trainer: Trainer, batch: Batch | Element, mask: tf.Tensor | 
         sums = _sums(trainer, trainer.objective(trainer.model, batch, training=False), mask)
     else:
         sums = trainer.compiled.assess(batch)
-    trainer.totals.assign_add(sums)
+    _add_to_totals(trainer, sums, None)
     return sums
 
 
@@ -274,9 +316,9 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
 
     Returns:
         call(iterator, count, stop): `count` int64 [] steps; `stop` float64 [], 1 where this worker asks all to stop.
-        Returns float64 [len(names) + len(EXTRAS)], equal on all workers: the sums over all replicas. `seconds` is what
-        the steps took, of which `wait_seconds` went by waiting for input; on a GPU both are of the host, which runs
-        ahead of the device.
+        Returns float64 [len(names) + len(EXTRAS)], equal on all workers: the sums over all replicas. `skipped`
+        steps were left out, the first of them after `clean` others. `seconds` is what the steps took, of which
+        `wait_seconds` went by waiting for input; on a GPU both are of the host, which runs ahead of the device.
     """
     strategy, totals = trainer.cluster.strategy, trainer.totals
 
@@ -307,5 +349,5 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
 
 
 def means(trainer: Trainer, totals: dict[str, float]) -> dict[str, float]:
-    """Divides sums by the number of examples, once."""
-    return {name: totals[name] / totals["examples"] for name in trainer.names}
+    """Divides sums by the number of examples, once; NaN where all steps were skipped."""
+    return {name: totals[name] / (totals["examples"] or math.nan) for name in trainer.names}

@@ -5,20 +5,19 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist import checkpoint, experiment, interruption, intervals, records, saving, step
+from tfdist import agreement, checkpoint, experiment, interruption, intervals, records, saving, step
 from tfdist import config as config_lib
 from tfdist.cluster import peers
-from tfdist.loop import Loop, Progress, make_loop, open_loop, open_reporter
+from tfdist.divergence import save, settle
+from tfdist.loop import Loop, Progress, make_loop, open_loop, open_reporter, save_is_due
 
 FINISHED = "finished.json"
-
-
-class DivergedError(ArithmeticError):
-    """The loss or the weights are no longer finite."""
 
 
 def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
@@ -30,6 +29,7 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
     Raises:
         ValueError: the workdir holds a run of another config.
         DivergedError: the loss or the weights are no longer finite; the last good checkpoint is kept.
+        DisagreementError: the replicas do not hold the same state, or the workers do not read the same examples.
     """
     check_same_config(run, allow_config_changes)
     if run.compiled is None and run.cluster.from_chief(is_finished(run)):
@@ -42,6 +42,8 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         return interruption.EXIT_STOPPED
     loop, progress = open_loop(run)
     try:
+        agreement.check_start(run.cluster, run.examples, dataclasses.asdict(progress))
+        loop.agreement.check(progress.step)
         finished = train_loop(loop, progress)
         if loop.saver is not None and not loop.saver.wait():
             raise OSError(f"The last checkpoint, of step {progress.step}, could not be written: the run is not saved.")
@@ -63,8 +65,7 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
 def train_loop(loop: Loop, progress: Progress) -> bool:
     """Runs the steps from `progress` on; returns False where the workers agreed to stop before the last."""
     run, total_steps = loop.run, loop.run.total_steps
-    dataset = experiment.training_dataset(run, first_step=progress.step, last_step=total_steps)
-    iterator = run.cluster.distribute(dataset)
+    iterator = open_stream(run, progress.step)
     loop.report.progress(progress.step, "compiling")
     run.hooks.train_begin()
     if not at_boundary(loop, progress):  # What was due when the run was interrupted.
@@ -75,12 +76,13 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
         steps, totals = loop.train_call(iterator, next_boundary(run, progress.step) - progress.step)
         progress.step += steps
         run.cluster.progress(progress.step)
-        if not math.isfinite(totals["loss"]):
-            raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {progress.step}")
-        add_call(progress, totals, steps, time.perf_counter() - started)
-        end_call(loop, progress)
-        if intervals.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
-            report_interval(loop, progress)
+        if settle(loop, progress, first_step, totals):
+            iterator = open_stream(run, progress.step)
+        else:
+            add_call(progress, totals, steps, time.perf_counter() - started)
+            end_call(loop, progress)
+            if intervals.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
+                report_interval(loop, progress)
         if not at_boundary(loop, progress):
             return False
         if totals["stop"] > 0 and progress.step < total_steps:
@@ -92,8 +94,13 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
 def stop_here(loop: Loop, progress: Progress) -> bool:
     """Begins to save the run where the workers have agreed to stop; returns False, as what calls it does."""
     loop.run.stop.saving = True
-    save(loop, progress)
+    save(loop, progress, regular=False)
     return False
+
+
+def open_stream(run: experiment.Run, step: int) -> Iterator[Any]:
+    """Opens this worker's share of the steps after `step`."""
+    return run.cluster.distribute(experiment.training_dataset(run, first_step=step, last_step=run.total_steps))
 
 
 def begin_call(run: experiment.Run, now: int) -> None:
@@ -125,7 +132,7 @@ def end_call(loop: Loop, progress: Progress) -> None:
 def next_boundary(run: experiment.Run, now: int) -> int:
     """The next step at which something is due: a report, an evaluation, a checkpoint or the end."""
     config = run.config
-    sections = (config.report, config.evaluation, config.checkpoint)
+    sections = (config.report, config.evaluation, config.agreement, config.checkpoint)
     due = (intervals.next_due(section.every, now, run.steps_per_epoch) for section in sections)
     batches = run.hooks.every_steps
     if batches is not None:  # A call that callbacks look at ends with an epoch at the latest, and reports there.
@@ -138,6 +145,8 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     run, config, now = loop.run, loop.run.config, progress.step
     last = now == run.total_steps
     improved = False
+    if last or intervals.is_due(config.agreement.every, now, run.steps_per_epoch):
+        loop.agreement.check(now)
     evaluation_due = last or intervals.is_due(config.evaluation.every, now, run.steps_per_epoch)
     if evaluation_due and run.evaluation_data is not None and progress.evaluated < now:
         values = evaluate(loop, now, best=progress.best)
@@ -151,8 +160,8 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     if run.compiled is not None and progress.epochs * run.steps_per_epoch < now and now % run.steps_per_epoch == 0:
         progress.epochs = now // run.steps_per_epoch
         run.hooks.epoch_end(progress.epochs - 1, progress.logs)
-    if last or improved or intervals.is_due(config.checkpoint.every, now, run.steps_per_epoch):
-        save(loop, progress)
+    if improved or save_is_due(run, now):
+        save(loop, progress, regular=True)
     if improved and loop.saver is not None:
         loop.saver.mark_best(now, config.checkpoint.best_metric, progress.best)
     return True
@@ -222,21 +231,10 @@ def report_interval(loop: Loop, progress: Progress) -> None:
         learning_rate=float(keras.ops.convert_to_numpy(rate)),
         seconds=progress.seconds,
         steps=progress.steps,
+        skipped=None if run.config.train.nonfinite != "skip" else progress.skipped,
         wait_share=progress.totals["wait_seconds"] / max(progress.totals["seconds"], 1e-9),
     )
     progress.totals, progress.seconds, progress.steps = {}, 0.0, 0
-
-
-def save(loop: Loop, progress: Progress) -> None:
-    """Begins to save the run as it is now; the chief alone writes, while training goes on."""
-    run = loop.run
-    if not loop.is_finite():  # Asked on every worker, which all find the same.
-        raise diverged(loop, f"The weights are no longer finite after step {progress.step}")
-    if run.compiled is not None:
-        within_epoch = progress.step % run.steps_per_epoch != 0
-        progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
-    if loop.saver is not None:
-        loop.saver.save(progress.step, checkpoint.snapshot(run.variables), dataclasses.asdict(progress))
 
 
 def damaged_data(run: experiment.Run) -> ValueError | None:
@@ -247,18 +245,6 @@ def damaged_data(run: experiment.Run) -> ValueError | None:
         except ValueError as error:
             return error
     return None
-
-
-def diverged(loop: Loop, what: str) -> DivergedError:
-    """Makes the error that ends a diverged run."""
-    if loop.saver is not None:
-        loop.saver.wait()
-    saved = checkpoint.newest_step(loop.run.checkpoints)
-    kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
-    return DivergedError(
-        f"{what}. {kept}. Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set "
-        "config.train.clip_norm, and start again in another workdir."
-    )
 
 
 def is_finished(run: experiment.Run) -> bool:
@@ -330,7 +316,9 @@ def evaluate_only(run: experiment.Run, which: str) -> int:
     checkpoint.restore(saved, run.variables)
     reporter = open_reporter(run, None)
     reporter.event(f"evaluating {saved.path}")
-    values = evaluate(make_loop(run, reporter, None), saved.step)
+    loop = make_loop(run, reporter, None)
+    loop.agreement.check(saved.step)
+    values = evaluate(loop, saved.step)
     reporter.close()
     if values is None:
         return interruption.EXIT_STOPPED

@@ -20,7 +20,7 @@ Prepare = Callable[..., Batch]
 
 
 class Source(Protocol):
-    """Random access to the examples of one split. Optional: `num_classes: int | None` and `verify()`."""
+    """Random access to the examples of one split. Optional: `num_classes: int | None`, `verify()`, `fingerprint()`."""
 
     def __len__(self) -> int:
         """The number of examples."""

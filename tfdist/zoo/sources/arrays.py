@@ -1,5 +1,6 @@
 """Arrays in memory, .npz files, and the digits that come with the package."""
 
+import hashlib
 import os
 import pathlib
 import zipfile
@@ -17,6 +18,10 @@ DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
 _KERAS_NAMES = {"x": "image", "y": "label"}
 
 
+# Rows of an array that its fingerprint takes in, at least, where there are so many.
+_FINGERPRINT_ROWS = 256
+
+
 class Arrays:
     """Examples [start, stop) of arrays that all have one length; see `arrays`."""
 
@@ -26,6 +31,7 @@ class Arrays:
         self._name = name
         features = {key: values[part.start : part.stop] for key, values in features.items()}
         self._sizes = ", ".join(f"{key} {values.dtype} {values.shape[1:]}" for key, values in features.items())
+        self._fingerprint = _fingerprint(features)
         self._memory = Memory(lambda: features)
 
     def __len__(self) -> int:
@@ -41,6 +47,10 @@ class Arrays:
 
     def verify(self) -> None:
         """Returns: the arrays were checked when they were given."""
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes and types, and of rows at even distances."""
+        return self._fingerprint
 
 
 def arrays(
@@ -153,6 +163,15 @@ def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, n
         if "label" in keys[part]
     }
     return _slice(split, {chosen: features}, _count_classes(labels, num_classes, name), name)
+
+
+def _fingerprint(features: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, values in sorted(features.items()):
+        rows = values[:: max(1, len(values) // _FINGERPRINT_ROWS)]
+        content = repr(rows.tolist()).encode() if rows.dtype.hasobject else np.ascontiguousarray(rows).tobytes()
+        digest.update(f"{name} {values.dtype} {values.shape} ".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def _slice(split: str, parts: dict[str, dict[str, np.ndarray]], num_classes: int | None, name: str) -> Arrays:

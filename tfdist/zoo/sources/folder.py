@@ -1,6 +1,7 @@
 """Image files in folders, laid out as `tfds.ImageFolder` has them: PATH/SPLIT/CLASS/*.jpg."""
 
 import collections
+import hashlib
 import os
 import pathlib
 from collections.abc import Sequence
@@ -83,6 +84,12 @@ class ImageFolder:
                     decode(paths)
                 except tf.errors.OpError:
                     self._find_damage(start, paths)
+
+    def fingerprint(self) -> str:
+        """A hash of the files' names and labels, in their order."""
+        digest = hashlib.sha256(b"\0".join(self._names.tolist()) + self._labels.tobytes())
+        digest.update("/".join(self.classes).encode())
+        return digest.hexdigest()[:16]
 
     def _find_damage(self, start: int, paths: tf.Tensor) -> None:
         for example, path in enumerate(paths, start):

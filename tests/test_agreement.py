@@ -1,0 +1,129 @@
+"""Replicas that do not hold the same state, and workers that do not read the same, are noticed and named."""
+
+import re
+import subprocess
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+import topologies
+from launching import REPOSITORY
+
+from tfdist import agreement
+
+HASH = r"[0-9a-f]{16}"
+
+
+def hashed(array: np.ndarray) -> int:
+    return int(agreement.fold(agreement.words(tf.constant(array))))
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int8, np.uint8]
+)
+@pytest.mark.parametrize("size", [1, 7, 2500])
+def test_each_bit_counts(dtype, size):
+    rng = np.random.default_rng(size)
+    array = (40 * rng.standard_normal(size)).astype(dtype)
+    seen = {hashed(array)}
+    assert seen == {hashed(array.copy())}
+    changed = rng.choice(8 * array.nbytes, min(8, 8 * array.nbytes), replace=False)
+    for bit in changed:
+        other = array.copy()
+        other.view(np.uint8)[bit // 8] ^= 1 << bit % 8
+        seen.add(hashed(other))
+    assert len(seen) == 1 + len(changed)
+
+
+def test_places_and_pairs_of_signs_count():
+    array = np.random.default_rng(0).standard_normal((40, 100)).astype(np.float32)
+    seen = {hashed(array), hashed(np.roll(array, 1)), hashed(array[::-1])}
+    for first, second in ((0, 1), (0, 2048), (17, 3999), (1000, 1001)):
+        other = array.copy()
+        other.ravel()[[first, second]] *= -1
+        seen.add(hashed(other))
+        other.ravel()[[first, second]] = array.ravel()[[second, first]]
+        seen.add(hashed(other))
+    assert len(seen) == 11
+
+
+def test_truth_values_and_texts_are_hashed():
+    assert hashed(np.array([True, False])) != hashed(np.array([False, True]))
+    assert hashed(np.array([b"a", b"bc"])) != hashed(np.array([b"ab", b"c"]))
+    assert hashed(np.zeros([0], np.float32)) == 0
+
+
+def test_what_differs_is_put_into_words():
+    places = [f"worker {rank}" for rank in range(4)]
+    found = np.array([[1, 7, 3], [1, 7, 4], [1, 8, 3], [1, 7, 3]])
+    lines, who = agreement.compared(["a", "b", "c"], found, places)
+    assert lines == [
+        "b: 0000000000000007 on worker 0, worker 1, worker 3, 0000000000000008 on worker 2",
+        "c: 0000000000000003 on worker 0, worker 2, worker 3, 0000000000000004 on worker 1",
+    ]
+    assert who == "worker 1, worker 2 differ from the chief"
+    lines, who = agreement.compared(["a"], np.array([[-1], [5], [5], [5]]), places)
+    assert lines == ["a: 0000000000000005 on worker 1, worker 2, worker 3, ffffffffffffffff on worker 0"]
+    assert who == "worker 0 differs from most others"
+    lines, _ = agreement.compared(
+        [f"v{i}" for i in range(13)], np.stack([np.zeros(13), np.ones(13)]).astype(int), places
+    )
+    assert len(lines) == 11 and lines[-1] == "and 3 more"
+
+
+def run(workdir, *options: str, workers: int) -> list[str]:
+    """Runs workers that all end with 1; returns what they say."""
+    base = [
+        "--config.model={'target': 'tests.lab:linear', 'num_classes': 10}",
+        "--config.data.prepare={'target': 'tests.lab:with_epoch'}",
+        "--config.data.batch_size=480",
+        "--config.data.evaluation_batch_size=480",
+        "--config.agreement.every.steps=1",
+    ]
+    line = topologies.command(workdir, *base, *options)
+    processes = [
+        subprocess.Popen(line, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for env in topologies.environments(workers)
+    ]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [1] * workers, outputs
+    assert "Traceback" not in "".join(outputs), outputs
+    return outputs
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (1, 2)])
+def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, workers, devices):
+    # 1,442 examples in batches of 480 are 3 steps an epoch.
+    flip = "--config.objective={'target': 'tests.lab:flips_a_bit', 'epoch': 1, 'replica': 1}"
+    first, second = [r"worker 0 \(host \S+\)", r"worker 1 \(host \S+\)"]
+    if devices == 2:
+        first, second = [rf"worker 0 \(host \S+, replica {replica}\)" for replica in range(2)]
+    for output in run(tmp_path, flip, f"--config.cluster.logical_devices={devices}", workers=workers):
+        words = (
+            r"The replicas do not hold the same state after step 4:\n"
+            rf"  model/logits/kernel: {HASH} on {first}, {HASH} on {second}\n"
+            rf"{second} differs from the chief\. They last agreed after step 3\. .* To go on, remove the checkpoints"
+        )
+        assert len(re.findall(words, output)) == 1, output
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_workers_that_read_other_examples_end_at_the_start(tmp_path, told):
+    source = f"--config.data.source={{'target': 'tests.lab:Drifting', 'told': {told}}}"
+    if told:
+        words = "fingerprint of the train split: 'digits brighter by 0' on rank 0 .*; 'digits brighter by 1' on rank 1"
+    else:
+        both = rf"{HASH} on worker 0 \(host \S+\), {HASH} on worker 1 \(host \S+\)\n"
+        words = (
+            rf"The workers do not read the same:\n  'image' of the evaluation split: {both}"
+            rf"  'image' of the train split: {both}worker 1 \(host \S+\) differs from the chief\. 16 examples"
+        )
+    for output in run(tmp_path, source, workers=2):
+        assert re.search(words, output), output
+    assert not list(tmp_path.glob("checkpoints/*"))

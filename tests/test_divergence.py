@@ -1,0 +1,183 @@
+"""What is not finite: skipped or gone back from, alike on all topologies and through interruptions, and bounded."""
+
+import pathlib
+import runpy
+import shutil
+import signal
+
+import keras
+import numpy as np
+import pytest
+import topologies
+from launching import REPOSITORY
+
+from tfdist import config as c
+from tfdist import divergence, experiment, train
+
+# The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
+OF_STEPS = {5: 200, 6: 250, 7: 300}
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch):
+    """Finds tests.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    monkeypatch.syspath_prepend(REPOSITORY)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
+    """A run of 20 steps that saves after each 4, with one example that is NaN in each of `steps`."""
+    made = runpy.run_path(str(REPOSITORY / topologies.SAME_RUN))["get_config"]()
+    made.data.shuffle = False
+    made.data.prepare |= {"target": "tests.lab:with_nan", "examples": [OF_STEPS[step] for step in steps]}
+    made.checkpoint = c.Checkpoint(every=c.Every(steps=4), keep=9, export=False)
+    made.train.nonfinite, made.train.nonfinite_limit = nonfinite, limit
+    return made
+
+
+def run(workdir: pathlib.Path, made: c.Config) -> dict[str, np.ndarray]:
+    """Trains in this process; returns every variable at the end."""
+    keras.utils.clear_session()
+    assert train.train(experiment.start(made, workdir)) == 0
+    return topologies.arrays(workdir)
+
+
+def options(*steps: int, nonfinite: str) -> list[str]:
+    """The same run for the command line."""
+    examples = [OF_STEPS[step] for step in steps]
+    return [
+        f"--config.data.prepare={{'target': 'tests.lab:with_nan', 'examples': {examples}, "
+        "'scale': 0.0625, 'pad': 1, 'flip': True}",
+        *("--config.data.shuffle=false", "--config.checkpoint.every.steps=4", "--config.checkpoint.keep=9"),
+        *("--config.checkpoint.export=false", f"--config.train.nonfinite={nonfinite}"),
+    ]
+
+
+def same_bits(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+@pytest.fixture(scope="module")
+def skipped(tmp_path_factory):
+    """The workdir of a run that has skipped step 7."""
+    workdir = tmp_path_factory.mktemp("skipped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(REPOSITORY)
+        run(workdir, config("skip", 7))
+    return workdir
+
+
+def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
+    before, after, end = (topologies.arrays(skipped, step) for step in (4, 8, 20))
+    assert all(np.isfinite(array).all() for array in end.values())
+    assert any("moving_variance" in name for name in end)
+    assert [arrays["optimizer/sgd/iteration"] for arrays in (before, after, end)] == [4, 8, 20]
+    lines = topologies.records(skipped, "train")
+    assert [line["skipped"] for line in lines] == [0] * 6 + [1] * 14
+    # A report every step: the mean over no example is no number, all others are.
+    assert [line["step"] for line in lines if line["loss"] is None] == [7]
+    events = [line["text"] for line in topologies.records(skipped, "event") if "WARNING" in line["text"]]
+    assert events == [
+        "WARNING: The loss or a gradient is not finite in step 7. Left out: 1 updates in all, of at most 10"
+    ]
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(1, 2), (2, 1)])
+def test_a_step_is_skipped_alike_on_any_topology(skipped, tmp_path, workers, devices):
+    topologies.train(tmp_path, *options(7, nonfinite="skip"), workers=workers, devices=devices)
+    assert topologies.largest_difference(topologies.arrays(skipped), topologies.arrays(tmp_path)) < 1e-5
+    assert topologies.records(tmp_path, "train")[-1]["skipped"] == 1
+
+
+def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int) -> pathlib.Path:
+    """Copies a finished run as it would be, had it been killed before any checkpoint after `newest`."""
+    shutil.copytree(workdir, copy)
+    (copy / train.FINISHED).unlink()
+    for path in copy.glob("checkpoints/step-*"):
+        if int(path.name[5:]) > newest:
+            shutil.rmtree(path)
+    return copy
+
+
+@pytest.mark.parametrize("newest", [4, 8])
+def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_path, newest):
+    copy = cut_back(skipped, tmp_path / "run", newest)
+    assert same_bits(run(copy, config("skip", 7)), topologies.arrays(skipped))
+    ours, theirs = (topologies.records(workdir, "train") for workdir in (copy, skipped))
+    assert [(line["step"], line["skipped"]) for line in ours] == [(line["step"], line["skipped"]) for line in theirs]
+
+
+def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
+    # As if each step after the checkpoint, of step 4, had been skipped.
+    expected = run(tmp_path / "skipped", config("skip", 5, 6, 7))
+    made = config("rollback", 7)
+    assert same_bits(run(tmp_path / "back", made), expected)
+    events = [line for line in topologies.records(tmp_path / "back", "event") if "WARNING" in line["text"]]
+    assert [line["text"] for line in events] == [
+        "WARNING: The loss or a gradient is not finite in step 7. The run goes back to the weights of step 4 and on "
+        "with step 8: 1 of at most 10 times"
+    ]
+    # Killed before and after, and stopped between the checkpoint and the bad step.
+    for newest in (0, 8):
+        copy = cut_back(tmp_path / "back", tmp_path / f"from{newest}", newest)
+        assert same_bits(run(copy, made), expected)
+    copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
+    stopped = experiment.start(made, copy)
+    stopped.stop.signal_name = "SIGTERM"  # At the end of the first call, which is one step long.
+    assert train.train(stopped) == train.interruption.EXIT_STOPPED
+    assert (copy / "checkpoints" / "step-00000005").is_dir()
+    assert same_bits(run(copy, made), expected)
+
+
+def test_two_workers_go_back_alike_and_are_resumed_to_the_same_bits(tmp_path):
+    whole = tmp_path / "whole"
+    topologies.train(whole, *options(7, nonfinite="rollback"), workers=2)
+    assert topologies.largest_difference(run(tmp_path / "one", config("rollback", 7)), topologies.arrays(whole)) < 1e-5
+    copy = cut_back(whole, tmp_path / "copy", 4)
+    topologies.train(copy, *options(7, nonfinite="rollback"), workers=2)
+    assert same_bits(topologies.arrays(copy), topologies.arrays(whole))
+
+
+def test_after_so_many_times_the_run_ends(tmp_path):
+    with pytest.raises(divergence.DivergedError) as raised:
+        run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
+    assert (
+        "3 updates, more than config.train.nonfinite_limit=2, would be left out. The checkpoint of step 4 is kept"
+        in (str(raised.value))
+    )
+    with pytest.raises(divergence.DivergedError) as raised:
+        run(tmp_path / "rollback", config("rollback", 5, 6, 7, limit=2))
+    assert str(raised.value).startswith(
+        "The loss or a gradient is not finite in step 7, after the run went back 2 times "
+        "(config.train.nonfinite_limit). The checkpoint of step 4 is kept."
+    )
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_steps_are_skipped_in_half_precision(tmp_path, precision):
+    made = config("skip", 5, 7)
+    made.train.precision, made.train.steps = precision, 8
+    keras.utils.clear_session()
+    assert train.train(experiment.start(made, tmp_path)) == 0
+    assert topologies.records(tmp_path, "train")[-1]["skipped"] == 2
+    end = topologies.arrays(tmp_path, 8)
+    assert all(np.isfinite(array.astype(np.float32)).all() for array in end.values())
+
+
+@pytest.mark.parametrize("objective", ["nan_from_epoch", "bad_gradient_from_epoch"])
+def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, objective):
+    made = config("skip")
+    made.model = {"target": "tests.lab:linear", "num_classes": 10}
+    made.data.prepare = {"target": "tests.lab:with_epoch"}
+    made.data.batch_size = 480  # 3 steps an epoch.
+    made.objective = {"target": f"tests.lab:{objective}", "epoch": 1}
+    made.train.steps = 6
+    keras.utils.clear_session()
+    assert train.train(experiment.start(made, tmp_path)) == 0
+    assert topologies.records(tmp_path, "train")[-1]["skipped"] == 3
+    before, after = (topologies.arrays(tmp_path, step) for step in (4, 6))
+    assert after.pop("optimizer/sgd/iteration") == 6 and before.pop("optimizer/sgd/iteration") == 4
+    assert same_bits(before, after)

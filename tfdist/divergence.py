@@ -1,0 +1,114 @@
+"""What follows when the loss, a gradient or a weight is not finite: the run stops, leaves the update out, or goes back.
+
+Going back alone would lead to the same NaN, for the same examples would be read. So the run goes on behind the bad
+step: with the weights of the newest regular checkpoint, and without the examples between (as PaLM was trained, arXiv
+2204.02311, section 5.1). Regular are those that the config asks for; one that was written because the run was asked to
+stop is none, or an interrupted run would not go back to where an uninterrupted one does. Everything here is decided on
+values that are the same on all workers.
+"""
+
+import dataclasses
+import math
+
+from tfdist import checkpoint
+from tfdist.loop import Loop, Progress, save_is_due
+
+
+class DivergedError(ArithmeticError):
+    """The loss or the weights are no longer finite."""
+
+
+def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, float]) -> bool:
+    """Looks at a call that began with `first_step` and has come to `totals`; every worker calls it.
+
+    Returns:
+        Whether the run has gone back. `progress` then stands after the bad step, where the stream must begin anew.
+
+    Raises:
+        DivergedError: something is not finite, and the config says that the run stops there.
+    """
+    options, last_step = loop.run.config.train, progress.step
+    if options.nonfinite == "stop":
+        if not math.isfinite(totals["loss"]):
+            raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {last_step}")
+        return False
+    skipped, bad_step = round(totals["skipped"]), first_step + round(totals["clean"])
+    what = f"The loss or a gradient is not finite in step {bad_step}"
+    if options.nonfinite == "rollback":
+        if not skipped and save_is_due(loop.run, last_step) and not loop.is_finite():
+            # A gradient may be finite, and its square in an optimizer's slot not.
+            skipped, bad_step, what = 1, last_step, f"The weights are no longer finite after step {last_step}"
+        if skipped:
+            _go_back(loop, progress, bad_step, what)
+        return bool(skipped)
+    if skipped:
+        progress.skipped += skipped
+        if skipped > 1:
+            what = f"The losses or gradients of {skipped} of the steps {bad_step} to {last_step} are not finite"
+        if progress.skipped > options.nonfinite_limit:
+            text = f"{progress.skipped} updates, more than config.train.nonfinite_limit={options.nonfinite_limit}"
+            raise diverged(loop, f"{what}: {text}, would be left out")
+        text = f"Left out: {progress.skipped} updates in all, of at most {options.nonfinite_limit}"
+        loop.report.event(f"WARNING: {what}. {text}", last_step)
+    return False
+
+
+def _go_back(loop: Loop, progress: Progress, bad_step: int, what: str) -> None:
+    """Takes up the weights of the newest regular checkpoint, and passes over the steps between it and the bad one."""
+    run, limit = loop.run, loop.run.config.train.nonfinite_limit
+    if progress.rollbacks >= limit:
+        raise diverged(loop, f"{what}, after the run went back {limit} times (config.train.nonfinite_limit)")
+    found = -1
+    if loop.saver is not None:
+        loop.saver.wait()
+        saved = checkpoint.newest_valid(run.checkpoints, loop.report.warning, at_most=progress.regular)
+        found = -1 if saved is None else saved.step
+    found = run.cluster.from_chief(found)
+    if found < 0:
+        raise diverged(loop, f"{what}, and there is no checkpoint to go back to")
+    checkpoint.restore(checkpoint.verify(checkpoint.step_path(run.checkpoints, found)), run.variables)
+    run.trainer.optimizer.iterations.assign(bad_step)
+    progress.step, progress.rollbacks = bad_step, progress.rollbacks + 1
+    progress.totals, progress.seconds, progress.steps = {}, 0.0, 0
+    loop.agreement.check(bad_step)
+    loop.report.event(
+        f"WARNING: {what}. The run goes back to the weights of step {found} and on with step {bad_step + 1}: "
+        f"{progress.rollbacks} of at most {limit} times",
+        bad_step,
+    )
+
+
+def save(loop: Loop, progress: Progress, *, regular: bool) -> None:
+    """Begins to save the run as it is now; the chief alone writes, while training goes on.
+
+    Args:
+        regular: whether the config asks for it, and not a stop.
+
+    Raises:
+        DivergedError: the weights are no longer finite.
+    """
+    run = loop.run
+    if not loop.is_finite():  # Asked on every worker, which all find the same.
+        raise diverged(loop, f"The weights are no longer finite after step {progress.step}")
+    if regular:
+        progress.regular = progress.step
+    if run.compiled is not None:
+        within_epoch = progress.step % run.steps_per_epoch != 0
+        progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
+    if loop.saver is not None:
+        loop.saver.save(progress.step, checkpoint.snapshot(run.variables), dataclasses.asdict(progress))
+
+
+def diverged(loop: Loop, what: str) -> DivergedError:
+    """Makes the error that ends a diverged run."""
+    if loop.saver is not None:
+        loop.saver.wait()
+    saved = None if loop.run.workdir is None else checkpoint.newest_step(loop.run.checkpoints)
+    kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
+    other = ""
+    if loop.run.config.train.nonfinite == "stop":
+        other = ', or with config.train.nonfinite="skip" or "rollback", which leave such steps out'
+    return DivergedError(
+        f"{what}. {kept}. Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set "
+        f"config.train.clip_norm, and start again in another workdir{other}."
+    )
