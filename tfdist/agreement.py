@@ -109,6 +109,9 @@ class Agreement:
 
 def agreement(cluster: strategy.Cluster, variables: Mapping[str, Any]) -> Agreement:
     """Makes the means to compare `variables`, by name, over all replicas."""
+    # What replicas keep apart until it is read, such as a metric's sums, is not meant to be the same.
+    apart = tf.VariableSynchronization.ON_READ
+    variables = {name: v for name, v in variables.items() if getattr(_variable(v), "synchronization", None) != apart}
 
     def all_words() -> tf.Tensor:
         each = [words(_tensor(variable)) for variable in variables.values()]
@@ -219,8 +222,12 @@ def _places(cluster: strategy.Cluster) -> list[str]:
     ]
 
 
+def _variable(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
 def _tensor(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(variable.value if isinstance(variable, keras.Variable) else variable)
+    return tf.convert_to_tensor(_variable(variable))
 
 
 def _gathering(cluster: strategy.Cluster, vector: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
