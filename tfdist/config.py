@@ -165,8 +165,7 @@ class Config:
 
     # model(**kw) -> keras.Model.
     model: dict[str, Any]
-    # adapt(model, read, **kw): sets weights from data before the first step, in the built model; read(n) returns the
-    # first n training examples, prepared without augmentation. None: nothing is adapted.
+    # adapt(model, read, **kw): sets weights from data before the first step; read(n) returns n prepared examples.
     adapt: dict[str, Any] | None = None
     data: Data = dataclasses.field(default_factory=Data)
     # objective(model, batch, *, training, **kw) -> {"loss": [n], ...}: one value per example.
@@ -375,10 +374,8 @@ def _value_problems(config: Config) -> Iterator[str]:
         yield from at_least(name, 0)
     for name in ("train.epochs", "train.clip_norm", "train.call_seconds", "learning_rate.reference_batch_size"):
         yield from at_least(name, 1e-9)
-    yield from at_least("cluster.connect_seconds", 1)
-    yield from at_least("cluster.heartbeat_seconds", 1)
-    yield from at_least("cluster.stall_seconds", 1)
-    yield from at_least("cluster.time_limit_seconds", 1)
+    for seconds in ("connect", "heartbeat", "stall", "time_limit"):
+        yield from at_least(f"cluster.{seconds}_seconds", 1)
     yield from one_of("train.precision", config.train.precision, PRECISIONS)
     yield from one_of("train.nonfinite", config.train.nonfinite, NONFINITE)
     yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
