@@ -79,8 +79,7 @@ class Train:
     micro_batches: int = 1
     # Upper bound of the global norm of the summed gradients; None: no clipping.
     clip_norm: float | None = None
-    # What a loss or a gradient that is not finite leads to. "stop": the run ends; "skip": that step's update is left
-    # out; "rollback": back to the weights of the last checkpoint that was due, and on with the step after the bad one.
+    # After a loss or gradient that is not finite: "stop", "skip" the update, or "rollback" to the last checkpoint due.
     nonfinite: str = "stop"
     # The run ends all the same after so many updates left out, or so many ways back.
     nonfinite_limit: int = 10
