@@ -240,6 +240,7 @@ def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     (tmp_path / "best.json").mkdir()
     saver.save(1, arrays_of(1), STATE)
     saver.mark_best(1, "accuracy", 0.5)
+    assert saver.wait()
     assert len(said) == 1 and "best.json could not be written: Is a directory. Training goes on" in said[0]
     assert newest(tmp_path) == (1, [])
 
