@@ -87,7 +87,7 @@ def run(workdir, *options: str, workers: int) -> list[str]:
         for env in topologies.environments(workers)
     ]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -12,7 +12,7 @@ import topologies
 from launching import REPOSITORY
 
 from tfdist import config as c
-from tfdist import divergence, experiment, train
+from tfdist import divergence, experiment, interruption, train
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 OF_STEPS = {5: 200, 6: 250, 7: 300}
@@ -125,9 +125,10 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
         copy = cut_back(tmp_path / "back", tmp_path / f"from{newest}", newest)
         assert same_bits(run(copy, made), expected)
     copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
+    keras.utils.clear_session()
     stopped = experiment.start(made, copy)
-    stopped.stop.signal_name = "SIGTERM"  # At the end of the first call, which is one step long.
-    assert train.train(stopped) == train.interruption.EXIT_STOPPED
+    stopped.stop.end = 0.0  # Its time is over at the end of the first call, which is one step long.
+    assert train.train(stopped) == interruption.EXIT_STOPPED
     assert (copy / "checkpoints" / "step-00000005").is_dir()
     assert same_bits(run(copy, made), expected)
 
@@ -160,6 +161,8 @@ def test_after_so_many_times_the_run_ends(tmp_path):
 def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     made = config("skip", 5, 7)
     made.train.precision, made.train.steps = precision, 8
+    if precision == "float16":  # In which the network's rectifiers make 0 of NaN.
+        made.model = {"target": "tests.lab:linear", "num_classes": 10}
     keras.utils.clear_session()
     assert train.train(experiment.start(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 2

@@ -205,7 +205,7 @@ import os, signal, sys, time
 from tfdist import config, interruption
 from tfdist.cluster import batch, environment, peers, preflight
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
-listener = peers.listen(place.num_workers, place.rank)
+listener = peers.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 roster = preflight.check(place, facts={}, seconds=60, about=port)
 peers.watch(rank=place.rank, roster=roster, listener=listener, options=config.Cluster(connect_seconds=20))
