@@ -42,7 +42,7 @@ ROOMS = [
     # For scripts.
     "script",
     # Commands built on the above.
-    *("launch", "tables", "trials", "scaling", "trajectories", "batch_size", "doctor"),
+    *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "doctor"),
 ]
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
