@@ -43,6 +43,7 @@ ROOMS = [
     "script",
     # Commands built on the above.
     *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "doctor"),
+    *("contest", "benchmark"),
 ]
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [

@@ -1,6 +1,7 @@
 """Promise 1: N replicas train and evaluate as one does."""
 
 import json
+import platform
 
 import numpy as np
 import pytest
@@ -29,6 +30,12 @@ def test_weights_slots_and_losses_are_those_of_one_device(one, tmp_path, workers
     for ours, theirs in zip(*(topologies.records(w, "evaluation") for w in (one, tmp_path)), strict=True):
         assert ours["accuracy"] == theirs["accuracy"]
         assert ours["num_examples"] == theirs["num_examples"] == 355
+
+
+def test_the_log_says_that_malloc_was_set_and_how_to_leave_it_alone(one):
+    (workers,) = topologies.records(one, "workers")
+    if platform.libc_ver()[0] == "glibc":
+        assert "--config.cluster.keep_freed_memory=false" in workers["workers"][-1]
 
 
 def test_two_runs_of_two_workers_agree_to_the_bit(tmp_path):

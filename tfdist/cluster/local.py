@@ -104,10 +104,17 @@ def reserve_ports(count: int) -> list[socket.socket]:
 
 
 def environments(
-    env: Mapping[str, str], ports: Sequence[int], shares: Sequence[tuple[str, ...]]
+    env: Mapping[str, str],
+    ports: Sequence[int],
+    shares: Sequence[tuple[str, ...]],
+    hosts: Sequence[str] = (),
 ) -> list[dict[str, str]]:
-    """The environment of each worker; there are as many as `shares`, what each is given of the GPUs."""
-    addresses = [f"localhost:{port}" for port in ports[: len(shares)]]
+    """The environment of each worker; there are as many as `shares`, what each is given of the GPUs.
+
+    They are on this machine, each reached at its own of `hosts`, as in a network namespace, or else at localhost.
+    """
+    names = hosts or ["localhost"] * len(shares)
+    addresses = [f"{host}:{port}" for host, port in zip(names, ports, strict=False)][: len(shares)]
     found = []
     for rank, share in enumerate(shares):
         own = {name: value for name, value in env.items() if name != "TF_CONFIG"}

@@ -1,0 +1,175 @@
+"""Measures tfdist on this machine's processors, next to honest baselines: `python -m tfdist.benchmark`.
+
+Sections: `steps`, the training step of three networks; `input`, the pipelines without a model; `all_reduce`, the sum
+over two workers; `start`, from the command to the first finished step. The baselines: the bare floor, one `tf.function`
+over the same mathematics on a batch in memory; and the textbook loop as computing centres publish it. All take turns
+within one run, each in processes of its own, and the table gives medians and what share of tfdist's time they take.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from tfdist import records, tables
+from tfdist.contest import arena, link, starts, works
+
+SECTIONS = ("steps", "input", "all_reduce", "start")
+_SECTIONS = flags.DEFINE_list("sections", list(SECTIONS), f"Any of {', '.join(SECTIONS)}.")
+_WORKS = flags.DEFINE_list("works", list(works.WORKS), f"What is trained in steps: any of {', '.join(works.WORKS)}.")
+_WORKERS = flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
+_VARIANTS = flags.DEFINE_list("variants", ["float32"], "tfdist's own: any of float32, bfloat16, compressed, packs.")
+_SECONDS = flags.DEFINE_float("seconds", 1.0, "How long a turn lasts.", lower_bound=0.01)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "How many turns each takes.", lower_bound=1)
+_PIN = flags.DEFINE_bool("pin", True, "Give each worker one processor of its own.")
+_LINK = flags.DEFINE_string("link", None, "Join two workers by a link of this rate, such as 1gbit. Root only.")
+_JSON = flags.DEFINE_string("json", None, "Also write the numbers to this file.")
+
+Rows = list[dict[str, Any]]
+# Overrides of tfdist's config.
+_CHANGES = {
+    "float32": {},
+    "bfloat16": {"train.precision": "bfloat16"},
+    "compressed": {"communication.dtype": "bfloat16"},
+    "packs": {"communication.bytes_per_pack": 4_000_000},
+}
+_SIZES = (0.001, 1, 10, 100)
+
+
+def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "processes": workers,
+        "workers": workers,
+        "environment": {},
+        "keep_freed_memory": ours,
+        **more,
+    }
+
+
+def steps(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
+    """Measures training steps: a table for each work and number of workers."""
+    for name in _WORKS.value:
+        work = works.WORKS[name]
+        works.write_data(work, folder)
+        for workers in map(int, _WORKERS.value) if place is None else [2]:
+            jobs = {}
+            if workers == 1:
+                jobs["floor"] = _job("floor", work=name, overrides={}, ours=False)
+                jobs["floor, fused, looped"] = _job("looped_floor", work=name, overrides={}, ours=False)
+            jobs["textbook"] = _job("textbook", workers, work=name, overrides={}, ours=False)
+            for variant in _VARIANTS.value:
+                jobs[f"tfdist {variant}"] = _job("tfdist", workers, work=name, overrides=_CHANGES[variant])
+            with arena.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
+                results = arena.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
+            title = f"{work.title}, batch {work.batch}, {workers} worker(s)"
+            yield _rows("steps", title, results, f"tfdist {_VARIANTS.value[0]}")
+
+
+def inputs(folder: Path) -> Iterator[Rows]:
+    """Measures pipelines on one worker, and on one of several."""
+    for source in ("memory", "records", "files"):
+        jobs = {"classic": _job("classic_input", source=source)}
+        for workers in (1, 2, 4):
+            jobs[f"tfdist, 1 of {workers}"] = _job("input", source=source) | {"workers": workers}
+        with arena.open_arena(jobs, folder, pin=_PIN.value) as contestants:
+            results = arena.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
+        yield _rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
+
+
+def all_reduces(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
+    """Measures sums over two workers."""
+    jobs = {
+        "TensorFlow as it is": _job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
+        "tfdist": _job("all_reduce", 2, communication={}, megabytes=_SIZES),
+        "tfdist compressed": _job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
+        "tfdist packs": _job("all_reduce", 2, communication={"bytes_per_pack": 4_000_000}, megabytes=_SIZES),
+    }
+    with arena.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
+        for size in _SIZES:
+            results = arena.compete(contestants, str(size), seconds=_SECONDS.value, rounds=_ROUNDS.value)
+            yield _rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
+
+
+def start(folder: Path) -> Iterator[Rows]:
+    """Measures the time to the first finished step."""
+    works.write_data(works.WORKS["mlp"], folder)
+    core = min(os.sched_getaffinity(0)) if _PIN.value else None
+    taken = starts.measure(folder, rounds=_ROUNDS.value, core=core)
+    results = {
+        name: arena.Result(milliseconds=1e3 * median, best_milliseconds=1e3 * best)
+        for name, (median, best) in taken.items()
+    }
+    yield _rows("start", "from the command to the first finished step of an MLP", results, "tfdist")
+
+
+def _rows(section: str, title: str, results: dict[str, arena.Result], ours: str) -> Rows:
+    reference = results[ours].milliseconds
+    return [
+        {
+            "section": section,
+            "title": title,
+            "name": name,
+            **dataclasses.asdict(result),
+            "ratio": result.milliseconds / reference,
+        }
+        for name, result in results.items()
+    ]
+
+
+def show(rows: Rows) -> None:
+    """Prints one table."""
+    header = ("", "ms, median", "best", "processor", f"times {_reference(rows)}", "peak MB")
+    cells = [
+        (r["name"], r["milliseconds"], r["best_milliseconds"], r["cpu_milliseconds"], r["ratio"], r["peak_mb"])
+        for r in rows
+    ]
+    print(f"{rows[0]['title']}\n{tables.text(header, cells)}\n", flush=True)
+
+
+def _reference(rows: Rows) -> str:
+    return next(row["name"] for row in rows if row["ratio"] == 1.0)
+
+
+def run(argv: list[str]) -> None:
+    """Measures the sections that the flags name."""
+    if len(argv) > 1:
+        sys.exit(f"There is no argument without a flag. Received: {argv[1]!r}")
+    for name, chosen, known in (
+        ("sections", _SECTIONS.value, SECTIONS),
+        ("works", _WORKS.value, works.WORKS),
+        ("variants", _VARIANTS.value, _CHANGES),
+        ("workers", _WORKERS.value, "123456789"),
+    ):
+        for word in chosen:
+            if word not in known:
+                sys.exit(f"--{name}: there is no {word!r}; there are {', '.join(known)}.")
+    found: Rows = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as name, contextlib.ExitStack() as stack:
+            folder = Path(name)
+            place = stack.enter_context(link.slow(_LINK.value)) if _LINK.value else None
+            for section in _SECTIONS.value:
+                measured = {
+                    "steps": lambda: steps(folder, place),
+                    "input": lambda: inputs(folder),
+                    "all_reduce": lambda: all_reduces(folder, place),
+                    "start": lambda: start(folder),
+                }[section]()
+                for rows in measured:
+                    show(rows)
+                    found += rows
+    except ValueError as error:
+        sys.exit(f"tfdist.benchmark: {error}")
+    if _JSON.value:
+        records.write_json(_JSON.value, {"link": _LINK.value, "rows": found})
+
+
+if __name__ == "__main__":
+    app.run(run)

@@ -1,0 +1,154 @@
+"""Starts contestants, each in processes of its own, and lets them take turns. Imports no TensorFlow."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster import local, processes
+
+# How a turn becomes as long as asked for: the last that was this share of it decides the number of steps.
+_ENOUGH = 0.2
+_MOST_STEPS = 1_000_000
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Contestant:
+    """Its processes, one a worker, in rank order."""
+
+    name: str
+    workers: list[subprocess.Popen]
+    logs: list[Path]
+    # Of each worker, resident memory in MB at its highest.
+    peak_mb: float = 0.0
+
+    def turn(self, case: str, steps: int) -> tuple[float, float]:
+        """Lets all workers do so many steps; returns the seconds of the slowest, and the mean processor seconds.
+
+        Raises:
+            ValueError: a worker has failed; shows the end of what it said.
+        """
+        for worker in self.workers:
+            with contextlib.suppress(BrokenPipeError):
+                worker.stdin.write(json.dumps({"case": case, "steps": steps}) + "\n")
+                worker.stdin.flush()
+        answers = [self._hear(rank) for rank in range(len(self.workers))]
+        self.peak_mb = max(self.peak_mb, *(answer["peak_mb"] for answer in answers))
+        cpu = statistics.mean(answer["cpu_seconds"] for answer in answers)
+        return max(answer["seconds"] for answer in answers), cpu
+
+    def _hear(self, rank: int) -> dict[str, Any]:
+        line = self.workers[rank].stdout.readline()
+        if not line:
+            end = "\n".join(f"  {text}" for text in self.logs[rank].read_text(errors="replace").splitlines()[-15:])
+            raise ValueError(f"{self.name}: worker {rank} has failed:\n{end}")
+        return json.loads(line)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the turns of one contestant came to."""
+
+    # Milliseconds a step: the median over turns and the best turn, and the processor's, of one worker.
+    milliseconds: float
+    best_milliseconds: float
+    cpu_milliseconds: float | None = None
+    steps: int | None = None
+    peak_mb: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where workers run: words before each one's command, and its host."""
+
+    prefixes: Sequence[Sequence[str]] = ()
+    hosts: Sequence[str] = ()
+
+
+@contextlib.contextmanager
+def open_arena(
+    jobs: Mapping[str, dict[str, Any]], folder: Path, *, pin: bool, place: Place | None = None
+) -> Iterator[list[Contestant]]:
+    """Starts a contestant for each job, by name, and waits until it is ready; at the end of the block none is left."""
+    contestants: list[Contestant] = []
+    try:
+        for name, job in jobs.items():
+            contestants.append(_start(name, job, folder, pin, place or Place()))
+            for rank in range(len(contestants[-1].workers)):
+                contestants[-1]._hear(rank)
+        yield contestants
+    finally:
+        for worker in [worker for contestant in contestants for worker in contestant.workers]:
+            worker.kill()
+            worker.communicate()
+
+
+def compete(contestants: Sequence[Contestant], case: str, *, seconds: float, rounds: int) -> dict[str, Result]:
+    """Lets the contestants take turns of about `seconds`, `rounds` times, so that what else the machine does hits all.
+
+    Before the first round each finds out how many steps that is, which also compiles and warms up.
+    """
+    steps = {contestant.name: _calibrate(contestant, case, seconds) for contestant in contestants}
+    turns: dict[str, list[tuple[float, float]]] = {contestant.name: [] for contestant in contestants}
+    for number in range(rounds):
+        for contestant in contestants if number % 2 == 0 else reversed(contestants):
+            turns[contestant.name].append(contestant.turn(case, steps[contestant.name]))
+    results = {}
+    for contestant in contestants:
+        clock, cpu = zip(*turns[contestant.name], strict=True)
+        scale = 1000.0 / steps[contestant.name]
+        results[contestant.name] = Result(
+            milliseconds=statistics.median(clock) * scale,
+            best_milliseconds=min(clock) * scale,
+            cpu_milliseconds=statistics.median(cpu) * scale,
+            steps=steps[contestant.name] * rounds,
+            peak_mb=contestant.peak_mb,
+        )
+    return results
+
+
+def _calibrate(contestant: Contestant, case: str, seconds: float) -> int:
+    contestant.turn(case, 1)
+    contestant.turn(case, 1)
+    steps = 1
+    while True:
+        taken, _ = contestant.turn(case, steps)
+        if taken >= _ENOUGH * seconds or steps >= _MOST_STEPS:
+            return max(1, round(steps * seconds / taken))
+        steps = min(_MOST_STEPS, math.ceil(steps * min(10.0, 1.5 * _ENOUGH * seconds / taken)))
+
+
+def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place) -> Contestant:
+    count = job["processes"]
+    reserved = local.reserve_ports(count)
+    ports = [sock.getsockname()[1] for sock in reserved]
+    # Without GPUs: all contestants would share them.
+    environments = local.environments(dict(os.environ) | job["environment"], ports, [("",)] * count, place.hosts)
+    cores = sorted(os.sched_getaffinity(0))
+    logs = [folder / f"{name.replace(' ', '_')}-{rank}.log" for rank in range(count)]
+    workers = []
+    for rank in range(count):
+        told = job | {"core": cores[rank % len(cores)] if pin else None, "folder": str(folder)}
+        command = [*(place.prefixes[rank] if place.prefixes else ()), sys.executable]
+        with logs[rank].open("w") as log:
+            workers.append(
+                subprocess.Popen(
+                    [*command, "-m", "tfdist.contest.contestant", json.dumps(told)],
+                    env={"TF_CPP_MIN_LOG_LEVEL": "2", **environments[rank]},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    preexec_fn=processes.bound_to(os.getpid()),
+                )
+            )
+    for sock in reserved:
+        sock.close()
+    return Contestant(name=name, workers=workers, logs=logs)

@@ -1,0 +1,131 @@
+"""What tfdist is measured against: the bare mathematics, and the loop that computing centres teach."""
+
+import functools
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.cluster import strategy as strategy_lib
+from tfdist.contest.works import Work
+
+# Runs so many steps, to their end.
+Runner = Callable[[int], None]
+_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+
+
+def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -> Runner:
+    """The mathematics of a step in one `tf.function`, on one batch in memory, without a strategy.
+
+    Args:
+        fused: with the normalisation of tfdist.zoo; otherwise with Keras' own.
+        looped: many steps in one call; otherwise one.
+    """
+    keras.config.set_dtype_policy(_POLICIES[config.train.precision])
+    model = _model(config, fused)
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
+    images, labels = _images(work, config)
+    batch = {"image": _scaled(tf.constant(images[: work.batch])), "label": tf.constant(labels[: work.batch])}
+
+    def one() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(objective(model, batch, training=True)["loss"])
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function
+    def many(steps: tf.Tensor) -> tf.Tensor:
+        loss = tf.zeros([])
+        for _ in tf.range(steps):
+            loss = one()
+        return loss
+
+    single = tf.function(one)
+
+    def run(steps: int) -> None:
+        if looped:
+            many(tf.constant(steps)).numpy()
+            return
+        for _ in range(steps):
+            loss = single()
+        loss.numpy()
+
+    return run
+
+
+def textbook(work: Work, config: config_lib.Config, cluster: strategy_lib.Cluster) -> Runner:
+    """The loop of TensorFlow's own tutorial on custom training, as computing centres publish it, with Keras' layers."""
+    keras.config.set_dtype_policy(_POLICIES[config.train.precision])
+    strategy, global_batch = cluster.strategy, config.data.batch_size
+    dataset = textbook_dataset(*_images(work, config), work.pad, global_batch)
+    with strategy.scope():
+        model = _model(config, fused=False)
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+        cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    distributed = strategy.experimental_distribute_dataset(dataset)
+
+    def replica_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            losses = cross_entropy(labels, model(images, training=True))
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=global_batch)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def train_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        losses = strategy.run(replica_step, args=(images, labels))
+        return strategy.reduce("SUM", losses, axis=None)
+
+    epochs = iter(())
+
+    def run(steps: int) -> None:
+        nonlocal epochs
+        total = 0.0
+        for _ in range(steps):
+            batch = next(epochs, None)
+            if batch is None:
+                epochs = iter(distributed)
+                batch = next(epochs)
+            total += train_step(*batch)
+        float(total)
+
+    return run
+
+
+def textbook_dataset(images: np.ndarray, labels: np.ndarray, pad: int, batch: int) -> tf.data.Dataset:
+    """The pipeline of the tutorials: shuffle, map, batch, prefetch, an example at a time."""
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(10_000)
+    dataset = dataset.map(functools.partial(augment, pad=pad), num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.batch(batch).prefetch(tf.data.AUTOTUNE)
+
+
+def augment(image: tf.Tensor, label: tf.Tensor, *, pad: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Crops, flips and scales one image, uint8 [h, w, c], to float32."""
+    if pad:
+        height, width, channels = image.shape
+        image = tf.image.resize_with_crop_or_pad(image, height + 2 * pad, width + 2 * pad)
+        image = tf.image.random_crop(image, (height, width, channels))
+        image = tf.image.random_flip_left_right(image)
+    return _scaled(image), label
+
+
+def _scaled(images: tf.Tensor) -> tf.Tensor:
+    return tf.cast(images, tf.float32) / 255.0
+
+
+def _images(work: Work, config: config_lib.Config) -> tuple[np.ndarray, np.ndarray]:
+    del work
+    with np.load(config.data.source["path"]) as file:
+        return file["x_train"], file["y_train"]
+
+
+def _model(config: config_lib.Config, fused: bool) -> keras.Model:
+    model = config_lib.build(config.model, field="config.model")
+    # A clone has Keras' own layers: the fused computation is not part of a layer's configuration.
+    return model if fused else keras.models.clone_model(model)

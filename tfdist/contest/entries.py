@@ -1,0 +1,91 @@
+"""What a contestant runs, by the kind of its job."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist import experiment, gradients, intervals, loop, step
+from tfdist.cluster import strategy
+from tfdist.contest import baselines, pipelines
+from tfdist.contest.baselines import Runner
+from tfdist.contest.works import WORKS
+
+Job = dict[str, Any]
+# Tensors of a model of so many bytes: as many as ResNet50V2 has, of one size.
+_TENSORS = 100
+
+
+def _config(job: Job, folder: Path) -> config_lib.Config:
+    config = WORKS[job["work"]].config(folder, job["workers"], job["overrides"])
+    config.cluster.keep_freed_memory = job["keep_freed_memory"]
+    return config
+
+
+def floor(job: Job, folder: Path, *, fused: bool, looped: bool) -> dict[str, Runner]:
+    """See `baselines.floor`."""
+    return {"step": baselines.floor(WORKS[job["work"]], _config(job, folder), fused=fused, looped=looped)}
+
+
+def textbook(job: Job, folder: Path) -> dict[str, Runner]:
+    """See `baselines.textbook`."""
+    config = _config(job, folder)
+    return {"step": baselines.textbook(WORKS[job["work"]], config, strategy.connect(config.cluster))}
+
+
+def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
+    """tfdist's own loop, input included, as `train.train_loop` runs it."""
+    run = experiment.start(_config(job, folder), folder / "run")
+    call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
+    caller = loop.Caller(run=run, call=call, pace=intervals.Pace(run.config.train.call_seconds))
+    iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=0, last_step=run.total_steps))
+
+    def steps(count: int) -> None:
+        while count:
+            count -= caller(iterator, count)[0]
+
+    return {"step": steps}
+
+
+def all_reduce(job: Job, folder: Path) -> dict[str, Runner]:
+    """The sum over workers as a step makes it, for each of `job["megabytes"]`."""
+    del folder
+    cluster = strategy.connect(config_lib.Cluster(keep_freed_memory=job["keep_freed_memory"]))
+    options = config_lib.Communication(**job["communication"])
+    return {str(size): _all_reduce(cluster, options, size) for size in job["megabytes"]}
+
+
+def _all_reduce(cluster: strategy.Cluster, options: config_lib.Communication, megabytes: float) -> Runner:
+    tensors = _TENSORS if megabytes >= 1 else 1
+    with cluster.scope():
+        variables = [tf.Variable(tf.ones([max(1, round(megabytes * 250_000 / tensors))])) for _ in range(tensors)]
+
+    @tf.function
+    def many(count: tf.Tensor) -> tf.Tensor:
+        first = tf.zeros([])
+        for _ in tf.range(count):
+            first = cluster.strategy.run(
+                lambda: gradients.all_reduce([tf.identity(variable) for variable in variables], options)[-1][0]
+            )
+        return first
+
+    def run(count: int) -> None:
+        total = cluster.strategy.experimental_local_results(many(tf.constant(count)))[0].numpy()
+        assert total == cluster.num_replicas, total
+
+    return run
+
+
+ENTRIES: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {
+    "floor": functools.partial(floor, fused=False, looped=False),
+    "fused_floor": functools.partial(floor, fused=True, looped=False),
+    "looped_floor": functools.partial(floor, fused=True, looped=True),
+    "textbook": textbook,
+    "tfdist": tfdist,
+    "all_reduce": all_reduce,
+    "input": pipelines.tfdist,
+    "classic_input": pipelines.classic,
+}

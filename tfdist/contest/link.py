@@ -1,0 +1,42 @@
+"""A real slow link on this machine: two network namespaces joined by a cable of limited rate. Linux, root only."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from tfdist.contest.arena import Place
+
+_HOSTS = ("10.213.77.1", "10.213.77.2")
+
+
+@contextlib.contextmanager
+def slow(rate: str) -> Iterator[Place]:
+    """Makes two network namespaces whose link `tc` holds to `rate`, such as "100mbit" or "1gbit", in each direction.
+
+    Raises:
+        ValueError: this process is not root's, or `ip` and `tc` (iproute2) are missing, or refuse.
+    """
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        raise ValueError(f"--link={rate} makes network namespaces: it needs root, and iproute2 (ip, tc).")
+    names = [f"tfdist-{os.getpid()}-{side}" for side in range(2)]
+    try:
+        for name in names:
+            _do(f"ip netns add {name}")
+        _do(f"ip -n {names[0]} link add link0 type veth peer name link0 netns {names[1]}")
+        for name, host in zip(names, _HOSTS, strict=True):
+            _do(f"ip -n {name} addr add {host}/24 dev link0")
+            _do(f"ip -n {name} link set link0 up")
+            _do(f"ip -n {name} link set lo up")
+            _do(f"tc -n {name} qdisc add dev link0 root tbf rate {rate} burst 1mb latency 50ms")
+        yield Place(prefixes=[["ip", "netns", "exec", name] for name in names], hosts=_HOSTS)
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _do(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"--link: {command!r} failed: {done.stderr.strip()}")
