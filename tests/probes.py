@@ -70,7 +70,7 @@ def run_steps(run: experiment.Run, last: int, first: int = 0) -> dict[str, float
     """Runs the steps [first, last) in one call; returns the means over all examples."""
     iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=first, last_step=last))
     call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
-    vector = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64)).numpy()
+    vector = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64))[0].numpy()
     return step.means(run.trainer, dict(zip((*run.trainer.names, *step.EXTRAS), vector, strict=True)))
 
 
@@ -296,9 +296,28 @@ def traces(options: c.Cluster) -> Arrays:
     return counts | {"calls": np.array([caller.pace.calls for caller in calls.values()])}
 
 
+def collectives(options: c.Cluster) -> Arrays:
+    """How many collective operations stand in a step, and how many in the rest of a call, for some ways to sum."""
+    found = {}
+    for name, communication in (
+        ("one pack", c.Communication()),
+        ("packs", c.Communication(bytes_per_pack=1024)),
+        ("compressed", c.Communication(dtype="bfloat16")),
+    ):
+        run = start(options, model={"target": "lab:normalised", "num_classes": 10}, communication=communication)
+        iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=0, last_step=1))
+        call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
+        graph = call.get_concrete_function(iterator, tf.constant(1, tf.int64), tf.zeros([], tf.float64)).graph
+        definition = graph.as_graph_def()
+        outside = [node for node in definition.node if node.op.startswith("Collective")]
+        inside = [n for f in definition.library.function for n in f.node_def if n.op.startswith("Collective")]
+        found[name] = np.array([len(inside), len(outside)])
+    return found
+
+
 PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, update, compressed, embedding, loss_scale, regularization, statistics)},
-    **{f.__name__: f for f in (masks, masks_of_a_second_run, masks_of_micro_batches, traces)},
+    **{f.__name__: f for f in (masks, masks_of_a_second_run, masks_of_micro_batches, traces, collectives)},
 }
 
 if __name__ == "__main__":

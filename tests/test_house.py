@@ -21,6 +21,7 @@ ROOMS = [
         "randomness",
         "gradients",
         "agreement",
+        "timing",
         "compiled",
         "step",
     ),

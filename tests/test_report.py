@@ -73,6 +73,24 @@ def test_an_interval_is_one_line_of_a_log_file():
     )
 
 
+def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
+    stream = io.StringIO()
+    reporter = open_quiet(tmp_path, stream=stream)
+    shares = [(0.01, 0.59, 0.4), (0.1, 0.8, 0.1)]
+    reporter.train(10, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.05, worker_shares=shares)
+    assert (
+        "worker 0 1% input 59% compute 40% communication, worker 1 10% input 80% compute 10% communication, "
+        "slowest: worker 1  learning rate"
+    ) in stream.getvalue()
+    many = [(0.0, 0.7, 0.3)] * 5 + [(0.0, 0.9, 0.1), (0.0, 0.6, 0.4)]
+    reporter.train(20, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.0, worker_shares=many)
+    reporter.close()
+    assert stream.getvalue().count("communication") == 2 + 2 and "slowest: worker 5" in stream.getvalue()
+    first, second = read_lines(tmp_path)
+    assert first["worker_shares"] == [list(one) for one in shares] and first["slowest_worker"] == 1
+    assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 5
+
+
 def test_the_time_left_counts_everything_between_reports():
     stream = io.StringIO()
     screen = console.open_console(stream, total_steps=3610)

@@ -26,6 +26,9 @@ def test_weights_slots_and_losses_are_those_of_one_device(one, tmp_path, workers
     assert topologies.largest_difference(topologies.arrays(one), topologies.arrays(tmp_path)) < 1e-5
     losses = [np.array([line["loss"] for line in topologies.records(w, "train")]) for w in (one, tmp_path)]
     assert len(losses[0]) == 20
+    for line in topologies.records(tmp_path, "train") if workers > 1 else ():
+        assert 0 <= line["slowest_worker"] < len(line["worker_shares"]) == workers
+        np.testing.assert_allclose(np.sum(line["worker_shares"], axis=1), 1, atol=1e-3)
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-6)
     for ours, theirs in zip(*(topologies.records(w, "evaluation") for w in (one, tmp_path)), strict=True):
         assert ours["accuracy"] == theirs["accuracy"]

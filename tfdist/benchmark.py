@@ -24,7 +24,9 @@ SECTIONS = ("steps", "input", "all_reduce", "start")
 _SECTIONS = flags.DEFINE_list("sections", list(SECTIONS), f"Any of {', '.join(SECTIONS)}.")
 _WORKS = flags.DEFINE_list("works", list(works.WORKS), f"What is trained in steps: any of {', '.join(works.WORKS)}.")
 _WORKERS = flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
-_VARIANTS = flags.DEFINE_list("variants", ["float32"], "tfdist's own: any of float32, bfloat16, compressed, packs.")
+_VARIANTS = flags.DEFINE_list(
+    "variants", ["float32"], "tfdist's own: float32, bfloat16, compressed, packs, or several joined by +."
+)
 _SECONDS = flags.DEFINE_float("seconds", 1.0, "How long a turn lasts.", lower_bound=0.01)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How many turns each takes.", lower_bound=1)
 _PIN = flags.DEFINE_bool("pin", True, "Give each worker one processor of its own.")
@@ -40,6 +42,10 @@ _CHANGES = {
     "packs": {"communication.bytes_per_pack": 4_000_000},
 }
 _SIZES = (0.001, 1, 10, 100)
+
+
+def _overrides(variant: str) -> dict[str, Any]:
+    return {field: value for word in variant.split("+") for field, value in _CHANGES[word].items()}
 
 
 def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def steps(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
                 jobs["floor, fused, looped"] = _job("looped_floor", work=name, overrides={}, ours=False)
             jobs["textbook"] = _job("textbook", workers, work=name, overrides={}, ours=False)
             for variant in _VARIANTS.value:
-                jobs[f"tfdist {variant}"] = _job("tfdist", workers, work=name, overrides=_CHANGES[variant])
+                jobs[f"tfdist {variant}"] = _job("tfdist", workers, work=name, overrides=_overrides(variant))
             with arena.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
                 results = arena.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
             title = f"{work.title}, batch {work.batch}, {workers} worker(s)"
@@ -144,7 +150,7 @@ def run(argv: list[str]) -> None:
     for name, chosen, known in (
         ("sections", _SECTIONS.value, SECTIONS),
         ("works", _WORKS.value, works.WORKS),
-        ("variants", _VARIANTS.value, _CHANGES),
+        ("variants", "+".join(_VARIANTS.value).split("+"), _CHANGES),
         ("workers", _WORKERS.value, "123456789"),
     ):
         for word in chosen:

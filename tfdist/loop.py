@@ -5,9 +5,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, experiment, intervals, records, saving, step
+from tfdist import agreement, checkpoint, experiment, intervals, records, saving, step, timing
 from tfdist.cluster import batch
 from tfdist.report import Reporter, open_report
 
@@ -45,20 +46,28 @@ class Caller:
     """Makes the compiled calls of one kind, and keeps their pace."""
 
     run: experiment.Run
-    call: Callable[..., tf.Tensor]
+    call: Callable[..., tuple[tf.Tensor, tf.Tensor]]
     pace: intervals.Pace
+    # Of each replica since they were taken last, float64 [num_replicas, 3]; see timing.py.
+    seconds: np.ndarray
 
     def __call__(self, iterator: Any, most: int) -> tuple[int, dict[str, float]]:
         """Runs up to `most` steps; returns how many, and the sums over all replicas: the same on every worker."""
         steps = self.pace.next_steps(most)
         asked = tf.constant(float(self.run.stop.asked()), tf.float64)
-        vector = self.call(iterator, tf.constant(steps, tf.int64), asked).numpy()
-        totals = dict(zip((*self.run.trainer.names, *step.EXTRAS), vector.tolist(), strict=True))
+        sums, replica_seconds = self.call(iterator, tf.constant(steps, tf.int64), asked)
+        totals = dict(zip((*self.run.trainer.names, *step.EXTRAS), sums.numpy().tolist(), strict=True))
+        self.seconds += replica_seconds.numpy()
         seconds = totals["seconds"] / self.run.cluster.num_replicas
         self.pace.measured(steps, seconds)
         if self.pace.calls > 1:  # The first compiles.
             self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
         return steps, totals
+
+    def take_shares(self) -> list[tuple[float, float, float]]:
+        """What each worker did with its time since this was called last: parts of input, compute, communication."""
+        seconds, self.seconds = self.seconds, np.zeros_like(self.seconds)
+        return timing.shares(seconds, self.run.cluster.num_workers)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -137,17 +146,19 @@ def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> R
 
 def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | None) -> Loop:
     """Puts the tools of the loop together."""
-
-    def caller(replica_step: Callable[..., tf.Tensor]) -> Caller:
-        call = step.make_call(run.trainer, functools.partial(replica_step, run.trainer))
-        return Caller(run=run, call=call, pace=intervals.Pace(run.config.train.call_seconds))
-
     return Loop(
         run=run,
         report=reporter,
         saver=saver,
-        train_call=caller(step.train_step),
-        evaluation_call=caller(step.evaluation_step),
+        train_call=make_caller(run, step.train_step),
+        evaluation_call=make_caller(run, step.evaluation_step),
         is_finite=checkpoint.finite_check(run.variables),
         agreement=agreement.agreement(run.cluster, run.variables),
     )
+
+
+def make_caller(run: experiment.Run, replica_step: Callable[..., tf.Tensor]) -> Caller:
+    """Makes the calls of one kind: `step.train_step` or `step.evaluation_step`."""
+    call = step.make_call(run.trainer, functools.partial(replica_step, run.trainer))
+    seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
+    return Caller(run=run, call=call, pace=intervals.Pace(run.config.train.call_seconds), seconds=seconds)

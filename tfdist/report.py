@@ -4,8 +4,10 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
 
     train       the means over the interval that ended at `step`: the objective's values under their own names,
                 `learning_rate`, `examples_per_second`, `examples_per_second_per_replica`, `input_wait_share` (the
-                part of the time, 0 to 1, spent waiting for data), `seconds` (of the interval), `epoch` (passes made),
-                `skipped` (updates left out since the run began, where the config allows it)
+                part of the time, 0 to 1, spent waiting for data), `worker_shares` (of several workers, in rank order,
+                the parts of input, compute and communication), `slowest_worker` (the rank of the one for which the
+                others wait), `seconds` (of the interval), `epoch` (passes made), `skipped` (updates left out since
+                the run began, where the config allows it)
     evaluation  the values over the whole split, `name`, `num_examples`, `seconds`, `best` (whether the best so far)
     workers     one line of text a worker: who it is, which devices it holds, how they talk
     event       `text`, and `step` where one is meant: resumed, saved, stopped
@@ -19,6 +21,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from tfdist import records
@@ -28,8 +31,10 @@ from tfdist.console import Console, number, open_console, rate
 RESERVED = {
     *("kind", "time", "step", "epoch", "seconds", "text", "workers"),
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
-    *("name", "num_examples", "best"),
+    *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
+# Whose time a line of the log gives; of more workers, that of two.
+_MOST_WORKERS = 4
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -67,6 +72,7 @@ class Reporter:
         steps: int,
         wait_share: float,
         skipped: int | None = None,
+        worker_shares: Sequence[tuple[float, float, float]] = (),
     ) -> None:
         """Reports an interval of training.
 
@@ -78,6 +84,8 @@ class Reporter:
             steps: how many steps it had.
             wait_share: see `seconds`.
             skipped: updates left out since the run began; None where that does not happen.
+            worker_shares: what each worker did with its time, in rank order: the parts of input, compute and
+                communication, 0 to 1.
 
         Raises:
             ValueError: a value has a name that metrics.jsonl uses itself.
@@ -93,13 +101,18 @@ class Reporter:
             "input_wait_share": float(wait_share),
             **({} if skipped is None else {"skipped": skipped}),
         }
-        self._record(kind="train", step=step, epoch=self._epoch(step), **values, **measured, seconds=float(seconds))
+        workers = {}
+        if len(worker_shares) > 1:
+            rounded = [[round(part, 4) for part in shares] for shares in worker_shares]
+            workers = {"worker_shares": rounded, "slowest_worker": slowest(worker_shares)}
+        record = values | measured | workers
+        self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(step, "train", values | measured)
         parts = [
             f"epoch {self._epoch(step):.2f}",
             *_named(values),
             f"{rate(speed)} examples/s ({rate(speed / self.num_replicas)} per replica)",
-            f"input wait {wait_share:.0%}",
+            *([_workers(worker_shares)] if workers else [f"input wait {wait_share:.0%}"]),
             f"learning rate {learning_rate:.4g}",
         ]
         self.console.train(step, parts, step_seconds=seconds / max(1, steps))
@@ -250,6 +263,24 @@ def _floats(values: dict[str, float]) -> dict[str, float]:
             f"Received: {sorted(values)}"
         )
     return {name: float(value) for name, value in values.items()}
+
+
+def slowest(worker_shares: Sequence[tuple[float, float, float]]) -> int:
+    """The rank of the worker for which the others wait: it spends the smallest part of its time in communication."""
+    return min(range(len(worker_shares)), key=lambda rank: worker_shares[rank][2])
+
+
+def _workers(worker_shares: Sequence[tuple[float, float, float]]) -> str:
+    def text(rank: int) -> str:
+        waiting, computing, talking = worker_shares[rank]
+        return f"worker {rank} {waiting:.0%} input {computing:.0%} compute {talking:.0%} communication"
+
+    last = slowest(worker_shares)
+    # A line has room for few: of many, the slowest, and the one that waits for it most.
+    shown = range(len(worker_shares))
+    if len(worker_shares) > _MOST_WORKERS:
+        shown = sorted({last, max(shown, key=lambda rank: worker_shares[rank][2])})
+    return ", ".join([*map(text, shown), f"slowest: worker {last}"])
 
 
 def _named(values: dict[str, float]) -> list[str]:

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist import gradients as gradients_lib
-from tfdist import randomness
-from tfdist.cluster.strategy import Cluster
+from tfdist import randomness, timing
+from tfdist.cluster.strategy import Cluster, replica_id
 from tfdist.compiled import Compiled, Element
 from tfdist.data.stream import Batch
 
@@ -42,6 +42,8 @@ class Trainer:
     # not skipped, and their number; the steps that were skipped, and those before the first of them. Each replica holds
     # its own, so that adding to it costs no communication; of the steps, its part of the number.
     totals: tf.Variable
+    # Seconds of communication since the last call; see timing.py.
+    communication: tf.Variable
 
     @property
     def guarded(self) -> bool:
@@ -100,6 +102,7 @@ def _trainer(
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
+        communication = timing.make_counter()
         loss_scale = gradients_lib.LossScale.create() if config.train.precision == "float16" else None
     return Trainer(
         cluster=cluster,
@@ -110,6 +113,7 @@ def _trainer(
         statistics=tuple(_statistics(model)),
         loss_scale=loss_scale,
         totals=sums,
+        communication=communication,
         **mathematics,
     )
 
@@ -280,6 +284,7 @@ def _sum_over_replicas(
     options = trainer.config.communication
     if trainer.cluster.num_replicas == 1:
         return gradients
+    ready = timing.ready(gradients)
     changes = [(s.value - old) * weight for s, old in zip(trainer.statistics, before, strict=True)]
     if options.dtype == "float32":
         reduced = gradients_lib.all_reduce([*gradients, *changes], options)
@@ -287,6 +292,7 @@ def _sum_over_replicas(
     else:
         gradients = gradients_lib.all_reduce(gradients, options)
         changes = gradients_lib.all_reduce(changes, dataclasses.replace(options, dtype="float32"))
+    trainer.communication.assign_add(timing.ready([*gradients, *changes]) - ready)
     for statistic, old, change in zip(trainer.statistics, before, changes, strict=True):
         statistic.assign(old + change)
     return gradients
@@ -311,24 +317,28 @@ def evaluation_step(trainer: Trainer, batch: Batch | Element, mask: tf.Tensor | 
     return sums
 
 
-def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Compiles the call that runs `step` many times on the devices and hands one small vector to Python.
 
     Returns:
         call(iterator, count, stop): `count` int64 [] steps; `stop` float64 [], 1 where this worker asks all to stop.
-        Returns float64 [len(names) + len(EXTRAS)], equal on all workers: the sums over all replicas. `skipped`
-        steps were left out, the first of them after `clean` others. `seconds` is what the steps took, of which
-        `wait_seconds` went by waiting for input; on a GPU both are of the host, which runs ahead of the device.
+        Returns, equal on all workers, float64 [len(names) + len(EXTRAS)], the sums over all replicas, and float64
+        [num_replicas, 3], the seconds of each (see timing.py). `skipped` steps were left out, the first of them after
+        `clean` others. `seconds` is what the steps took, of which `wait_seconds` went by waiting for input; on a GPU
+        all are of the host, which runs ahead of the device.
     """
-    strategy, totals = trainer.cluster.strategy, trainer.totals
+    strategy, totals, communication = trainer.cluster.strategy, trainer.totals, trainer.communication
+    num_replicas = trainer.cluster.num_replicas
 
     def local(value: tf.Tensor) -> list[tf.Tensor]:
         return tf.nest.flatten(strategy.experimental_local_results(value))
 
-    def take_totals(*extras: tf.Tensor) -> tf.Tensor:
-        vector = tf.concat([tf.identity(totals), tf.stack(extras)], axis=0)
+    def take_totals(waited: tf.Tensor, stop: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
+        own = timing.placed(replica_id(), num_replicas, waited, tf.identity(communication), seconds)
+        vector = tf.concat([tf.identity(totals), [waited, stop, seconds], own], axis=0)
         with tf.control_dependencies([vector]):
             totals.assign(tf.zeros_like(totals))
+            communication.assign(tf.zeros_like(communication))
         return vector
 
     @tf.function
@@ -343,7 +353,9 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
             sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
             with tf.control_dependencies(local(sums)):
                 done = tf.timestamp()
-        return strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, done - started)), axis=None)
+        vector = strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, done - started)), axis=None)
+        seconds = num_replicas * len(timing.COLUMNS)
+        return vector[:-seconds], tf.reshape(vector[-seconds:], [num_replicas, -1])
 
     return call
 

@@ -233,6 +233,7 @@ def report_interval(loop: Loop, progress: Progress) -> None:
         steps=progress.steps,
         skipped=None if run.config.train.nonfinite != "skip" else progress.skipped,
         wait_share=progress.totals["wait_seconds"] / max(progress.totals["seconds"], 1e-9),
+        worker_shares=loop.train_call.take_shares(),
     )
     progress.totals, progress.seconds, progress.steps = {}, 0.0, 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 from tensorflow.python.eager import context
 
@@ -19,6 +20,7 @@ from tfdist.cluster import placement as placement_lib
 
 # How long a worker that has finished waits for the others before it leaves.
 SHUTDOWN_SECONDS = 600.0
+_PIECE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,7 @@ def _multi_worker_strategy(plan_: Plan, addresses: list[str]) -> tf.distribute.S
         heartbeat_timeout_in_ms=int(2 * plan_.options.heartbeat_seconds * 1000),
         coordinated_jobs=[collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))],
     )
+    _send_in_large_pieces()
     communication = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=communication.NCCL if plan_.device_type == "GPU" else communication.RING
@@ -270,6 +273,15 @@ def _multi_worker_strategy(plan_: Plan, addresses: list[str]) -> tf.distribute.S
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
     finally:
         extended._initialize_local_devices = original
+
+
+def _send_in_large_pieces() -> None:
+    # TensorFlow cuts what a worker sends into pieces of 4 KB and copies each: a sixth of a sum's processor time.
+    session = context.context()
+    settings = session._config or config_pb2.ConfigProto()
+    if not settings.experimental.recv_buf_max_chunk:
+        settings.experimental.recv_buf_max_chunk = _PIECE_BYTES
+    session._config = settings
 
 
 def _roster_line(worker: dict, plan_: Plan) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist import experiment, gradients, intervals, loop, step
+from tfdist import experiment, gradients, loop, step
 from tfdist.cluster import strategy
 from tfdist.contest import baselines, pipelines
 from tfdist.contest.baselines import Runner
@@ -39,8 +39,7 @@ def textbook(job: Job, folder: Path) -> dict[str, Runner]:
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's own loop, input included, as `train.train_loop` runs it."""
     run = experiment.start(_config(job, folder), folder / "run")
-    call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
-    caller = loop.Caller(run=run, call=call, pace=intervals.Pace(run.config.train.call_seconds))
+    caller = loop.make_caller(run, step.train_step)
     iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=0, last_step=run.total_steps))
 
     def steps(count: int) -> None:

@@ -89,12 +89,13 @@ def _write_records(folder: Path, images: np.ndarray, labels: np.ndarray) -> None
             "label": tfds.features.ClassLabel(num_classes=_CLASSES),
         }
     )
+    examples = [{"image": i, "label": int(n)} for i, n in zip(images, labels, strict=True)]
     for file_format in ("array_record", "tfrecord"):
         tfds.dataset_builders.store_as_tfds_dataset(
             name="made_up",
             version="1.0.0",
             features=features,
-            split_datasets={"train": [{"image": i, "label": int(n)} for i, n in zip(images, labels, strict=True)]},
+            split_datasets={"train": list(enumerate(examples))},
             data_dir=folder / file_format,
             file_format=file_format,
             disable_shuffling=True,

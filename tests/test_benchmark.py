@@ -1,0 +1,49 @@
+"""The benchmark command: it runs, its numbers are there, and what it cannot do it says."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from launching import REPOSITORY, worker_environment
+
+
+def benchmark(*flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.benchmark", *flags],
+        cwd=REPOSITORY,
+        env=worker_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_steps_are_measured_beside_both_baselines(tmp_path):
+    path = tmp_path / "numbers.json"
+    short = ("--workers=1", "--seconds=0.02", "--rounds=1", "--nopin")
+    done = benchmark("--sections=steps", "--works=mlp", *short, f"--json={path}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    names = ["floor", "floor, fused, looped", "textbook", "tfdist float32"]
+    assert [row["name"] for row in rows] == names
+    for row in rows:
+        assert row["milliseconds"] > 0 and row["cpu_milliseconds"] > 0 and row["peak_mb"] > 100
+        assert row["name"] in done.stdout
+        assert row["ratio"] == pytest.approx(row["milliseconds"] / rows[-1]["milliseconds"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--sections=step"], "--sections: there is no 'step'; there are steps, input, all_reduce, start."),
+        (["--works=vgg"], "--works: there is no 'vgg'; there are mlp, resnet20, resnet50v2."),
+        (["--sections=all_reduce", "--link=fast"], "tfdist.benchmark: --link"),
+        (["steps"], "There is no argument without a flag. Received: 'steps'"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(flags, message):
+    done = benchmark(*flags)
+    assert done.returncode == 1
+    assert message in done.stderr
