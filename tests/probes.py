@@ -3,6 +3,7 @@
 A pytest process cannot do this: the number of logical devices is fixed with its first TensorFlow operation.
 """
 
+import dataclasses
 import functools
 import pathlib
 import sys
@@ -298,15 +299,17 @@ def traces(options: c.Cluster) -> Arrays:
 
 def collectives(options: c.Cluster) -> Arrays:
     """How many collective operations stand in a step, and how many in the rest of a call, for some ways to sum."""
+    run = start(options, model={"target": "lab:normalised", "num_classes": 10})
+    iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=0, last_step=1))
     found = {}
     for name, communication in (
         ("one pack", c.Communication()),
         ("packs", c.Communication(bytes_per_pack=1024)),
         ("compressed", c.Communication(dtype="bfloat16")),
     ):
-        run = start(options, model={"target": "lab:normalised", "num_classes": 10}, communication=communication)
-        iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=0, last_step=1))
-        call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
+        config = dataclasses.replace(run.config, communication=communication)
+        trainer = dataclasses.replace(run.trainer, config=config)
+        call = step.make_call(trainer, functools.partial(step.train_step, trainer))
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int64), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()
         outside = [node for node in definition.node if node.op.startswith("Collective")]
