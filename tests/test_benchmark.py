@@ -1,8 +1,10 @@
 """The benchmark command: it runs, its numbers are there, and what it cannot do it says."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from launching import REPOSITORY, worker_environment
@@ -32,6 +34,21 @@ def test_steps_are_measured_beside_both_baselines(tmp_path):
         assert row["milliseconds"] > 0 and row["cpu_milliseconds"] > 0 and row["peak_mb"] > 100
         assert row["name"] in done.stdout
         assert row["ratio"] == pytest.approx(row["milliseconds"] / rows[-1]["milliseconds"])
+
+
+def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfdist.benchmark", "--sections=steps", "--works=mlp", "--workers=1", "--nopin"],
+        cwd=REPOSITORY,
+        env=worker_environment(TMPDIR=str(tmp_path)),
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("*/*.log")) and time.monotonic() < deadline:  # A contestant has been started.
+        time.sleep(0.05)
+    (folder,) = tmp_path.iterdir()
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

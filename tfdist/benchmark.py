@@ -18,6 +18,7 @@ from typing import Any
 from absl import app, flags
 
 from tfdist import records, tables
+from tfdist.cluster import processes
 from tfdist.contest import arena, link, starts, works
 
 SECTIONS = ("steps", "input", "all_reduce", "start")
@@ -158,8 +159,9 @@ def run(argv: list[str]) -> None:
                 sys.exit(f"--{name}: there is no {word!r}; there are {', '.join(known)}.")
     found: Rows = []
     try:
-        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as name, contextlib.ExitStack() as stack:
-            folder = Path(name)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(processes.leaving_on_sigterm())  # No folder and no network of ours shall stay behind.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-benchmark-")))
             place = stack.enter_context(link.slow(_LINK.value)) if _LINK.value else None
             for section in _SECTIONS.value:
                 measured = {

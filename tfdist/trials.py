@@ -65,27 +65,18 @@ def train(arguments: Sequence[str], *, replicas: int, way: str, workdir: Path, l
 
 def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> int:
     """Runs a command to its end, its output in `log`; it gets SIGTERM when this process ends before it."""
-
-    def end(number: int, frame: Any) -> None:
-        del frame
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
     log.parent.mkdir(parents=True, exist_ok=True)
     bound = processes.bound_to(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    try:
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=bound
-            )
-            try:
-                return process.wait()
-            finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with processes.leaving_on_sigterm(), log.open("wb") as file:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=bound
+        )
+        try:
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
 
 
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:

@@ -20,12 +20,14 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 # How often workers are looked at, in seconds, should a signal of their end be missed.
 _LOOK_SECONDS = 0.5
 # How long output is awaited after the last worker has ended, should something else hold its end of the pipe.
 _DRAIN_SECONDS = 1.0
+_AGAIN_SECONDS = 0.5
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _CLEAR_LINE = b"\r\x1b[K"
 
@@ -197,6 +199,26 @@ def _state(pid: int) -> str:
 def _line(rank: int, line: bytes) -> bytes:
     # Of a line that was drawn over, the last state.
     return b"[%d] %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
+
+
+@contextlib.contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """Within, SIGTERM ends this process as an exception does: what is to be tidied up is."""
+
+    def leave(number: int, frame: Any) -> None:
+        del number, frame
+        if not isinstance(sys.exc_info()[1], SystemExit):  # Else it is on its way.
+            # Python loses what is raised while it forks: then once more.
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+            raise SystemExit(128 + signal.SIGTERM)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def bound_to(launcher: int, number: int = signal.SIGKILL) -> Callable[[], None]:
