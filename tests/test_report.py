@@ -351,16 +351,18 @@ def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("COLUMNS", raising=False)
     leader, follower = pty.openpty()
-    os.set_blocking(leader, False)
     stream = os.fdopen(follower, "w")
 
     def resize(columns):
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def read():
-        with contextlib.suppress(BlockingIOError):
-            return os.read(leader, 1 << 16).decode()
-        return ""
+        stream.write("\a")  # The kernel hands on what was written when it comes to it: this is the end of it.
+        stream.flush()
+        text = ""
+        while not text.endswith("\a"):
+            text += os.read(leader, 1 << 16).decode()
+        return text[:-1]
 
     yield stream, resize, read
     stream.close()
