@@ -128,9 +128,9 @@ def _train(run: Any) -> float:
     iterator = run.cluster.distribute(run.training_data(0, _STEPS))
     call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
     nothing = tf.zeros([], tf.float64)
-    call(iterator, tf.constant(1, tf.int64), nothing).numpy()
+    call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()
     started = time.perf_counter()
-    call(iterator, tf.constant(_STEPS - 1, tf.int64), nothing).numpy()
+    call(iterator, tf.constant(_STEPS - 1, tf.int64), nothing)[0].numpy()
     return (time.perf_counter() - started) / (_STEPS - 1)
 
 
