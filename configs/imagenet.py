@@ -2,7 +2,10 @@
 
     python -m tfdist.main --config=configs/imagenet.py --config.data.source.path=/data/imagenet
 
-The path holds TFRecord files in the usual layout, train-00000-of-01024 and validation-00000-of-00128.
+The path holds TFRecord files in the usual layout, train-00000-of-01024 and validation-00000-of-00128. With ImageNet
+prepared by tensorflow-datasets, the source is another:
+
+    --config.data.source="{'target': 'tfdist.zoo.sources:tfds', 'name': 'imagenet2012', 'encoded': True}"
 
 Not run on ImageNet itself: where this was written there was none. The same path was, on small images in that layout.
 """

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets
 
-from tfdist.zoo import sources
+from tfdist.zoo import inception, sources
 
 COUNTS = {"train": 61, "test": 9}
 
@@ -115,6 +115,24 @@ def test_every_way_of_reading_gives_what_was_written_in_the_same_order(folders):
             np.testing.assert_array_equal(result[key], values)
 
 
+def test_images_stay_as_they_are_stored_where_that_is_asked_for(folders):
+    for file_format, limit in WAYS:
+        keywords = dict(data_dir=folders[file_format], memory_limit_mb=limit)
+        encoded = sources.tfds("train[:5]", name="small_images", encoded=True, **keywords).read(
+            tf.range(5, dtype=tf.int64)
+        )
+        decoded = sources.tfds("train[:5]", name="small_images", **keywords).read(tf.range(5, dtype=tf.int64))
+        for content, image in zip(encoded["image"], decoded["image"], strict=True):
+            np.testing.assert_array_equal(tf.io.decode_image(content), image)
+        np.testing.assert_array_equal(encoded["label"], decoded["label"])
+    uneven = sources.tfds(
+        "train", name="uneven_images", data_dir=folders["array_record"], features={"image": "image"}, encoded=True
+    )
+    batch = uneven.read(tf.constant([2, 0], tf.int64))
+    prepared = inception.image(batch, tf.zeros([2, 2], tf.int64), training=False, size=4)
+    assert prepared["image"].shape == (2, 4, 4, 3)
+
+
 @pytest.mark.parametrize("file_format, limit", WAYS)
 def test_slices_cross_shards(folders, file_format, limit):
     def source(split):
@@ -149,7 +167,7 @@ def test_images_of_several_sizes_need_a_size(folders):
 
 def test_constructor_leaves_tensorflow_untouched(folders):
     program = f"""
-from tfdist.zoo import sources
+from tfdist.zoo import inception, sources
 made = [
     sources.tfds("train[10:]", name="small_images", data_dir=folder, memory_limit_mb=limit)
     for folder, limit in {[(folders[file_format], limit) for file_format, limit in WAYS]!r}

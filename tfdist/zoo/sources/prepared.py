@@ -30,12 +30,15 @@ class Prepared:
         features: Mapping[str, str] | None,
         size: tuple[int, int] | None,
         memory_limit_mb: float,
+        encoded: bool = False,
     ):
         self._title = f"tfds data set {builder.info.full_name!r}"
         lengths = {key: info.num_examples for key, info in builder.info.splits.items()}
         self._part = resolve(split, lengths, source=self._title)
         self._features = features or _default_features(builder.info, self._title)
-        self._decoder, self._specs = _choose(builder.info.features, self._features, size, self._title)
+        self._decoder, self._decoders, self._specs = _choose(
+            builder.info.features, self._features, size, encoded, self._title
+        )
         label = self._features.get("label")
         self.num_classes = getattr(builder.info.features[label], "num_classes", None) if label else None
 
@@ -119,7 +122,7 @@ class Prepared:
 
     @tf.autograph.experimental.do_not_convert
     def _decode_record(self, record: tf.Tensor) -> dict[str, tf.Tensor]:
-        example = self._decoder.deserialize_example(record)
+        example = self._decoder.deserialize_example(record, decoders=self._decoders)
         return {key: _fit(example[feature], self._specs[key]) for key, feature in self._features.items()}
 
 
@@ -132,6 +135,7 @@ def tfds(
     features: Mapping[str, str] | None = None,
     size: Sequence[int] | None = None,
     memory_limit_mb: float = 2048,
+    encoded: bool = False,
 ) -> Prepared:
     """Examples of a TensorFlow Datasets data set, such as cifar10 or mnist.
 
@@ -146,6 +150,7 @@ def tfds(
             None: the data set's supervised pair, an image as "image", a class label as "label", others by their names.
         size: (height, width) to which images are scaled as they are read, bilinear with antialiasing; needed where
             they differ in size.
+        encoded: leave images as they are stored, strings of JPEG or PNG, for `tfdist.zoo.inception:image`.
         memory_limit_mb: the examples are decoded once and kept in host memory if they take at most so many MiB; if
             they take more, and with 0, they are read from ArrayRecord files batch by batch.
 
@@ -164,7 +169,7 @@ def tfds(
         if not download:
             raise FileNotFoundError(_absent(builder, name))
         builder = _fetch(builder, name, data_dir)
-    return Prepared(builder, name, split, features, size and tuple(size), memory_limit_mb)
+    return Prepared(builder, name, split, features, size and tuple(size), memory_limit_mb, encoded)
 
 
 def _builder(name: str, data_dir: str | None) -> Any:
@@ -242,19 +247,21 @@ def _default_features(info: Any, title: str) -> dict[str, str]:
 
 
 def _choose(
-    features: Any, chosen: Mapping[str, str], size: tuple[int, int] | None, title: str
-) -> tuple[Any, dict[str, tf.TensorSpec]]:
-    """Returns the decoder of the `chosen` features alone, and the shape and dtype of each."""
+    features: Any, chosen: Mapping[str, str], size: tuple[int, int] | None, encoded: bool, title: str
+) -> tuple[Any, dict[str, Any], dict[str, tf.TensorSpec]]:
+    """Returns the decoder of the `chosen` features alone, which it leaves undecoded, and each one's shape and dtype."""
     import tensorflow_datasets
 
-    specs = {}
+    specs, skipped = {}, {}
     for key, name in chosen.items():
         if name not in features:
             raise ValueError(f"{title} has no feature {name!r}. It has: {', '.join(sorted(features))}.")
         spec = features[name].get_tensor_spec()
         if not isinstance(spec, tf.TensorSpec):
             raise ValueError(f"{title}: the feature {name!r} is no single tensor, but {spec}. Choose others.")
-        if size is not None and isinstance(features[name], tensorflow_datasets.features.Image):
+        if encoded and isinstance(features[name], tensorflow_datasets.features.Image):
+            spec, skipped[name] = tf.TensorSpec([], tf.string), tensorflow_datasets.decode.SkipDecoding()
+        elif size is not None and isinstance(features[name], tensorflow_datasets.features.Image):
             spec = tf.TensorSpec([*size, spec.shape[-1]], spec.dtype)
         if not spec.shape.is_fully_defined():
             raise ValueError(
@@ -263,7 +270,7 @@ def _choose(
             )
         specs[key] = spec
     subset = {name: features[name] for name in chosen.values()}
-    return tensorflow_datasets.features.FeaturesDict(subset), specs
+    return tensorflow_datasets.features.FeaturesDict(subset), skipped or None, specs
 
 
 def _choose_format(builder: Any, title: str) -> str:

@@ -1,0 +1,152 @@
+"""What an all-reduce costs, and what that makes of a step: `srun python -m tfdist.all_reduce --config=...`.
+
+Started as tfdist.main is, under any launcher. It measures the sum of tensors of several sizes over all replicas, and
+compares it with a ring, which sends 2(N-1)/N times the bytes in 2(N-1) messages: two numbers, a latency and a
+bandwidth, are fitted to that. Then it measures steps of the config with and without communication, and predicts the
+step on more workers, next to the step that was measured on these.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+from tfdist import command_line, outcome, tables
+from tfdist import config as config_lib
+
+HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
+STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, for each command has flags of the same names."""
+    command_line.define_config()
+    flags.DEFINE_string("workdir", None, "Where all_reduce.csv goes. Default: runs/NAME-all_reduce.")
+    flags.DEFINE_integer("steps", 10, "Steps of the config that are measured.", lower_bound=1)
+    flags.DEFINE_float("largest_mb", 64.0, "The largest tensor, in MiB.", lower_bound=0.001)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """A ring of replicas: seconds for a message, and bytes that a replica sends in a second."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, num_bytes: float, replicas: int) -> float:
+        """What the sum of a tensor of so many bytes takes."""
+        messages = 2 * (replicas - 1)
+        return messages * (self.latency + num_bytes / replicas / self.bandwidth)
+
+
+def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> Ring:
+    """Finds the ring whose times are nearest to the measured ones, in proportion; latency is never negative."""
+    messages = 2 * (replicas - 1)
+    parts = np.array([[messages, messages * size / replicas] for size in sizes])
+    weights = 1.0 / np.asarray(seconds)
+    latency, per_byte = np.linalg.lstsq(parts * weights[:, np.newaxis], np.ones(len(sizes)), rcond=None)[0]
+    if latency < 0:
+        latency = 0.0
+        per_byte = np.median(np.asarray(seconds) / parts[:, 1])
+    per_byte = max(per_byte, 1e-15)
+    return Ring(latency=float(latency), bandwidth=float(1.0 / per_byte))
+
+
+def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
+    """Seconds for the sum of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`."""
+    import tensorflow as tf
+
+    from tfdist import gradients
+
+    def replica() -> tf.Tensor:
+        tensor = tf.ones([max(1, num_bytes // 4)])
+        return gradients.all_reduce([tensor], config_lib.Communication())[0][0]
+
+    @tf.function
+    def call() -> tf.Tensor:
+        return tf.add_n(cluster.strategy.experimental_local_results(cluster.strategy.run(replica)))
+
+    call().numpy()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call().numpy()
+        times.append(time.perf_counter() - started)
+    return float(np.median(times))
+
+
+def step_seconds(run: Any, steps: int, *, communication: bool) -> float:
+    """Seconds of a training step of `run`, with the sum over replicas or without; the weights are spoilt by it."""
+    import tensorflow as tf
+
+    from tfdist import step
+
+    trainer = run.trainer
+    if not communication:
+        # One replica has nothing to sum.
+        trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
+    call = step.make_call(run.trainer, functools.partial(step.train_step, trainer))
+    iterator = run.cluster.distribute(run.training_data(0, steps + 1))
+    nothing = tf.zeros([], tf.float64)
+    call(iterator, tf.constant(1, tf.int64), nothing).numpy()
+    started = time.perf_counter()
+    call(iterator, tf.constant(steps, tf.int64), nothing).numpy()
+    return (time.perf_counter() - started) / steps
+
+
+def predictions(ring: Ring, bare: float, num_bytes: int, replicas: int, measured: float) -> list[tuple]:
+    """Rows of the second table: these replicas, and two, four, eight and sixteen times as many."""
+    rows = []
+    for factor in (1, 2, 4, 8, 16):
+        number = factor * replicas
+        predicted = bare + ring.seconds(num_bytes, number)
+        known = round(1e3 * measured, 3) if factor == 1 else None
+        rows.append((number, round(1e3 * predicted, 3), known, round(bare / predicted, 3)))
+    return rows
+
+
+def run() -> int:
+    """Measures, and on the chief prints and writes; returns the exit code."""
+    from tfdist import experiment
+    from tfdist.cluster import strategy
+
+    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}-all_reduce").expanduser()
+    config = flags.FLAGS["config"].value
+    started = experiment.start(config, workdir)
+    cluster = started.cluster
+    if cluster.num_replicas == 1:
+        raise ValueError("One replica has nothing to sum: start several, as tfdist.main is started (docs/studies.md).")
+    replicas = cluster.num_replicas
+    sizes = [4]
+    while sizes[-1] < flags.FLAGS.largest_mb * 2**20:
+        sizes.append(min(sizes[-1] * 16, int(flags.FLAGS.largest_mb * 2**20)))
+    seconds = [measure(cluster, size) for size in sizes]
+    ring = fit(sizes, seconds, replicas)
+    wire_bytes = 2 if config.communication.dtype != "float32" else 4
+    num_bytes = wire_bytes * sum(int(np.prod(v.shape)) for v in started.trainer.model.trainable_variables)
+    bare = step_seconds(started, flags.FLAGS.steps, communication=False)
+    whole = step_seconds(started, flags.FLAGS.steps, communication=True)
+    if cluster.is_chief:
+        rows = []
+        for size, took in zip(sizes, seconds, strict=True):
+            sent = 2 * (replicas - 1) / replicas * size
+            times = (round(1e3 * took, 4), round(1e3 * ring.seconds(size, replicas), 4))
+            rows.append((size, int(sent), *times, round(8e-9 * sent / took, 4)))
+        print("\n".join(cluster.roster))
+        print(tables.text(HEADER, rows))
+        print(f"as a ring: {1e3 * ring.latency:.3f} ms a message, {8e-9 * ring.bandwidth:.3f} Gbit/s")
+        print(f"a step without communication: {1e3 * bare:.3f} ms; its gradients: {num_bytes:,} bytes")
+        print(tables.text(STEP_HEADER, predictions(ring, bare, num_bytes, replicas, whole)))
+        tables.write_csv(workdir / "all_reduce.csv", HEADER, rows)
+    strategy.leave(cluster)
+    return 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)

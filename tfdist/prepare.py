@@ -1,0 +1,85 @@
+"""Fetches and prepares data before a job needs them: `python -m tfdist.prepare --config=...`.
+
+For a login node that has internet, where compute nodes have none. It fetches what the config's source can fetch, opens
+both splits, and reads and prepares the first batch of each: what would go wrong at the start of the job goes wrong
+here. It can be repeated: what is there is not fetched again.
+"""
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags
+
+from tfdist import command_line, outcome, tables
+from tfdist import config as config_lib
+
+HEADER = ("split", "examples", "a batch", "seconds")
+
+
+def fetching(spec: dict[str, Any]) -> dict[str, Any]:
+    """The source's spec with `download` on, where its function takes such an argument."""
+    parameters = inspect.signature(config_lib.resolve(spec, field="config.data.source")).parameters
+    return {**spec, "download": True} if "download" in parameters else spec
+
+
+def look(options: config_lib.Data, source: Any, prepare: Callable[..., dict[str, Any]], *, training: bool) -> str:
+    """Reads and prepares the first batch of a split; returns what is in it, such as "image float32 [128, 32, 32, 3]".
+
+    Raises:
+        ValueError: an example cannot be read; names it.
+    """
+    import tensorflow as tf
+
+    from tfdist.data import stream
+
+    size = min(len(source), options.batch_size)
+    try:
+        if training:
+            more = {"seed": 0, "first_step": 0, "last_step": 1, "shuffle": options.shuffle}
+            batch = next(iter(stream.training(source, prepare, stream.Share(), global_batch=size, **more)))
+        else:
+            dataset, _ = stream.evaluation(source, prepare, stream.Share(), global_batch=size, seed=0)
+            batch, _ = next(iter(dataset))
+    except tf.errors.OpError:
+        getattr(source, "verify", lambda: None)()
+        raise
+    return ", ".join(f"{name} {value.dtype.name} {value.shape.as_list()}" for name, value in batch.items())
+
+
+def prepare(config: config_lib.Config) -> list[tuple]:
+    """Fetches and opens both splits, and reads the first batch of each.
+
+    Returns:
+        A row of `HEADER` for each split.
+
+    Raises:
+        ValueError: the config cannot be used, or an example cannot be read.
+        OSError: the data are not there and cannot be fetched.
+    """
+    from tfdist import experiment
+
+    config_lib.validate(config)
+    function = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    config.data.source = fetching(config.data.source)
+    rows = []
+    for split, training in ((config.data.train_split, True), (config.data.evaluation_split, False)):
+        if split is None:
+            continue
+        started = time.perf_counter()
+        source = experiment.open_source(config, split)
+        content = look(config.data, source, function, training=training)
+        rows.append((split, len(source), content, round(time.perf_counter() - started, 2)))
+    return rows
+
+
+def run() -> int:
+    """Prepares what the flags name; returns the exit code."""
+    print(tables.text(HEADER, prepare(flags.FLAGS["config"].value)))
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.define_config()
+    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)
