@@ -43,8 +43,8 @@ ROOMS = [
     # For scripts.
     "script",
     # Commands built on the above.
-    *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "doctor"),
-    *("contest", "benchmark"),
+    *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "prepare", "all_reduce"),
+    *("checks", "doctor", "contest", "benchmark"),
 ]
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [

@@ -8,6 +8,7 @@ step on more workers, next to the step that was measured on these.
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,19 +64,21 @@ def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
 
     from tfdist import gradients
 
-    def replica() -> tf.Tensor:
-        tensor = tf.ones([max(1, num_bytes // 4)])
-        return gradients.all_reduce([tensor], config_lib.Communication())[0][0]
+    def replica(tensor: tf.Tensor) -> tf.Tensor:
+        return gradients.all_reduce([tf.identity(tensor)], config_lib.Communication())[0][0]
 
     @tf.function
-    def call() -> tf.Tensor:
-        return tf.add_n(cluster.strategy.experimental_local_results(cluster.strategy.run(replica)))
+    def call(tensor: tf.Tensor) -> tf.Tensor:
+        sums = cluster.strategy.run(replica, args=(tensor,))
+        return tf.add_n(cluster.strategy.experimental_local_results(sums))
 
-    call().numpy()
+    # An argument, since the sum of a constant would be computed beforehand.
+    tensor = tf.ones([max(1, num_bytes // 4)])
+    call(tensor).numpy()
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
-        call().numpy()
+        call(tensor).numpy()
         times.append(time.perf_counter() - started)
     return float(np.median(times))
 
@@ -122,9 +125,8 @@ def run() -> int:
     if cluster.num_replicas == 1:
         raise ValueError("One replica has nothing to sum: start several, as tfdist.main is started (docs/studies.md).")
     replicas = cluster.num_replicas
-    sizes = [4]
-    while sizes[-1] < flags.FLAGS.largest_mb * 2**20:
-        sizes.append(min(sizes[-1] * 16, int(flags.FLAGS.largest_mb * 2**20)))
+    largest = max(4, int(flags.FLAGS.largest_mb * 2**20))
+    sizes = [*itertools.takewhile(lambda size: size < largest, (4 * 16**power for power in itertools.count())), largest]
     seconds = [measure(cluster, size) for size in sizes]
     ring = fit(sizes, seconds, replicas)
     wire_bytes = 2 if config.communication.dtype != "float32" else 4

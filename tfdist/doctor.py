@@ -83,8 +83,8 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
     findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {told}"))
     if place.note:
         findings.append(Finding("workers", checks.LOOK, place.note))
-    ports = sorted({int(worker["address"].rpartition(":")[2]) for worker in workers})
     if place.num_workers > 1:
+        ports = sorted({int(worker["address"].rpartition(":")[2]) for worker in workers})
         findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all reach all"))
     findings.append(Finding("workdir", OK, f"{workdir} can be written, and all workers share it"))
     findings += [*checks.versions(workers), checks.names(workers), *checks.gpus(workers)]
@@ -173,7 +173,7 @@ def tell(findings: list[Finding], rank: int) -> int:
         for finding in findings:
             if finding.advice:
                 print(f"{finding.check}: {finding.advice}")
-        print(f"{len(bad)} of {len(findings)} findings are BAD." if bad else "Nothing stands against this run.")
+        print(f"BAD: {len(bad)} of {len(findings)} findings." if bad else "Nothing stands against this run.")
     elif bad:
         print(f"tfdist: worker {rank}: {bad[0].check}: {bad[0].finding}", file=sys.stderr)
     return 1 if bad else 0

@@ -1,0 +1,42 @@
+"""What an all-reduce costs: the ring that is fitted to measured times, and the command on two replicas."""
+
+import csv
+import re
+import subprocess
+import sys
+
+import numpy as np
+from launching import REPOSITORY, worker_environment
+
+from tfdist import all_reduce
+
+
+def test_a_ring_is_found_again_in_its_times():
+    ring = all_reduce.Ring(latency=2e-4, bandwidth=5e8)
+    sizes = [4, 1000, 100_000, 10_000_000]
+    found = all_reduce.fit(sizes, [ring.seconds(size, 4) for size in sizes], 4)
+    np.testing.assert_allclose([found.latency, found.bandwidth], [2e-4, 5e8], rtol=1e-6)
+    np.testing.assert_allclose(ring.seconds(1e6, 4), 6 * 2e-4 + 2 * 3 / 4 * 1e6 / 5e8)
+    rows = all_reduce.predictions(ring, 0.01, 1_000_000, 2, 0.013)
+    assert [row[0] for row in rows] == [2, 4, 8, 16, 32] and rows[0][2] == 13.0 and rows[1][2] is None
+    assert rows[0][1] == round(1e3 * (0.01 + 2 * 2e-4 + 1e6 / 5e8), 3) == 12.4 and rows[0][3] == 0.806
+    assert all_reduce.fit([4, 1000], [1e-3, 5e-4], 2).latency >= 0
+
+
+def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
+    options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
+    command = [sys.executable, "-m", "tfdist.all_reduce", "--config=configs/digits.py", *options]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "all_reduce.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    sizes = [4, 64, 1024, 16384, 104857]
+    assert [(int(row["bytes"]), int(row["ring_bytes"])) for row in rows] == [(size, size) for size in sizes]
+    assert all(float(row["measured_ms"]) > 0 for row in rows)
+    # The weights of configs/digits.py: two normalised convolutions and the logits.
+    weights = 9 * 32 + 64 + 9 * 32 * 64 + 128 + 4 * 4 * 64 * 10 + 10
+    assert f"its gradients: {4 * weights:,} bytes" in done.stdout and "ms a message" in done.stdout
+    assert re.search(r"^ +2 +[\d.,]+ +[\d.,]+ +[\d.]+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ +32 +[\d.,]+ +- +[\d.]+$", done.stdout, re.MULTILINE)

@@ -1,0 +1,91 @@
+"""The doctor: what it finds on real workers, and its verdict on each fact."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from launching import REPOSITORY, run_all, worker_environment
+from topologies import environments
+
+from tfdist import checks
+
+
+def command(*options):
+    """The command line of the doctor."""
+    return [sys.executable, "-m", "tfdist.doctor", "--config=configs/digits.py", *options]
+
+
+def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
+    options = [f"--workdir={tmp_path / 'run'}", "--seconds=0.2", "--config.cluster.connect_seconds=240"]
+    chief, other = run_all([command(*options)] * 2, environments(2))
+    lines = {line[:12].strip(): line for line in chief.splitlines()}
+    words = {
+        "config": "types, ranges and names",
+        "workers": "2 by tf_config: rank 0 on ",
+        "ports": "all reach all",
+        "workdir": "all workers share it",
+        "versions": "keras 3",
+        "host names": "2 worker(s) can look all names up",
+        "GPUs": "none",
+        "batch": "64 examples among 2 replica(s): 32 each",
+        "clocks": "",
+        "data": "a step's 32 take",
+        "memory": "weights, slots and gradients take",
+        "disk": "MiB free",
+        "all-reduce": "Gbit/s",
+    }
+    for check, finding in words.items():
+        assert re.search(rf"^{check} +(ok|look) +.*{re.escape(finding)}", lines.get(check, "")), check + chief
+    assert chief.rstrip().endswith("Nothing stands against this run.") and "finding" not in other
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
+    bad = command(f"--workdir={tmp_path}", "--config.model.num_classes=12")
+    done = subprocess.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    found = done.stdout
+    assert re.search(r"^data and model +BAD +config.model.num_classes=12, and the split 'train'", found, re.MULTILINE)
+    assert found.rstrip().endswith("BAD: 1 of 9 findings.")
+
+
+def worker(**facts):
+    """What a healthy worker says of itself."""
+    return {"versions": {"tensorflow": "2.21.0"}, "unresolved": [], "gpus": 4, "on_host": 4} | facts
+
+
+@pytest.mark.parametrize(
+    "found, verdict, words",
+    [
+        (checks.versions([worker(), worker()])[0], "ok", "tensorflow 2.21.0"),
+        (checks.versions([worker(), worker(versions={"tensorflow": "2.20"})])[0], "BAD", "2.20 on rank 1"),
+        (checks.names([worker(), worker(unresolved=["n9"])]), "BAD", "rank 1 cannot look up n9"),
+        (checks.names([worker(unresolved=["n9"])] * 9), "BAD", "rank 0, 1, 2, 3, 4, 5 and 3 more cannot look up n9"),
+        (checks.gpus([worker(), worker()])[0], "ok", "4 a worker"),
+        (checks.gpus([worker(), worker(gpus=0)])[0], "BAD", "rank 1: the host has 4 GPU(s), and TensorFlow lists none"),
+        (checks.gpus([worker(), worker(gpus=3)])[0], "BAD", "between 3 and 4 a worker"),
+        (checks.gpus([worker(gpus=0, on_host=0)])[0], "look", "run on processors"),
+        (checks.clocks([10.0, 10.2, 10.1]), "ok", "within 0.20 s"),
+        (checks.clocks([10.0, 70.0, 10.1]), "look", "60.0 s apart; rank 1 is the odd one"),
+        (checks.data([1000.0, 400.0], 100), "look", "400 examples/s on the slowest worker (rank 1), 1,000 on the"),
+        (checks.data([1000.0, 900.0], 90), "ok", "a step's 90 take 100.0 ms"),
+        (checks.memory(3 << 30, 1 << 30, 2 << 30), "BAD", "4,096 MiB of 2,048 MiB"),
+        (checks.memory(3 << 20, 1 << 20, 7 << 20), "look", "4 MiB of 7 MiB"),
+        (checks.memory(3 << 20, 1 << 20, 2 << 30), "ok", "4 MiB of 2,048 MiB"),
+        (checks.disk(REPOSITORY, 1 << 60, 3), "BAD", "3 checkpoints and the best take"),
+        (checks.disk(REPOSITORY, 1 << 10, 3), "ok", "MiB free"),
+        (checks.communication(0.1, 1 << 20, 2, 0.05), "look", "1 MiB of gradients over 2 replicas: 100 ms"),
+        (checks.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
+        (checks.communication(0.0, 0, 1, 0.05), "ok", "nothing to sum"),
+    ],
+)
+def test_findings(found, verdict, words):
+    assert found.verdict == verdict and words in found.finding
+    assert bool(found.advice) == (verdict != "ok")
+
+
+def test_names_that_do_not_exist_are_found():
+    assert checks.unresolved(["localhost:1", "no-such-host.invalid:2", "no-such-host.invalid:3"]) == [
+        "no-such-host.invalid"
+    ]

@@ -1,0 +1,58 @@
+"""What `python -m tfdist.prepare` does on a login node: fetches once, and reads and prepares a batch of each split."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow_datasets
+
+from tfdist import config as c
+from tfdist import prepare
+from tfdist.zoo import sources
+
+
+class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):
+    """Small images, made where another data set would be fetched."""
+
+    VERSION = tensorflow_datasets.core.Version("1.0.0")
+
+    def _info(self):
+        types = tensorflow_datasets.features
+        features = types.FeaturesDict({"image": types.Image(shape=(6, 6, 3)), "label": types.ClassLabel(num_classes=3)})
+        return tensorflow_datasets.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(20), "test": self._generate_examples(5)}
+
+    def _generate_examples(self, count):
+        for number in range(count):
+            yield number, {"image": np.full((6, 6, 3), number, np.uint8), "label": number % 3}
+
+
+def test_data_are_fetched_once_and_a_batch_of_each_split_is_read(tmp_path):
+    spec = {"target": "tfdist.zoo.sources:tfds", "name": "login_node_images", "data_dir": str(tmp_path)}
+    with pytest.raises(FileNotFoundError, match="download=True"):
+        sources.tfds("train", name="login_node_images", data_dir=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    times = []
+    for _ in range(2):
+        config = c.Config(
+            model={"target": "x:y"},
+            data=c.Data(
+                source=dict(spec), prepare={"target": "tfdist.zoo.prepare:image", "resize": (4, 4)}, batch_size=8
+            ),
+            train=c.Train(epochs=1),
+        )
+        rows = prepare.prepare(config)
+        assert [row[:3] for row in rows] == [
+            ("train", 20, "image float32 [8, 4, 4, 3], label int64 [8]"),
+            ("test", 5, "image float32 [5, 4, 4, 3], label int64 [5]"),
+        ]
+        files = [path for path in pathlib.Path(tmp_path).rglob("*") if path.is_file()]
+        times.append({str(path): path.stat().st_mtime_ns for path in files})
+    assert times[0] == times[1] and len(times[0]) > 3
+
+
+def test_what_cannot_be_fetched_is_left_as_it_is():
+    spec = {"target": "tfdist.zoo.sources:digits"}
+    assert prepare.fetching(spec) == spec
