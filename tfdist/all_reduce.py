@@ -7,7 +7,6 @@ step on more workers, next to the step that was measured on these.
 """
 
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from tfdist import command_line, outcome, tables
+from tfdist import batch_trial, command_line, outcome, tables
 from tfdist import config as config_lib
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
@@ -83,25 +82,6 @@ def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
     return float(np.median(times))
 
 
-def step_seconds(run: Any, steps: int, *, communication: bool) -> float:
-    """Seconds of a training step of `run`, with the sum over replicas or without; the weights are spoilt by it."""
-    import tensorflow as tf
-
-    from tfdist import step
-
-    trainer = run.trainer
-    if not communication:
-        # One replica has nothing to sum.
-        trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
-    call = step.make_call(run.trainer, functools.partial(step.train_step, trainer))
-    iterator = run.cluster.distribute(run.training_data(0, steps + 1))
-    nothing = tf.zeros([], tf.float64)
-    call(iterator, tf.constant(1, tf.int64), nothing).numpy()
-    started = time.perf_counter()
-    call(iterator, tf.constant(steps, tf.int64), nothing).numpy()
-    return (time.perf_counter() - started) / steps
-
-
 def predictions(ring: Ring, bare: float, num_bytes: int, replicas: int, measured: float) -> list[tuple]:
     """Rows of the second table: these replicas, and two, four, eight and sixteen times as many."""
     rows = []
@@ -131,8 +111,8 @@ def run() -> int:
     ring = fit(sizes, seconds, replicas)
     wire_bytes = 2 if config.communication.dtype != "float32" else 4
     num_bytes = wire_bytes * sum(int(np.prod(v.shape)) for v in started.trainer.model.trainable_variables)
-    bare = step_seconds(started, flags.FLAGS.steps, communication=False)
-    whole = step_seconds(started, flags.FLAGS.steps, communication=True)
+    bare = batch_trial.step_seconds(started, flags.FLAGS.steps, communication=False)
+    whole = batch_trial.step_seconds(started, flags.FLAGS.steps)
     if cluster.is_chief:
         rows = []
         for size, took in zip(sizes, seconds, strict=True):

@@ -1,5 +1,6 @@
 """One trial of a batch size: a few training steps in this process, and the memory that they take."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -19,7 +20,7 @@ _EXIT_OUT_OF_MEMORY = 137
 _LOOK_SECONDS = 0.01
 # What is left of the free memory to everything else.
 _SHARE = 0.9
-_STEPS = 3
+_STEPS = 2
 # (limit, usage) of a control group's memory, in versions 2 and 1.
 _CGROUP_FILES = (
     ("memory.max", "memory.current"),
@@ -53,7 +54,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
     found: dict[str, Any] = {"replicas": replicas}
     config.data.batch_size = batch * replicas
     config.data.evaluation_split = config.checkpoint.best_metric = None
-    config.train.epochs, config.train.steps, config.learning_rate.warmup_epochs = None, _STEPS, 0.0
+    config.train.epochs, config.train.steps, config.learning_rate.warmup_epochs = None, _STEPS + 1, 0.0
     if not plan.gpus:
         limit = memory_mb * 2**20 if memory_mb else _SHARE * free_bytes() / plan.placement.local_size
         _watch(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
@@ -62,7 +63,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
             _write(folder, rank, found | {"result": TOO_FEW})
             return 0
         run = experiment.start(config, folder / "run")
-        seconds = _train(run)
+        seconds = step_seconds(run, _STEPS)
     except (tf.errors.OpError, MemoryError) as error:
         if not (isinstance(error, MemoryError) or is_memory(error)):
             raise
@@ -97,6 +98,31 @@ def judge(folder: Path, code: int) -> dict[str, Any] | None:
     return found[0] | {"memory_mb": max(one["memory_mb"] for one in found)}
 
 
+def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
+    """Seconds of a training step of `run`, an `experiment.Run`; the first, which compiles, is not counted.
+
+    Args:
+        run: its weights are spoilt where replicas do not communicate.
+        steps: how many are measured.
+        communication: False: without the sum over replicas.
+    """
+    import tensorflow as tf
+
+    from tfdist import step
+
+    trainer = run.trainer
+    if not communication:
+        # One replica has nothing to sum.
+        trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
+    call = step.make_call(run.trainer, functools.partial(step.train_step, trainer))
+    iterator = run.cluster.distribute(run.training_data(0, steps + 1))
+    nothing = tf.zeros([], tf.float64)
+    call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()
+    started = time.perf_counter()
+    call(iterator, tf.constant(steps, tf.int64), nothing)[0].numpy()
+    return (time.perf_counter() - started) / steps
+
+
 def clear(folder: Path) -> None:
     """Removes what an earlier trial has left."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -117,21 +143,6 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
             if most.isdecimal():
                 free = min(free, max(0, int(most) - int(now)))
     return free
-
-
-def _train(run: Any) -> float:
-    """Runs the steps; returns the seconds of the last ones, which compile nothing."""
-    import tensorflow as tf
-
-    from tfdist import step
-
-    iterator = run.cluster.distribute(run.training_data(0, _STEPS))
-    call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
-    nothing = tf.zeros([], tf.float64)
-    call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()
-    started = time.perf_counter()
-    call(iterator, tf.constant(_STEPS - 1, tf.int64), nothing)[0].numpy()
-    return (time.perf_counter() - started) / (_STEPS - 1)
 
 
 def _peak_bytes(plan: Any) -> float:

@@ -114,7 +114,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     free = device_bytes(plan) or batch_trial.free_bytes() // (plan.placement.local_size * plan.local_replicas)
     findings.append(checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(checks.disk(workdir, stored, config.checkpoint.keep))
-    bare = all_reduce.step_seconds(started, _STEPS, communication=False)
+    bare = batch_trial.step_seconds(started, _STEPS, communication=False)
     seconds = all_reduce.measure(cluster, num_bytes) if replicas > 1 else 0.0
     findings.append(checks.communication(seconds, num_bytes, replicas, bare))
     strategy.leave(cluster)
