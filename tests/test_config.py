@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfdist import config
+from tfdist import config, validation
 
 LAB = """
 def losses(model, batch, *, training, gamma=1.0):
@@ -96,12 +96,12 @@ def test_an_import_error_inside_the_target_is_not_disguised(lab):
 
 
 def test_the_default_config_is_valid_but_for_its_length():
-    config.validate(make())
-    config.validate(make(train=config.Train(steps=5)))
+    validation.validate(make())
+    validation.validate(make(train=config.Train(steps=5)))
     for train in (config.Train(), config.Train(epochs=1, steps=5)):
         received = f"epochs={train.epochs}, steps={train.steps}"
         with pytest.raises(ValueError, match=f"exactly one of epochs and steps. Received: {received}"):
-            config.validate(make(train=train))
+            validation.validate(make(train=train))
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_a_wrong_value_is_refused_with_its_field(name, value, message):
         holder = getattr(holder, section)
     setattr(holder, field, value)
     with pytest.raises(ValueError, match=rf"(?s)^The config cannot be used:\n  config\.{name} {message}[^\n]*$"):
-        config.validate(whole)
+        validation.validate(whole)
 
 
 def test_contradictions_between_fields_are_refused():
     with pytest.raises(
         ValueError, match=r"config\.cluster: .* 1024\.\.65535\. Received: port_base=60000, port_count=9999"
     ):
-        config.validate(make(cluster=config.Cluster(port_base=60000, port_count=9999)))
+        validation.validate(make(cluster=config.Cluster(port_base=60000, port_count=9999)))
     contradiction = {
         "data": config.Data(evaluation_split=None),
         "checkpoint": config.Checkpoint(best_metric="accuracy"),
@@ -163,18 +163,18 @@ def test_contradictions_between_fields_are_refused():
     with pytest.raises(
         ValueError, match=r"checkpoint\.best_metric='accuracy' needs evaluations, and data\.evaluation_split"
     ):
-        config.validate(make(**contradiction))
+        validation.validate(make(**contradiction))
 
 
 def test_all_wrong_fields_are_named_at_once():
     with pytest.raises(ValueError) as raised:
-        config.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))
+        validation.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))
     lines = str(raised.value).splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["config.data.batch_size", "config.seed", "config.train:"]
 
 
 def test_a_whole_number_will_do_where_a_float_is_meant():
-    config.validate(make(train=config.Train(epochs=3, clip_norm=1), learning_rate=config.LearningRate(peak=1)))
+    validation.validate(make(train=config.Train(epochs=3, clip_norm=1), learning_rate=config.LearningRate(peak=1)))
 
 
 def test_a_field_that_does_not_exist_cannot_be_set():
@@ -222,12 +222,12 @@ def get_config():
 SCRIPT = """
 import dataclasses, sys
 from absl import app
-from tfdist import command_line, config
+from tfdist import command_line, config, validation
 
 flag = command_line.define_config()
 
 def main(argv):
-    config.validate(flag.value)
+    validation.validate(flag.value)
     print(repr(dict(config.flatten(flag.value))), "tensorflow" in sys.modules)
 
 app.run(main, flags_parser=command_line.parse)

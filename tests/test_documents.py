@@ -15,6 +15,7 @@ import typing
 import pytest
 
 from tfdist import config as config_lib
+from tfdist import validation
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Flags of other programs that prose may name; commands are checked by the program they run.
@@ -183,7 +184,7 @@ python -m tfdist.mian --config=tests/test_report.py
 def test_shipped_configs_are_valid_and_their_specs_can_be_called(path):
     config, text = load(path), docstring_as_document(path)
     assert path_problems(text) + flag_problems(text) + field_problems(text) == [] and f"configs/{path.name}" in text
-    config_lib.validate(config)
+    validation.validate(config)
     for name, (positional, keywords) in CALLS.items():
         expected = dict.fromkeys(keywords)
         config_lib.partial(at(config, name), field=f"config.{name}", positional=positional, **expected)

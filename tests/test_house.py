@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 ROOMS = [
     *(
         "config",
+        "validation",
         "command_line",
         "records",
         "interruption",
@@ -48,7 +49,7 @@ ROOMS = [
 ]
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
-    *("config", "command_line", "records", "intervals", "interruption", "console", "report", "main"),
+    *("config", "validation", "command_line", "records", "intervals", "interruption", "console", "report", "main"),
     *("cluster.environment", "cluster.preflight", "cluster.peers", "cluster.memory"),
 ]
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import batch_trial, command_line, outcome, tables, trials
-from tfdist import config as config_lib
+from tfdist import batch_trial, command_line, outcome, tables, trials, validation
 
 HEADER = ("batch_a_replica", "batch_size", "replicas", "result", "memory_mb_a_replica", "step_ms")
 
@@ -97,7 +96,7 @@ def find(argv: list[str]) -> None:
     workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}-batch_size").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
     way = trials.choose_way(flags.FLAGS.by, os.environ)
-    config_lib.validate(flags.FLAGS["config"].value)
+    validation.validate(flags.FLAGS["config"].value)
     bench = Bench(
         arguments=command_line.config_arguments(argv), way=way, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
     )

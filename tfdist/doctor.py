@@ -14,8 +14,7 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import checks, command_line, outcome, records, tables
-from tfdist import config as config_lib
+from tfdist import checks, command_line, outcome, records, tables, validation
 from tfdist.checks import BAD, OK, Finding
 
 _STEPS = 3
@@ -37,7 +36,7 @@ def run() -> int:
     findings: list[Finding] = []
     rank = 0
     try:
-        config_lib.validate(config)
+        validation.validate(config)
         findings.append(Finding("config", OK, "types, ranges and names"))
         plan = strategy.plan(config.cluster)
         rank = plan.placement.rank

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, interruption, randomness, records, report, step
+from tfdist import agreement, checkpoint, interruption, randomness, records, report, step, validation
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import batch, strategy
@@ -76,7 +76,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
     stop = interruption.listen()
-    config_lib.validate(config)
+    validation.validate(config)
     prepare = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
     adapt = config.adapt and config_lib.partial(config.adapt, field="config.adapt", positional=2)

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import command_line, outcome, tables
+from tfdist import command_line, outcome, tables, validation
 from tfdist import config as config_lib
 
 HEADER = ("split", "examples", "a batch", "seconds")
@@ -60,7 +60,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
     """
     from tfdist import experiment
 
-    config_lib.validate(config)
+    validation.validate(config)
     function = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     config.data.source = fetching(config.data.source)
     rows = []

@@ -1,0 +1,104 @@
+"""What a config may hold: types and values, as far as they can be checked without data and devices.
+
+Imports no TensorFlow.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist import config as config_lib
+from tfdist.config import nearest
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+NONFINITE = ("stop", "skip", "rollback")
+LEARNING_RATE_SCALINGS = ("none", "linear", "sqrt")
+BEST_MODES = ("max", "min")
+
+
+def validate(config: config_lib.Config) -> None:
+    """Checks types and values that need neither data nor devices.
+
+    Raises:
+        ValueError: names every field that is wrong, its value, and what is allowed.
+    """
+    problems = list(_type_problems(config, ""))
+    if not problems:
+        problems = list(_value_problems(config))
+    if problems:
+        raise ValueError("The config cannot be used:\n" + "\n".join(f"  config.{line}" for line in problems))
+
+
+def _type_problems(section: Any, prefix: str) -> Iterator[str]:
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        value, hint = getattr(section, field.name), hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            if isinstance(value, hint):
+                yield from _type_problems(value, f"{prefix}{field.name}.")
+            else:
+                yield f"{prefix}{field.name} must be a {hint.__name__}. Received: {value!r}"
+            continue
+        allowed = tuple(typing.get_origin(t) or t for t in _members(hint))
+        if float in allowed and type(value) is int:
+            continue
+        if type(value) not in allowed:
+            names = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
+            yield f"{prefix}{field.name} must be {names}. Received: {value!r} ({type(value).__name__})"
+
+
+def _members(hint: Any) -> tuple:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _value_problems(config: config_lib.Config) -> Iterator[str]:
+    def at_least(name: str, low: float) -> Iterator[str]:
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        if value is not None and not (math.isfinite(value) and value >= low):
+            yield f"{name} must be at least {low}. Received: {value}"
+
+    def one_of(name: str, value: str, choices: tuple[str, ...]) -> Iterator[str]:
+        if value not in choices:
+            yield f"{name} must be one of {', '.join(choices)}.{nearest(value, list(choices))} Received: {value!r}"
+
+    for name in ("data.batch_size", "data.evaluation_batch_size", "train.micro_batches", "train.steps"):
+        yield from at_least(name, 1)
+    yield from at_least("train.nonfinite_limit", 1)
+    for name in ("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"):
+        yield from at_least(name, 1)
+    for section in ("evaluation", "agreement", "checkpoint", "report"):
+        yield from at_least(f"{section}.every.steps", 1)
+        yield from at_least(f"{section}.every.epochs", 1e-6)
+    for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
+        yield from at_least(name, 0)
+    for name in ("train.epochs", "train.clip_norm", "train.call_seconds", "learning_rate.reference_batch_size"):
+        yield from at_least(name, 1e-9)
+    for seconds in ("connect", "heartbeat", "stall", "time_limit"):
+        yield from at_least(f"cluster.{seconds}_seconds", 1)
+    yield from one_of("train.precision", config.train.precision, PRECISIONS)
+    yield from one_of("train.nonfinite", config.train.nonfinite, NONFINITE)
+    yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
+    yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
+    yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
+    if (config.train.epochs is None) == (config.train.steps is None):
+        yield (
+            "train: set exactly one of epochs and steps. "
+            f"Received: epochs={config.train.epochs}, steps={config.train.steps}"
+        )
+    if config.cluster.port_base < 1024 or config.cluster.port_base + config.cluster.port_count > 65536:
+        yield (
+            "cluster: [port_base, port_base + port_count) must lie in 1024..65535. "
+            f"Received: port_base={config.cluster.port_base}, port_count={config.cluster.port_count}"
+        )
+    if config.checkpoint.best_metric is not None and config.data.evaluation_split is None:
+        yield (
+            f"checkpoint.best_metric={config.checkpoint.best_metric!r} needs evaluations, and "
+            "data.evaluation_split is None"
+        )
+    if config.seed >= 2**31:
+        yield f"seed must be below 2**31. Received: {config.seed}"
