@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # Where pytest finds these.
@@ -207,7 +208,7 @@ def differences(whole: pathlib.Path, workdir: pathlib.Path, *, may_miss: bool) -
             return [f"the last checkpoint is {names[1]} instead of {names[0]}"]
         first, second = (topologies.arrays(w, int(names[0][5:])) for w in (whole, workdir))
         kinds = {kind: [topologies.records(w, kind) for w in (whole, workdir)] for kind in ("train", "evaluation")}
-    except (OSError, IndexError, ValueError) as error:
+    except (OSError, IndexError, ValueError, zipfile.BadZipFile) as error:
         return [f"{workdir} cannot be read: {type(error).__name__}: {error}"]
     lines = [f"the variables differ: {first.keys() ^ second.keys()}"] if first.keys() != second.keys() else []
     lines += [

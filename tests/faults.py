@@ -88,7 +88,8 @@ def _damage(crew: Crew, rng: random.Random) -> None:
 
     def damage() -> None:
         saved = sorted(crew.workdir.glob("checkpoints/step-????????"))
-        if len(saved) < 2:
+        # A finished run reads no checkpoint any more.
+        if len(saved) < 2 or (crew.workdir / "finished.json").exists():
             crew._note("a damaged checkpoint is passed over: there was none to damage")
             return
         file = saved[-1] / rng.choice(["arrays.npz", "arrays.npz", "manifest.json"])
