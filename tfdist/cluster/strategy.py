@@ -15,7 +15,7 @@ from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
 from tfdist import interruption
-from tfdist.cluster import environment, memory, peers, preflight, resolver, starting
+from tfdist.cluster import environment, iterators, memory, peers, preflight, resolver, starting
 from tfdist.cluster import placement as placement_lib
 
 # How long a worker that has finished waits for the others before it leaves.
@@ -72,7 +72,7 @@ class Cluster:
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over this worker's `dataset`, which has an element per local replica and step."""
-        return iter(self.strategy.distribute_datasets_from_function(lambda context: dataset))
+        return iterators.distribute(self.strategy, dataset)
 
     def from_chief(self, value: int) -> int:
         """Returns the chief's `value` on every worker; all must call it."""
