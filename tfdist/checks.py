@@ -97,7 +97,7 @@ def data(rates: Sequence[float], batch_of_a_worker: int) -> Finding:
     told = f"{rates[slowest]:,.0f} examples/s on the slowest worker (rank {slowest})"
     step = f"a step's {batch_of_a_worker} take {1e3 * batch_of_a_worker / max(rates[slowest], 1e-9):,.1f} ms"
     if len(rates) > 1 and rates[slowest] < 0.5 * max(rates):
-        advice = "One slow node slows all: look at its disk and at who else uses it."
+        advice = "One slow node slows all: look at its disk, or keep the examples (config.data.cache)."
         return Finding("data", LOOK, f"{told}, {max(rates):,.0f} on the fastest; {step}", advice)
     return Finding("data", OK, f"{told}; {step}")
 

@@ -41,6 +41,12 @@ class Data:
     evaluation_batch_size: int | None = None
     # False: every epoch takes the examples in the source's own order.
     shuffle: bool = True
+    # "raw": each worker keeps what it reads of the source; "prepared": what `prepare` makes of it, where that is not
+    # random; "none": nothing. All examples are read at the start, once. The run stays the same.
+    cache: str = "none"
+    # Where they are kept: a directory on a fast disk of each host (RAM disk, NVMe), as "$TMPDIR/examples", which jobs
+    # may share; None: in host memory.
+    cache_dir: str | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -181,6 +187,7 @@ class Config:
 
 # Sections that do not change the weights a run arrives at; they may differ when it is resumed.
 SECTIONS_FREE_TO_CHANGE = ("evaluation", "agreement", "checkpoint", "report", "cluster")
+FIELDS_FREE_TO_CHANGE = ("data.cache", "data.cache_dir")
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -299,7 +306,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     before, after = dict(flatten(old)), dict(flatten(new))
     lines = []
     for name in dict.fromkeys([*before, *after]):
-        if name.partition(".")[0] in SECTIONS_FREE_TO_CHANGE:
+        if name.partition(".")[0] in SECTIONS_FREE_TO_CHANGE or name in FIELDS_FREE_TO_CHANGE:
             continue
         first, second = before.get(name, "(absent)"), after.get(name, "(absent)")
         if first != second:

@@ -16,7 +16,7 @@ from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import batch, strategy
 from tfdist.compiled import Compiled
-from tfdist.data import stream
+from tfdist.data import cache, stream
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -87,6 +87,8 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     plan = strategy.plan(config.cluster)
     steps_per_epoch = check_fit(config, plan.num_replicas, train_source, evaluation_source)
     facts = _facts(config, train_source, evaluation_source)
+    train = cache.keep(config.data, train_source, prepare, training=True)
+    evaluation = cache.keep(config.data, evaluation_source, prepare, training=False)
     if config.cluster.requeue:
         batch.allow(plan.placement.rank, stop, progressed=lambda: False)  # Until the loop knows better.
     cluster = strategy.connect(plan, facts=facts, workdir=workdir, stop=stop)
@@ -101,9 +103,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         optimizer = build_optimizer(config, steps_per_epoch, total_steps)
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
-    trainer = step.build_trainer(
-        cluster, config, model, optimizer, objective, _element_spec(config, train_source, prepare)
-    )
+    trainer = step.build_trainer(cluster, config, model, optimizer, objective, _element_spec(config, *train))
     if adapt:
         with cluster.scope():
             adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
@@ -125,14 +125,14 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         cluster,
         stop,
         trainer,
-        training_data=functools.partial(_training_dataset, config, train_source, prepare, share(cluster)),
-        evaluation_data=_evaluation_data(config, evaluation_source, prepare, share(cluster)),
+        training_data=functools.partial(_training_dataset, config, *train, share(cluster)),
+        evaluation_data=_evaluation_data(config, *evaluation, share(cluster)),
         evaluation_examples=None if evaluation_source is None else len(evaluation_source),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         batch_size=config.data.batch_size,
         verify=tuple(s.verify for s in (train_source, evaluation_source) if hasattr(s, "verify")),
-        examples=functools.partial(agreement.examples, {"train": train_source, "evaluation": evaluation_source}),
+        examples=functools.partial(agreement.examples, {"train": train[0], "evaluation": evaluation[0]}),
     )
 
 
@@ -301,6 +301,7 @@ def _facts(config: config_lib.Config, *sources: stream.Source | None) -> dict[st
     """What must be equal on all workers, in few words each: the config field by field, and the data."""
     plain = records.plain(config)
     plain.pop("cluster")
+    plain["data"].pop("cache_dir")  # Hosts may call their disks as they like.
     facts = {f"config.{name}": json.dumps(value) for name, value in config_lib.flatten(plain)}
     for split, source in zip(("train", "evaluation"), sources, strict=True):
         if source is not None:

@@ -17,6 +17,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 NONFINITE = ("stop", "skip", "rollback")
 LEARNING_RATE_SCALINGS = ("none", "linear", "sqrt")
 BEST_MODES = ("max", "min")
+CACHES = ("none", "raw", "prepared")
 
 
 def validate(config: config_lib.Config) -> None:
@@ -80,11 +81,14 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
         yield from at_least(name, 1e-9)
     for seconds in ("connect", "heartbeat", "stall", "time_limit"):
         yield from at_least(f"cluster.{seconds}_seconds", 1)
+    yield from one_of("data.cache", config.data.cache, CACHES)
     yield from one_of("train.precision", config.train.precision, PRECISIONS)
     yield from one_of("train.nonfinite", config.train.nonfinite, NONFINITE)
     yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
     yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
     yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
+    if config.data.cache == "none" and config.data.cache_dir is not None:
+        yield f'data.cache_dir={config.data.cache_dir!r} keeps nothing, since data.cache is "none": set it to "raw"'
     if (config.train.epochs is None) == (config.train.steps is None):
         yield (
             "train: set exactly one of epochs and steps. "

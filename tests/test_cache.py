@@ -1,0 +1,203 @@
+"""Examples kept in memory and on disk: the same batches, written once, whole or not at all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from launching import REPOSITORY, worker_environment
+
+from tfdist import config as c
+from tfdist import experiment, validation
+from tfdist.data import cache
+from tfdist.zoo import prepare, sources
+
+# Keeps 1000 examples of a source that takes its time, in sys.argv[1]; says when it reads.
+SLOW = """
+import sys, time
+import numpy as np, tensorflow as tf
+from tfdist import config
+from tfdist.data import cache
+class Slow:
+    def __len__(self): return 1000
+    def read(self, ids):
+        def wait(ids):
+            print("reading", flush=True)
+            time.sleep(float(sys.argv[2]))
+            return ids * 3
+        return {"x": tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), [None])}
+options = config.Data(cache="raw", cache_dir=sys.argv[1])
+kept, _ = cache.keep(options, Slow(), None, training=True)
+print("kept", int(kept.read(tf.constant([999], tf.int64))["x"][0]), flush=True)
+"""
+
+
+PARTS, SPLITS = ("image", "label"), ("train", "evaluation")
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """Gives pytest its signals back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+class Source:
+    """Numbers, images and strings of several lengths; counts how many examples were read."""
+
+    num_classes = 7
+
+    def __init__(self, count):
+        self.count, self.reads = count, []
+
+    def __len__(self):
+        return self.count
+
+    def read(self, ids):
+        def note(ids):
+            self.reads += ids.tolist()
+            return ids
+
+        ids = tf.ensure_shape(tf.numpy_function(note, [ids], tf.int64), ids.shape)
+        pattern = tf.reshape(tf.range(4 * 3, dtype=tf.int64), [2, 2, 3])
+        image = tf.cast(tf.reshape(ids, [-1, 1, 1, 1]) % 240 + pattern, tf.uint8)
+        starts = tf.zeros_like(ids)
+        text = tf.strings.substr(tf.fill([tf.shape(ids)[0]], "abcdefg"), starts, ids % 8)
+        return {"image": image, "label": ids % 7, "text": text}
+
+
+def keep(source, directory=None, kind="raw", prepare=prepare.identity, training=True):
+    """A kept source and its prepare, as a run has them."""
+    options = c.Data(cache=kind, cache_dir=directory and str(directory))
+    return cache.keep(options, source, prepare, training=training)
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_what_is_kept_is_what_was_read_and_is_read_once(where, tmp_path):
+    directory = tmp_path / "ram" if where == "disk" else None
+    source, plain = Source(600), Source(600)
+    kept, same = keep(source, directory)
+    assert len(kept) == 600 and kept.num_classes == 7 and same is prepare.identity
+    ids = np.random.default_rng(0).permutation(600)
+    batches = tf.data.Dataset.from_tensor_slices(ids).batch(50, drop_remainder=True).repeat(2).map(kept.read)
+    assert batches.element_spec["image"].shape == (50, 2, 2, 3) and batches.element_spec["text"].shape == (50,)
+    found = list(batches.as_numpy_iterator())
+    assert sorted(source.reads) == list(range(600))
+    expected = plain.read(tf.constant(ids))
+    for name in ("image", "label", "text"):
+        joined = np.concatenate([batch[name] for batch in found])
+        np.testing.assert_array_equal(joined, np.concatenate([expected[name]] * 2))
+    if where == "disk":
+        again, _ = keep(second := Source(600), directory)
+        np.testing.assert_array_equal(again.read(tf.constant([599, 0]))["label"], [599 % 7, 0])
+        assert second.reads == []
+        assert len([path for path in directory.iterdir() if path.is_dir()]) == 1
+
+
+def test_prepared_examples_are_kept_where_nothing_is_random(tmp_path):
+    def scaled(batch, seeds, *, training, flip=False):
+        return prepare.image(batch, seeds, training=training, resize=(4, 4), flip=flip)
+
+    source = sources.digits("train[:100]")
+    kept, passed = keep(source, tmp_path, "prepared", scaled)
+    ids, nothing = tf.range(10, dtype=tf.int64), tf.zeros([10, 2], tf.int64)
+    batch = passed(kept.read(ids), nothing, training=True)
+    expected = scaled(source.read(ids), nothing, training=True)
+    np.testing.assert_array_equal(batch["image"], expected["image"])
+    assert batch["image"].shape == (10, 4, 4, 1)
+
+    def flipped(batch, seeds, *, training):
+        return scaled(batch, seeds, training=training, flip=True)
+
+    with pytest.raises(ValueError, match=r'config.data.cache="prepared" .* that is random.* Keep "raw" examples'):
+        keep(source, tmp_path, "prepared", flipped)[0].read(ids)
+    assert keep(source, tmp_path, "prepared", flipped, training=False)[0].read(ids)["image"].shape == (10, 4, 4, 1)
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"config.data.cache_dir=.*file/x' cannot hold the examples: .* Free space there"):
+        keep(Source(3), tmp_path / "file" / "x")[0].fill()
+
+
+def start(directory, seconds):
+    """Starts a process that keeps slow examples, and waits until it has read some."""
+    code = [sys.executable, "-c", SLOW, str(directory), str(seconds)]
+    process = subprocess.Popen(code, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "reading\n"
+    deadline = time.monotonic() + 60
+    while not list(directory.glob("*.writing-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process
+
+
+def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path):
+    with start(tmp_path, 30) as killed:
+        killed.kill()
+    assert len(list(tmp_path.glob("*.writing-*"))) == 1
+    mine = Source(1000)
+    kept, _ = keep(mine, tmp_path)
+    with start(tmp_path, 0.5) as other:
+        kept.name = next(path.stem for path in tmp_path.glob("*.lock"))
+        kept.fill()  # Waits for the other, and finds what it has written.
+        assert mine.reads == []
+        assert other.communicate(timeout=300)[0].splitlines()[-1] == "kept 2997"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
+    (manifest,) = tmp_path.glob("*/manifest.json")
+    found = json.loads(manifest.read_text())
+    assert found == {"examples": 1000, "arrays": {"x": "numbers"}, "bytes": {"x.npy": found["bytes"]["x.npy"]}}
+
+
+def test_what_is_no_longer_whole_is_written_again(tmp_path):
+    keep(Source(30), tmp_path)[0].fill()
+    (file,) = tmp_path.glob("*/label.npy")
+    size = file.stat().st_size
+    os.truncate(file, size - 8)
+    again = Source(30)
+    keep(again, tmp_path)[0].fill()
+    assert file.stat().st_size == size and len(again.reads) == 30
+
+
+def test_what_the_source_says_of_its_files_decides_what_is_found_again(tmp_path):
+    for said in ("monday", "tuesday", "monday"):
+        source = Source(10)
+        source.fingerprint = lambda said=said: said
+        keep(source, tmp_path)[0].fill()
+    assert len(list(tmp_path.glob("*/manifest.json"))) == 2
+
+
+@pytest.mark.parametrize("kind", ["raw", "prepared"])
+def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAST_DISK", str(tmp_path))
+    batches = []
+    for kept in ({}, {"cache": kind, "cache_dir": "$FAST_DISK/examples"}):
+        image = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}
+        options = c.Data(prepare=image | ({"flip": True} if kind == "raw" else {}), batch_size=300, **kept)
+        config = c.Config(model={"target": "lab:linear"}, data=options, train=c.Train(steps=4))
+        keras.utils.clear_session()
+        run = experiment.start(config, tmp_path / "run")
+        evaluation, steps = run.evaluation_data()
+        batches.append([*run.training_data(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
+        assert set(run.examples()) == {
+            f"{name!r} of the {split} split" for name in ("image", "label") for split in SPLITS
+        }
+    assert len(list((tmp_path / "examples").glob("*/manifest.json"))) == 2
+    for plain, kept in zip(*batches, strict=True):
+        for name, value in plain.items():
+            np.testing.assert_array_equal(value, kept[name])
+    old, new = ({"data": {"cache": kind}} for kind in ("none", "raw"))
+    assert c.differences(old, new) == []
+
+
+def test_a_place_for_nothing_is_refused():
+    config = c.Config(model={"target": "x:y"}, data=c.Data(cache_dir="/ram"), train=c.Train(steps=1))
+    with pytest.raises(ValueError, match=r'data.cache_dir=\'/ram\' keeps nothing, since data.cache is "none"'):
+        validation.validate(config)

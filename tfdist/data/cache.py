@@ -1,0 +1,250 @@
+"""Examples kept after their first reading: in host memory, or in files on a fast disk of each host.
+
+On disk a kept split is a directory of plain NumPy files whose name is a fingerprint of what it holds. It is written
+aside, under a lock that the kernel frees when its holder dies, and renamed when it is whole: two jobs or two workers on
+a host write it once, and what a killed one has left is removed by the next.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config, records
+from tfdist.data.stream import Batch, Prepare, Source
+
+# Examples read, and prepared, at a time while a split is written.
+CHUNK = 256
+_MANIFEST = "manifest.json"
+
+
+def keep(
+    options: config.Data, source: Source | None, prepare: Prepare, *, training: bool
+) -> tuple[Source | None, Prepare]:
+    """Returns (source, prepare) that read each example once and keep it; the batches are the same.
+
+    Args:
+        options: `cache` is "raw", to keep what `source` reads, "prepared", to keep what `prepare` makes of it, or
+            "none"; `cache_dir` says where.
+        source: random access to the training split, or to the evaluation split; None where there is none.
+        prepare: as in `stream`.
+        training: which of the two splits, and what `prepare` is called with.
+
+    Raises:
+        ValueError: when the first batch is traced: "prepared", and `prepare` uses its seeds, so that what it makes of
+            an example differs from epoch to epoch.
+        OSError: then, too: the directory cannot be written, or is too small.
+    """
+    if options.cache == "none" or source is None:
+        return source, prepare
+    about = [records.plain(options.source), options.train_split if training else options.evaluation_split]
+    if options.cache == "raw":
+        return Kept(source, source.read, options.cache_dir, about), prepare
+
+    def load(ids: tf.Tensor) -> Batch:
+        return prepare(source.read(ids), tf.zeros([CHUNK, 2], tf.int64)[: tf.shape(ids)[0]], training=training)
+
+    def check() -> None:
+        refuse_random(source, prepare, training=training)
+
+    about += [records.plain(options.prepare), training]
+    kept = Kept(source, load, options.cache_dir, about, check)
+    return kept, lambda batch, seeds, *, training: batch
+
+
+def refuse_random(source: Source, prepare: Prepare, *, training: bool) -> None:
+    """Raises a ValueError where `prepare` uses its seeds."""
+
+    def load(ids: tf.Tensor, seeds: tf.Tensor) -> Batch:
+        return prepare(source.read(ids), seeds, training=training)
+
+    signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)]
+    graph = tf.function(load, input_signature=signature, autograph=False).get_concrete_function().graph
+    if graph.inputs[1].consumers():
+        raise ValueError(
+            'config.data.cache="prepared" keeps what config.data.prepare makes of an example, and that is random: it '
+            'would be the same in every epoch. Keep "raw" examples, or leave augmentation out.'
+        )
+
+
+class Kept:
+    """A source that keeps what `load` returns; see `keep`."""
+
+    def __init__(
+        self,
+        source: Source,
+        load: Callable[[tf.Tensor], Batch],
+        directory: str | None,
+        about: Any,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self._source, self._load, self._directory, self._check = source, load, directory, check
+        self.num_classes = getattr(source, "num_classes", None)
+        if hasattr(source, "fingerprint"):
+            self.fingerprint = source.fingerprint
+        text = json.dumps([about, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
+        self.name = f"tfdist-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        self._lock = threading.Lock()
+        self._tensors: dict[str, tf.Tensor] | None = None
+        self._files: dict[str, np.ndarray | Bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def verify(self) -> None:
+        """Looks for the example that the source cannot read."""
+        getattr(self._source, "verify", lambda: None)()
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> Batch:
+        """Returns the examples `ids`, int64 [n]; the first call reads them all."""
+        with self._lock, tf.init_scope(), tf.device("CPU:0"), self._naming_damage():
+            if self._directory is None and self._tensors is None:
+                self._check()
+                chunks = list(_chunks(self._load, len(self)))
+                self._tensors = {name: tf.concat([c[name] for c in chunks], axis=0) for name in chunks[0]}
+            if self._directory is not None and self._files is None:
+                self._files = open_files(self.fill())
+        if self._tensors is not None:
+            return {name: tf.gather(tensor, ids) for name, tensor in self._tensors.items()}
+        return {name: _gather(array, ids) for name, array in self._files.items()}
+
+    @contextlib.contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError:
+            self.verify()
+            raise
+
+    def fill(self) -> Path:
+        """Writes the split where it is not there whole; returns its directory. Safe in several processes at once.
+
+        Raises:
+            OSError: the directory cannot be written, or is too small; names it.
+        """
+        self._check()
+        folder = Path(os.path.expandvars(self._directory)).expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder / f"{self.name}.lock"):
+                if not _is_whole(folder / self.name):
+                    self._write(folder)
+        except OSError as error:
+            raise type(error)(
+                f"config.data.cache_dir={self._directory!r} cannot hold the examples: {error.strerror or error}. Free "
+                "space there, choose another directory, or set config.data.cache to none."
+            ) from None
+        return folder / self.name
+
+    def _write(self, folder: Path) -> None:
+        for left in (*folder.glob(f"{self.name}.writing-*"), folder / self.name):
+            shutil.rmtree(left, ignore_errors=True)
+        aside = folder / f"{self.name}.writing-{os.getpid()}"
+        aside.mkdir()
+        try:
+            kinds = write_files(aside, _chunks(self._load, len(self)), len(self))
+            sizes = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
+            records.write_json(aside / _MANIFEST, {"examples": len(self), "arrays": kinds, "bytes": sizes})
+            os.replace(aside, folder / self.name)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+
+class Bytes:
+    """Byte strings of any length in one file: string i is content[ends[i - 1] : ends[i]]."""
+
+    def __init__(self, folder: Path, name: str):
+        self._ends = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
+        self._content = np.memmap(folder / f"{name}.bytes", mode="r") if self._ends[-1] else b""
+
+    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+        strings = np.empty(len(ids), object)
+        for place, example in enumerate(ids):
+            start = self._ends[example - 1] if example else 0
+            strings[place] = bytes(self._content[start : self._ends[example]])
+        return strings
+
+
+def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examples: int) -> dict[str, str]:
+    """Writes the joined chunks, an .npy file for each name; returns name -> "numbers" or "bytes"."""
+    files: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    ends: dict[str, list[int]] = {}
+    with contextlib.ExitStack() as stack:
+        for chunk in chunks:
+            for name, values in chunk.items():
+                if name not in kinds:
+                    if not re.fullmatch(r"\w+", name):
+                        raise ValueError(f"A batch's names must be words to be kept on disk. Received: {name!r}")
+                    kinds[name] = "bytes" if values.dtype == object else "numbers"
+                    suffix = "bytes" if kinds[name] == "bytes" else "npy"
+                    files[name] = stack.enter_context(open(folder / f"{name}.{suffix}", "wb"))
+                    ends[name] = []
+                    if kinds[name] == "numbers":
+                        shape = (num_examples, *values.shape[1:])
+                        described = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
+                        np.lib.format.write_array_header_2_0(files[name], described)
+                if kinds[name] == "numbers":
+                    files[name].write(np.ascontiguousarray(values).tobytes())
+                else:
+                    for string in values:
+                        files[name].write(string)
+                        ends[name].append((ends[name][-1] if ends[name] else 0) + len(string))
+        for name, kind in kinds.items():
+            if kind == "bytes":
+                files[f"{name}.ends"] = stack.enter_context(open(folder / f"{name}.ends.npy", "wb"))
+                np.save(files[f"{name}.ends"], np.asarray(ends[name], np.int64))
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    return kinds
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        sizes = json.loads((folder / _MANIFEST).read_text())["bytes"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
+
+
+def open_files(folder: Path) -> dict[str, Any]:
+    """Opens what `write_files` has written: name -> an array in the file, or `Bytes`."""
+    kinds = json.loads((folder / _MANIFEST).read_text())["arrays"]
+    numbers = {
+        name: np.load(folder / f"{name}.npy", mmap_mode="r") for name, kind in kinds.items() if kind == "numbers"
+    }
+    return {name: numbers[name] if kind == "numbers" else Bytes(folder, name) for name, kind in kinds.items()}
+
+
+@tf.autograph.experimental.do_not_convert
+def _gather(array: Any, ids: tf.Tensor) -> tf.Tensor:
+    dtype = tf.string if isinstance(array, Bytes) else tf.as_dtype(array.dtype)
+    values = tf.numpy_function(lambda ids: array[ids], [ids], dtype, stateful=False)
+    shape = () if isinstance(array, Bytes) else array.shape[1:]
+    return tf.ensure_shape(values, [ids.shape[0], *shape])
+
+
+def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[dict[str, np.ndarray]]:
+    ids = tf.data.Dataset.range(num_examples).batch(CHUNK)
+    return ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1).as_numpy_iterator()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a lock between processes of a host; the file stays, for it cannot be removed without a race."""
+    with open(path, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
