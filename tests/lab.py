@@ -11,6 +11,9 @@ import tensorflow as tf
 from tfdist.cluster import strategy
 from tfdist.zoo import objectives, prepare, sources
 
+# Of each time that `darkened` was traced, whether for training.
+TRACED: list[bool] = []
+
 
 class Dropouts(keras.Model):
     """A perceptron with dropout whose layers stand in a Python list, where TensorFlow's own checkpoints miss them."""
@@ -54,6 +57,25 @@ def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
     both = [keras.layers.Dropout(rate, name=name)(inputs) for name in ("first", "second")]
     both = keras.layers.Concatenate(name="both")(both)
     return keras.Model(inputs, [keras.layers.Dense(1, name="logits")(both), both], name="only_dropout")
+
+
+def darkened(batch, seeds, *, training):
+    """Scales images, in the words of Python: AutoGraph makes operations of them."""
+    TRACED.append(training)
+    images = prepare.image(batch, seeds, training=training, scale=1 / 16)["image"]
+    if tf.reduce_max(images) > 0.5:
+        images = images / 2
+    return batch | {"image": images}
+
+
+def bounded(model, batch, *, training):
+    """Classifies, and gives up where the loss is out of bounds, in the words of Python."""
+    values = objectives.classification(model, batch, training=training)
+    loss = values["loss"]
+    for _ in tf.range(2):
+        if tf.reduce_max(loss) > 1e6:
+            loss = loss / 2
+    return values | {"loss": loss}
 
 
 class Table(keras.Model):

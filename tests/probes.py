@@ -5,11 +5,13 @@ A pytest process cannot do this: the number of logical devices is fixed with its
 
 import dataclasses
 import functools
+import os
 import pathlib
 import sys
 from collections.abc import Callable
 
 import keras
+import lab
 import numpy as np
 import tensorflow as tf
 from launching import run_all
@@ -32,10 +34,14 @@ DENSE = [
 SPARSE = [([0, 4, 4], [[1, 2], [3, 4], [5, 6]]), ([4, 1, 5], [[10, 20], [30, 40], [50, 60]])]
 TOKENS = np.random.default_rng(0).integers(0, 20, (96, 3))
 BATCH = 24
+SEVERAL_WORKERS = "TF_CONFIG" in os.environ
 
 
 def measure(directory: pathlib.Path, *names: str, workers: int = 1, devices: int = 1) -> list[Arrays]:
-    """Runs the probes `names` on `workers` processes of `devices` replicas; returns what each worker has measured."""
+    """Runs the probes `names` on `workers` processes of `devices` replicas; returns what each worker has measured.
+
+    A name that ends in ":1" is measured on one replica, in a process that has several.
+    """
     paths = [directory / f"worker{rank}.npz" for rank in range(workers)]
     commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
     run_all(commands, environments(workers))
@@ -49,8 +55,9 @@ def measure(directory: pathlib.Path, *names: str, workers: int = 1, devices: int
 def forget() -> None:
     """Makes room for another strategy in this process, and for the names of another model."""
     keras.utils.clear_session()
-    # The next strategy numbers its collectives as the last one did, and TensorFlow remembers those.
-    context._reset_context()
+    if not SEVERAL_WORKERS:
+        # The next strategy numbers its collectives as the last one did, and TensorFlow remembers those.
+        context._reset_context()
 
 
 def start(options: c.Cluster, **changes) -> experiment.Run:
@@ -64,7 +71,8 @@ def start(options: c.Cluster, **changes) -> experiment.Run:
         "train": c.Train(steps=20),
         "cluster": options,
     }
-    return experiment.start(c.Config(**parts | changes), pathlib.Path(sys.argv[1]).parent / "run")
+    workdir = pathlib.Path(sys.argv[1]).parent / f"on{options.logical_devices}"
+    return experiment.start(c.Config(**parts | changes), workdir)
 
 
 def run_steps(run: experiment.Run, last: int, first: int = 0) -> dict[str, float]:
@@ -288,13 +296,17 @@ def traces(options: c.Cluster) -> Arrays:
         evaluation=c.Evaluation(every=c.Every(steps=4)),
         checkpoint=c.Checkpoint(every=c.Every(steps=5)),
         learning_rate=c.LearningRate(peak=0.1),
+        data=c.Data(prepare={"target": "lab:darkened"}, batch_size=BATCH),
+        objective={"target": "lab:bounded"},
     )
+    lab.TRACED.clear()
     loop, progress = loop_lib.open_loop(run)
     assert train.train_loop(loop, progress) and loop.saver.wait()
     loop.report.close()
     calls = {"train": loop.train_call, "evaluation": loop.evaluation_call}
     counts = {name: np.array(caller.call.experimental_get_tracing_count()) for name, caller in calls.items()}
-    return counts | {"calls": np.array([caller.pace.calls for caller in calls.values()])}
+    prepared = {f"prepared for {name}": np.array(lab.TRACED.count(t)) for name, t in (("train", True), ("eval", False))}
+    return counts | prepared | {"calls": np.array([caller.pace.calls for caller in calls.values()])}
 
 
 def collectives(options: c.Cluster) -> Arrays:
@@ -324,6 +336,13 @@ PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
 }
 
 if __name__ == "__main__":
-    out, devices, *names = sys.argv[1:]
-    options = c.Cluster(logical_devices=int(devices), connect_seconds=60.0)
-    np.savez(out, **{f"{name}/{key}": value for name in names for key, value in PROBES[name](options).items()})
+    out, all_devices, *names = sys.argv[1:]
+    measured: Arrays = {}
+    if SEVERAL_WORKERS:  # Which meet once.
+        once = functools.cache(functools.partial(strategy.connect, c.Cluster(connect_seconds=60.0)))
+        strategy.connect = lambda *args, **keywords: once()
+    for name in names:
+        probe, _, devices = name.partition(":")
+        options = c.Cluster(logical_devices=int(devices or all_devices), connect_seconds=60.0)
+        measured |= {f"{name}/{key}": value for key, value in PROBES[probe](options).items()}
+    np.savez(out, **measured)

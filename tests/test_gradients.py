@@ -114,8 +114,14 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale
     check_loss_scale(*(measured[f"loss_scale/{name}"] for name in names))
 
 
-def test_a_step_has_no_collective_but_the_sum_of_its_gradients(tmp_path):
-    for worker in probes.measure(tmp_path, "collectives", workers=2):
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """What each of two workers has measured."""
+    return probes.measure(tmp_path_factory.mktemp("workers"), "loss_scale", "collectives", workers=2)
+
+
+def test_a_step_has_no_collective_but_the_sum_of_its_gradients(workers):
+    for worker in workers:
         # Beside them, at the end of a call, the one that brings the sums for the log.
         np.testing.assert_array_equal(worker["collectives/one pack"], [1, 1])
         # 64 x 10 weights and 10 biases of 4 bytes, and the means and variances of 64 inputs, in packs of 1 kB.
@@ -125,8 +131,7 @@ def test_a_step_has_no_collective_but_the_sum_of_its_gradients(tmp_path):
         np.testing.assert_array_equal(worker["collectives/compressed"], [2, 1])
 
 
-def test_an_overflow_on_one_worker_skips_the_update_on_all_and_halves_the_scale(measured, tmp_path):
-    workers = probes.measure(tmp_path, "loss_scale", workers=2)
+def test_an_overflow_on_one_worker_skips_the_update_on_all_and_halves_the_scale(measured, workers):
     for worker in workers:
         names = ("scale", "good_steps", "kernel", "iterations")
         check_loss_scale(*(worker[f"loss_scale/{name}"] for name in names))

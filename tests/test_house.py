@@ -18,6 +18,7 @@ ROOMS = [
         "records",
         "interruption",
         "cluster",
+        "rewriting",
         "data",
         "randomness",
         "gradients",

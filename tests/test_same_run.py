@@ -1,5 +1,6 @@
 """Promise 1: N replicas train and evaluate as one does."""
 
+import functools
 import json
 import platform
 
@@ -9,28 +10,40 @@ import topologies
 from launching import run_all
 
 # (workers, logical devices of each)
-TOPOLOGIES = [(1, 2), (2, 1), (4, 1), (2, 2)]
+TOPOLOGIES = [(1, 2), (2, 1), (3, 1), (2, 2)]
+GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """The workdir of the run on one device."""
-    workdir = tmp_path_factory.mktemp("one")
-    topologies.train(workdir)
+def trained(tmp_path_factory):
+    """Trains on (workers, devices), once in this module, and returns the workdir."""
+
+    @functools.cache
+    def workdir(workers, devices):
+        path = tmp_path_factory.mktemp(f"on_{workers}_{devices}_")
+        topologies.train(path, workers=workers, devices=devices)
+        return path
+
     return workdir
 
 
+@pytest.fixture(scope="module")
+def one(trained):
+    """The workdir of the run on one device."""
+    return trained(1, 1)
+
+
 @pytest.mark.parametrize(("workers", "devices"), TOPOLOGIES)
-def test_weights_slots_and_losses_are_those_of_one_device(one, tmp_path, workers, devices):
-    topologies.train(tmp_path, workers=workers, devices=devices)
-    assert topologies.largest_difference(topologies.arrays(one), topologies.arrays(tmp_path)) < 1e-5
-    losses = [np.array([line["loss"] for line in topologies.records(w, "train")]) for w in (one, tmp_path)]
+def test_weights_slots_and_losses_are_those_of_one_device(one, trained, workers, devices):
+    several = trained(workers, devices)
+    assert topologies.largest_difference(topologies.arrays(one), topologies.arrays(several)) < 1e-5
+    losses = [np.array([line["loss"] for line in topologies.records(w, "train")]) for w in (one, several)]
     assert len(losses[0]) == 20
-    for line in topologies.records(tmp_path, "train") if workers > 1 else ():
+    for line in topologies.records(several, "train") if workers > 1 else ():
         assert 0 <= line["slowest_worker"] < len(line["worker_shares"]) == workers
         np.testing.assert_allclose(np.sum(line["worker_shares"], axis=1), 1, atol=1e-3)
     np.testing.assert_allclose(losses[0], losses[1], rtol=0, atol=1e-6)
-    for ours, theirs in zip(*(topologies.records(w, "evaluation") for w in (one, tmp_path)), strict=True):
+    for ours, theirs in zip(*(topologies.records(w, "evaluation") for w in (one, several)), strict=True):
         assert ours["accuracy"] == theirs["accuracy"]
         assert ours["num_examples"] == theirs["num_examples"] == 355
 
@@ -41,42 +54,40 @@ def test_the_log_says_that_malloc_was_set_and_how_to_leave_it_alone(one):
         assert "--config.cluster.keep_freed_memory=false" in workers["workers"][-1]
 
 
-def test_two_runs_of_two_workers_agree_to_the_bit(tmp_path):
-    for name in ("first", "second"):
-        topologies.train(tmp_path / name, workers=2)
-    assert topologies.largest_difference(*(topologies.arrays(tmp_path / n) for n in ("first", "second"))) == 0
+def test_two_runs_of_two_workers_agree_to_the_bit(trained, tmp_path):
+    topologies.train(tmp_path, workers=2)
+    assert topologies.largest_difference(topologies.arrays(trained(2, 1)), topologies.arrays(tmp_path)) == 0
 
 
-def test_statistics_over_groups_need_no_communication_to_be_the_same(tmp_path):
-    options = ["--config.model.normalization=batch", "--config.model.group_size=12"]
-    for workers in (1, 2, 4):
-        topologies.train(tmp_path / str(workers), *options, workers=workers)
-    one = topologies.arrays(tmp_path / "1")
-    assert topologies.largest_difference(one, topologies.arrays(tmp_path / "2")) < 1e-5
-    assert topologies.largest_difference(one, topologies.arrays(tmp_path / "4")) < 1e-5
+@pytest.fixture(scope="module")
+def in_groups(tmp_path_factory):
+    """The arrays of the run on one device with statistics over groups, which need no communication."""
+    workdir = tmp_path_factory.mktemp("groups")
+    topologies.train(workdir, *GROUPS)
+    return topologies.arrays(workdir)
 
 
-def test_micro_batches_and_packs_change_nothing(one, tmp_path):
-    options = ["--config.model.normalization=batch", "--config.model.group_size=12"]
-    topologies.train(tmp_path / "whole", *options)
-    topologies.train(tmp_path / "pieces", *options, "--config.train.micro_batches=2", workers=2)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_statistics_over_groups_and_sums_in_packs_change_nothing(in_groups, tmp_path, devices):
     packs = "--config.communication.bytes_per_pack=4096"
-    topologies.train(tmp_path / "packs", *options, packs, workers=2)
-    whole = topologies.arrays(tmp_path / "whole")
+    topologies.train(tmp_path, *GROUPS, packs, workers=2, devices=devices)
+    assert topologies.largest_difference(in_groups, topologies.arrays(tmp_path)) < 1e-5
+
+
+def test_micro_batches_change_nothing(in_groups, tmp_path):
+    topologies.train(tmp_path, *GROUPS, "--config.train.micro_batches=2", workers=2)
+    pieces = topologies.arrays(tmp_path)
     # Of two micro-batches the moving statistics are those of two updates, not of their mean: only weights compare.
-    weights = {name for name in whole if "moving" not in name}
-    for name in ("pieces", "packs"):
-        other = topologies.arrays(tmp_path / name)
-        chosen = weights if name == "pieces" else whole.keys()
-        difference = topologies.largest_difference({n: whole[n] for n in chosen}, {n: other[n] for n in chosen})
-        assert difference < 1e-5, name
+    weights = [name for name in in_groups if "moving" not in name]
+    assert topologies.largest_difference({n: in_groups[n] for n in weights}, {n: pieces[n] for n in weights}) < 1e-5
 
 
-def test_every_example_is_evaluated_once_on_any_number_of_workers(one):
+def test_every_example_is_evaluated_once_on_any_number_of_replicas(one):
     # 1,797 examples in batches of 60: the last batch has 57.
     right = []
-    for workers in (1, 2, 3, 4):
-        line = topologies.command(one, "--mode=eval", "--config.data.evaluation_split=all")
+    for workers, devices in ((1, 1), (1, 3), (2, 2)):
+        options = ("--config.data.evaluation_split=all", f"--config.cluster.logical_devices={devices}")
+        line = topologies.command(one, "--mode=eval", *options)
         outputs = run_all([line] * workers, topologies.environments(workers))
         result = json.loads(outputs[0].splitlines()[-1])
         assert result["num_examples"] == 1797

@@ -11,18 +11,19 @@ from tfdist import config as c
 from tfdist import experiment
 
 NAMES = ("regularization", "statistics", "masks", "masks_of_a_second_run", "masks_of_micro_batches", "traces")
+ON_ONE = ("regularization:1", "traces:1")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What one process with two replicas has measured."""
-    return probes.measure(tmp_path_factory.mktemp("two"), *NAMES, devices=2)[0]
+    """What one process has measured, with two replicas unless it says otherwise."""
+    return probes.measure(tmp_path_factory.mktemp("two"), *NAMES, *ON_ONE, devices=2)[0]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """What one process with one replica has measured."""
-    return probes.measure(tmp_path_factory.mktemp("one"), "regularization", "traces")[0]
+def one(two):
+    """What was measured with one replica."""
+    return {name.replace(":1/", "/"): value for name, value in two.items() if ":1/" in name}
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -97,6 +98,8 @@ def test_dropout_is_the_same_in_a_repeated_run_and_on_two_workers(two, tmp_path)
 def test_nothing_is_traced_twice(one, two, replicas):
     measured = {1: one, 2: two}[replicas]
     assert measured["traces/train"] == measured["traces/evaluation"] == 1
+    # Functions of the config too; for training that was done before, to learn the shapes.
+    assert measured["traces/prepared for train"] == 0 and measured["traces/prepared for eval"] == 1
     # Boundaries at multiples of 3, 4 and 5 up to 20, and six evaluations.
     train_calls, evaluation_calls = measured["traces/calls"]
     assert train_calls >= 12 and evaluation_calls >= 5

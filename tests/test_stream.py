@@ -35,7 +35,7 @@ def augment(batch, seeds, *, training):
 def take(share: stream.Share, first_step: int, last_step: int, **options) -> list[dict[str, np.ndarray]]:
     """One worker's batches of the steps, its replicas' shares joined."""
     arguments = {"global_batch": BATCH, "seed": SEED, "shuffle": True} | options
-    dataset = stream.training(source(), augment, share, first_step=first_step, last_step=last_step, **arguments)
+    dataset = stream.training(source(), augment, share, **arguments)(first_step, last_step)
     elements = list(dataset.take((last_step - first_step) * share.local_replicas).as_numpy_iterator())
     size = share.local_replicas
     return [join(elements[i : i + size]) for i in range(0, len(elements), size)]
@@ -111,8 +111,8 @@ def test_a_worker_prepares_its_own_examples_alone(workers):
             return {"id": tf.identity(seeds[:, 1])}
 
     steps = 64
-    dataset = stream.training(
-        source(), count, shares(workers)[0], global_batch=BATCH, seed=SEED, first_step=0, last_step=steps, shuffle=True
+    dataset = stream.training(source(), count, shares(workers)[0], global_batch=BATCH, seed=SEED, shuffle=True)(
+        0, steps
     )
     consumed = sum(len(batch["id"]) for batch in dataset.take(steps).as_numpy_iterator())
     assert consumed == steps * BATCH // workers

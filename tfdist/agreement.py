@@ -53,15 +53,17 @@ def words(value: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(flat, tf.int64), [-1])
 
 
-@tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+@tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
 def fold(numbers: tf.Tensor) -> tf.Tensor:
     """Hashes int64 [n] to int64 []."""
-    while tf.size(numbers) > 1:
-        tf.autograph.experimental.set_loop_options(shape_invariants=[(numbers, tf.TensorShape([None]))])
+
+    def shorten(numbers: tf.Tensor) -> list[tf.Tensor]:
         full = tf.size(numbers) // _ROW * _ROW
         rest = tf.pad(numbers[full:], [[0, -tf.size(numbers) % _ROW]])
-        numbers = tf.concat([_rows(numbers[:full]), _rows(rest)], axis=0)
-    return tf.reduce_sum(numbers)
+        return [tf.concat([_rows(numbers[:full]), _rows(rest)], axis=0)]
+
+    invariants = [tf.TensorShape([None])]
+    return tf.reduce_sum(tf.while_loop(lambda n: tf.size(n) > 1, shorten, [numbers], shape_invariants=invariants)[0])
 
 
 def _rows(numbers: tf.Tensor) -> tf.Tensor:
@@ -238,4 +240,8 @@ def _gathering(cluster: strategy.Cluster, vector: Callable[[], tf.Tensor]) -> Ca
         place = tf.one_hot(strategy.replica_id(), cluster.num_replicas, dtype=tf.int64)
         return place[:, tf.newaxis] * vector()[tf.newaxis]
 
-    return tf.function(lambda: cluster.strategy.reduce("SUM", cluster.strategy.run(rows), axis=None))
+    @tf.function(autograph=False)
+    def gather() -> tf.Tensor:
+        return cluster.strategy.reduce("SUM", cluster.strategy.run(rows), axis=None)
+
+    return gather

@@ -244,7 +244,7 @@ def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
     """Compiles a function that tells whether no floating-point variable holds an infinity or NaN."""
     floats = [_value(v) for v in variables.values() if _value(v).dtype.is_floating]
 
-    @tf.function
+    @tf.function(autograph=False)
     def check() -> tf.Tensor:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
 

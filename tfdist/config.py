@@ -7,6 +7,7 @@ Nothing here speaks of hardware: batch sizes are global and the replicas are dis
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -219,12 +220,7 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
     """
     function = resolve(spec, field=field)
     _bind(function, spec, (None,) * positional, expected, field)
-    keywords = {key: value for key, value in spec.items() if key != "target"}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs, **keywords)
-
-    return call
+    return functools.partial(function, **{key: value for key, value in spec.items() if key != "target"})
 
 
 def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, interruption, randomness, records, report, step, validation
+from tfdist import agreement, checkpoint, interruption, randomness, records, report, rewriting, step, validation
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import batch, strategy
@@ -79,6 +79,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     validation.validate(config)
     prepare = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
+    prepare, objective = rewriting.rewritten(prepare), rewriting.rewritten(objective)
     adapt = config.adapt and config_lib.partial(config.adapt, field="config.adapt", positional=2)
     train_source = open_source(config, config.data.train_split)
     evaluation_source = None
@@ -103,7 +104,8 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         optimizer = build_optimizer(config, steps_per_epoch, total_steps)
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
-    trainer = step.build_trainer(cluster, config, model, optimizer, objective, _element_spec(config, *train))
+    training_data = _training_data(config, *train, share(cluster))
+    trainer = step.build_trainer(cluster, config, model, optimizer, objective, element_spec(training_data(0, 1)))
     if adapt:
         with cluster.scope():
             adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
@@ -125,7 +127,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         cluster,
         stop,
         trainer,
-        training_data=functools.partial(_training_dataset, config, *train, share(cluster)),
+        training_data=training_data,
         evaluation_data=_evaluation_data(config, *evaluation, share(cluster)),
         evaluation_examples=None if evaluation_source is None else len(evaluation_source),
         steps_per_epoch=steps_per_epoch,
@@ -234,10 +236,13 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
     return optimizer
 
 
-def _element_spec(
-    config: config_lib.Config, source: stream.Source, prepare: Callable[..., dict[str, tf.Tensor]]
-) -> dict[str, tf.TensorSpec]:
-    dataset = _training_dataset(config, source, prepare, stream.Share(), 0, 1)
+def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
+    """The shapes and dtypes of a batch of `dataset`.
+
+    Raises:
+        ValueError: `config.data.prepare` has not returned a dict of tensors whose shapes are known but for the first
+            dimension.
+    """
     spec = dataset.element_spec
     if not isinstance(spec, dict) or not spec:
         raise ValueError(f"config.data.prepare must return a dict of tensors. Received: {spec}")
@@ -264,25 +269,24 @@ def _evaluation_data(
     if source is None:
         return None
     batch = evaluation_batch_size(config)
-    return lambda: stream.evaluation(source, prepare, worker_share, global_batch=batch, seed=config.seed)
+    # Made once, at the first evaluation: every later one takes another iterator of it.
+    return functools.cache(
+        lambda: stream.evaluation(source, prepare, worker_share, global_batch=batch, seed=config.seed)
+    )
 
 
-def _training_dataset(
+def _training_data(
     config: config_lib.Config,
     source: stream.Source,
     prepare: Callable[..., dict[str, tf.Tensor]],
     worker_share: stream.Share,
-    first_step: int,
-    last_step: int,
-) -> tf.data.Dataset:
+) -> Callable[[int, int], tf.data.Dataset]:
     return stream.training(
         source,
         prepare,
         worker_share,
         global_batch=config.data.batch_size,
         seed=config.seed,
-        first_step=first_step,
-        last_step=last_step,
         shuffle=config.data.shuffle,
     )
 

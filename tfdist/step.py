@@ -341,18 +341,19 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
             communication.assign(tf.zeros_like(communication))
         return vector
 
-    @tf.function
+    @tf.function(autograph=False)
     def call(iterator, count, stop):
-        waited = tf.zeros([], tf.float64)
-        started = done = tf.timestamp()
-        for _ in tf.range(count):
+        def one(number: tf.Tensor, waited: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
             elements = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(elements, expand_composites=True)):
                 ready = tf.timestamp()
-            waited += tf.maximum(ready - done, 0.0)
             sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
             with tf.control_dependencies(local(sums)):
-                done = tf.timestamp()
+                return number + 1, waited + tf.maximum(ready - done, 0.0), tf.timestamp()
+
+        started = tf.timestamp()
+        first = (tf.zeros([], tf.int64), tf.zeros([], tf.float64), started)
+        _, waited, done = tf.while_loop(lambda number, *_: number < count, one, first)
         vector = strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, done - started)), axis=None)
         seconds = num_replicas * len(timing.COLUMNS)
         return vector[:-seconds], tf.reshape(vector[-seconds:], [num_replicas, -1])

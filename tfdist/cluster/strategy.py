@@ -86,7 +86,7 @@ class Cluster:
         if self.num_workers == 1:
             return int(value)
 
-        @tf.function
+        @tf.function(autograph=False)
         def share(mine: tf.Tensor) -> tf.Tensor:
             return self.strategy.reduce("SUM", self.strategy.run(part, (mine,)), axis=None)
 
@@ -97,7 +97,7 @@ class Cluster:
         if self.num_workers == 1:
             return
 
-        @tf.function
+        @tf.function(autograph=False)
         def share(mine: list[tf.Tensor]) -> list[tf.Tensor]:
             chosen = self.strategy.run(
                 lambda: [tf.where(replica_id() == 0, value, tf.zeros_like(value)) for value in mine]

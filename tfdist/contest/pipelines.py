@@ -29,11 +29,9 @@ def tfdist(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
         stream.Share(num_replicas=job["workers"]),
         global_batch=BATCH,
         seed=0,
-        first_step=0,
-        last_step=1_000_000,
         shuffle=True,
     )
-    return {"step": _taker(dataset)}
+    return {"step": _taker(dataset(0, 1_000_000))}
 
 
 def classic(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:

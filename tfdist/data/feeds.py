@@ -76,6 +76,7 @@ class Examples:
             return {"data": self.read(positions), "count": count, "total": total}
 
         elements = tf.data.Dataset.range(first_step * share.local_replicas, last_step * share.local_replicas).repeat()
+        load = tf.autograph.experimental.do_not_convert(load)
         elements = elements.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return elements.prefetch(tf.data.AUTOTUNE)
 

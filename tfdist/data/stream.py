@@ -7,11 +7,13 @@ many steps ahead as there are workers: memory and the first step's delay then do
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist import rewriting
 from tfdist.data import order
 
 Batch = dict[str, tf.Tensor]
@@ -52,36 +54,39 @@ def training(
     *,
     global_batch: int,
     seed: int,
-    first_step: int,
-    last_step: int,
     shuffle: bool,
-) -> tf.data.Dataset:
-    """One worker's share of the steps [first_step, last_step).
+) -> Callable[[int, int], tf.data.Dataset]:
+    """One worker's share of all steps.
 
     Returns:
-        A dataset of `prepare`d batches [global_batch / num_replicas, ...]. It goes on for ever; see `_pipeline`.
+        dataset(first_step, last_step): `prepare`d batches [global_batch / num_replicas, ...] of the steps [first_step,
+        last_step). It goes on for ever; see `_pipeline`. However often it is called, `prepare` is traced once.
     """
+    read, prepare = rewriting.rewritten(source.read), rewriting.rewritten(prepare)
 
+    @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
         step, slots = share.locate(element, global_batch)
         ids, epoch = order.example_ids(
             step, slots, seed=seed, num_examples=len(source), global_batch=global_batch, shuffle=shuffle
         )
-        return prepare(source.read(ids), order.seeds(ids, epoch, seed), training=True)
+        return prepare(read(ids), order.seeds(ids, epoch, seed), training=True)
 
-    return _pipeline(first_step, last_step, share, load)
+    return functools.partial(_pipeline, share, load)
 
 
 def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -> Batch:
     """Returns the first `count` examples of epoch 0 (all, where there are fewer), prepared without augmentation."""
     num_examples = len(source)
     slots = tf.range(min(count, num_examples), dtype=tf.int64)
+    read, prepare = rewriting.rewritten(source.read), rewriting.rewritten(prepare)
 
+    @tf.autograph.experimental.do_not_convert
     def load(step: tf.Tensor) -> Batch:
         ids, epoch = order.example_ids(
             step, slots, seed=seed, num_examples=num_examples, global_batch=num_examples, shuffle=True
         )
-        return prepare(source.read(ids), order.seeds(ids, epoch, seed), training=False)
+        return prepare(read(ids), order.seeds(ids, epoch, seed), training=False)
 
     return next(iter(tf.data.Dataset.range(1).map(load)))
 
@@ -97,18 +102,20 @@ def evaluation(
     """
     num_examples = len(source)
     steps = -(-num_examples // global_batch)
+    read, prepare = rewriting.rewritten(source.read), rewriting.rewritten(prepare)
 
+    @tf.autograph.experimental.do_not_convert
     def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:
         step, slots = share.locate(element, global_batch)
         positions = step * global_batch + slots
         ids = tf.minimum(positions, num_examples - 1)
-        batch = prepare(source.read(ids), order.seeds(ids, tf.zeros([], tf.int64), seed), training=False)
+        batch = prepare(read(ids), order.seeds(ids, tf.zeros([], tf.int64), seed), training=False)
         return batch, positions < num_examples
 
-    return _pipeline(0, steps, share, load), steps
+    return _pipeline(share, load, 0, steps), steps
 
 
-def _pipeline(first_step: int, last_step: int, share: Share, load: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
+def _pipeline(share: Share, load: Callable[[tf.Tensor], Any], first_step: int, last_step: int) -> tf.data.Dataset:
     elements = tf.data.Dataset.range(first_step * share.local_replicas, last_step * share.local_replicas)
     # Endless, though the loop knows the length and never takes more: of a finite stream, several workers would ask each
     # other in every step whether all have a batch left, and its batches would have dynamic shapes.

@@ -75,7 +75,7 @@ class ImageFolder:
         Raises:
             ValueError: names the first one that cannot be decoded, or has another size than the first.
         """
-        decode = tf.function(self._decode, input_signature=[tf.TensorSpec([None], tf.string)])
+        decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
         with tf.device("CPU:0"):
             for start in range(0, len(self), CHUNK_SIZE):
                 chunk = slice(start, start + CHUNK_SIZE)
@@ -116,7 +116,8 @@ class ImageFolder:
 
     def _load_images(self) -> dict[str, np.ndarray]:
         chunks = tf.data.Dataset.from_tensor_slices(self._paths(self._names, self._labels)).batch(CHUNK_SIZE)
-        chunks = chunks.map(lambda paths: {"image": self._decode(paths)}, num_parallel_calls=tf.data.AUTOTUNE)
+        decode = tf.autograph.experimental.do_not_convert(lambda paths: {"image": self._decode(paths)})
+        chunks = chunks.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         try:
             return {**collect(chunks, len(self)), "label": self._labels}
         except tf.errors.OpError:

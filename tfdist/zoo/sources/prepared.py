@@ -71,7 +71,7 @@ class Prepared:
         Raises:
             ValueError: names the first that cannot be read: its file and its position in it.
         """
-        decode = tf.function(self._decode, input_signature=[tf.TensorSpec([None], tf.string)])
+        decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
         with tf.device("CPU:0"):
             for shard in self._shards:
                 done = 0
@@ -111,10 +111,12 @@ class Prepared:
             self.verify()
             raise
 
+    @tf.autograph.experimental.do_not_convert
     def _read_records(self, ids: tf.Tensor) -> tf.Tensor:
         records = tf.numpy_function(self._records.read, [ids], tf.string, stateful=False)
         return tf.ensure_shape(records, ids.shape)
 
+    @tf.autograph.experimental.do_not_convert
     def _decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
         return tf.map_fn(
             self._decode_record, records, fn_output_signature=self._specs, parallel_iterations=_PARALLEL_RECORDS
