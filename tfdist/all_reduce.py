@@ -66,7 +66,7 @@ def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
     def replica(tensor: tf.Tensor) -> tf.Tensor:
         return gradients.all_reduce([tf.identity(tensor)], config_lib.Communication())[0][0]
 
-    @tf.function
+    @tf.function(autograph=False)
     def call(tensor: tf.Tensor) -> tf.Tensor:
         sums = cluster.strategy.run(replica, args=(tensor,))
         return tf.add_n(cluster.strategy.experimental_local_results(sums))

@@ -132,7 +132,7 @@ def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
     def row() -> tf.Tensor:
         return tf.one_hot(replica_id() // share, cluster.num_workers, dtype=tf.float64) * mine / share
 
-    @tf.function
+    @tf.function(autograph=False)
     def collect() -> tf.Tensor:
         return cluster.strategy.reduce("SUM", cluster.strategy.run(row), axis=None)
 

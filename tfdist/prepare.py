@@ -37,8 +37,8 @@ def look(options: config_lib.Data, source: Any, prepare: Callable[..., dict[str,
     size = min(len(source), options.batch_size)
     try:
         if training:
-            more = {"seed": 0, "first_step": 0, "last_step": 1, "shuffle": options.shuffle}
-            batch = next(iter(stream.training(source, prepare, stream.Share(), global_batch=size, **more)))
+            more = {"seed": 0, "shuffle": options.shuffle}
+            batch = next(iter(stream.training(source, prepare, stream.Share(), global_batch=size, **more)(0, 1)))
         else:
             dataset, _ = stream.evaluation(source, prepare, stream.Share(), global_batch=size, seed=0)
             batch, _ = next(iter(dataset))
