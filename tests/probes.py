@@ -18,7 +18,7 @@ from launching import run_all
 from tensorflow.python.eager import context
 from topologies import environments
 
-from tfdist import checkpoint, experiment, gradients, step, train
+from tfdist import checkpoint, experiment, gradients, local_sgd, step, train
 from tfdist import config as c
 from tfdist import loop as loop_lib
 from tfdist.cluster import strategy
@@ -78,7 +78,7 @@ def start(options: c.Cluster, **changes) -> experiment.Run:
 def run_steps(run: experiment.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
     iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=first, last_step=last))
-    call = step.make_call(run.trainer, functools.partial(step.train_step, run.trainer))
+    call = step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), run.trainer))
     vector = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64))[0].numpy()
     return step.means(run.trainer, dict(zip((*run.trainer.names, *step.EXTRAS), vector, strict=True)))
 
@@ -330,9 +330,38 @@ def collectives(options: c.Cluster) -> Arrays:
     return found
 
 
+def local_rounds(options: c.Cluster) -> Arrays:
+    """The line after 4 rounds of local steps, on all replicas and on one alone, and after as many plain steps there."""
+    line = {
+        "model": {"target": "tfdist.zoo.classic:line", "m": -1.0, "n": 2.0},
+        "objective": {"target": "tfdist.zoo.classic:line_error"},
+        "optimizer": {"target": "keras.optimizers:SGD", "momentum": 0.5},
+        "learning_rate": c.LearningRate(peak=0.1),
+    }
+    source = {"target": "tfdist.zoo.sources:line", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64}
+    parts = {"source": source, "prepare": {"target": "tfdist.zoo.prepare:identity"}, "evaluation_split": None}
+    alone = c.Cluster(connect_seconds=options.connect_seconds)
+    found = {}
+    for name, cluster, batch, local, steps in (
+        ("rounds", options, 16, 4, 4),
+        ("alone", alone, 16, 2, 4),
+        ("steps", alone, 8, 1, 8),
+    ):
+        data = c.Data(batch_size=batch, shuffle=False, **parts)
+        run = start(cluster, **line, data=data, train=c.Train(steps=steps, local_steps=local))
+        means = run_steps(run, steps)
+        arrays = checkpoint.snapshot(run.variables)
+        found |= {f"{name}/{key}": value for key, value in arrays.items()} | {f"{name}/loss": np.array(means["loss"])}
+        if name == "rounds":
+            found |= {f"replicas/{v.path}": on_each(run.cluster, v.value) for v in run.trainer.optimizer.variables}
+    return found
+
+
 PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, update, compressed, embedding, loss_scale, regularization, statistics)},
-    **{f.__name__: f for f in (masks, masks_of_a_second_run, masks_of_micro_batches, traces, collectives)},
+    **{
+        f.__name__: f for f in (masks, masks_of_a_second_run, masks_of_micro_batches, traces, collectives, local_rounds)
+    },
 }
 
 if __name__ == "__main__":

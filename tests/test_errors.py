@@ -94,7 +94,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"data": data(batch_size=36), "train": c.Train(steps=4, micro_batches=8)},
-            r"config\.data\.batch_size=36 cannot be divided among 1 replicas in 8 micro-batches each: set it to 32 or",
+            r"config\.data\.batch_size=36 cannot be divided among 1 replicas in 8 pieces each: set it to 32 or",
         ),
         (
             {"data": data(evaluation_batch_size=7), "cluster": c.Cluster(logical_devices=2)},

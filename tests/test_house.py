@@ -26,6 +26,7 @@ ROOMS = [
         "timing",
         "compiled",
         "step",
+        "local_sgd",
     ),
     *(
         "checkpoint",

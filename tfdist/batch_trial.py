@@ -50,7 +50,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
 
     plan = strategy.plan(config.cluster)
     rank, replicas = plan.placement.rank, plan.num_replicas
-    pieces = config.train.micro_batches
+    pieces = config.train.micro_batches * config.train.local_steps
     found: dict[str, Any] = {"replicas": replicas}
     config.data.batch_size = batch * replicas
     config.data.evaluation_split = config.checkpoint.best_metric = None
@@ -108,13 +108,13 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     """
     import tensorflow as tf
 
-    from tfdist import step
+    from tfdist import local_sgd, step
 
     trainer = run.trainer
     if not communication:
         # One replica has nothing to sum.
         trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
-    call = step.make_call(run.trainer, functools.partial(step.train_step, trainer))
+    call = step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer))
     iterator = run.cluster.distribute(run.training_data(0, steps + 1))
     nothing = tf.zeros([], tf.float64)
     call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()

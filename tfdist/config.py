@@ -59,6 +59,7 @@ class LearningRate:
     # schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule.
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
     # "linear": peak x batch_size / reference_batch_size; "sqrt": the square root of that factor (arXiv 1706.02677).
+    # With train.local_steps, batch_size / local_steps takes the place of batch_size.
     scaling: str = "none"
     reference_batch_size: int = 256
     # Epochs over which the rate rises linearly from near 0 to its peak (gradual warm-up, arXiv 1706.02677).
@@ -76,6 +77,10 @@ class Train:
     precision: str = "float32"
     # A replica's share of the batch is run in this many pieces, one after another: less memory, the same update.
     micro_batches: int = 1
+    # Local SGD (arXiv 1805.09767), for slow networks: each replica takes so many optimizer steps by itself, each on a
+    # piece of its share of the batch, then all average. A step is that whole round, and batch_size counts its examples.
+    # Above 1, N replicas no longer make the run of one; the run still repeats and resumes bit for bit.
+    local_steps: int = 1
     # Upper bound of the global norm of the summed gradients; None: no clipping.
     clip_norm: float | None = None
     # After a loss or gradient that is not finite: "stop", "skip" the update, or "rollback" to the last checkpoint due.

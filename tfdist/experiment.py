@@ -101,7 +101,8 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
     with cluster.scope():
         model = config_lib.build(config.model, field="config.model")
-        optimizer = build_optimizer(config, steps_per_epoch, total_steps)
+        local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
+        optimizer = build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
     training_data = _training_data(config, *train, share(cluster))
@@ -181,11 +182,11 @@ def check_fit(
     Raises:
         ValueError: names the field, its value, and the number that it contradicts.
     """
-    batch, pieces = config.data.batch_size, config.train.micro_batches
+    batch, pieces = config.data.batch_size, config.train.micro_batches * config.train.local_steps
     if batch % (num_replicas * pieces):
         lower = batch // (num_replicas * pieces) * num_replicas * pieces
         advice = f"{lower} or {lower + num_replicas * pieces}" if lower else str(num_replicas * pieces)
-        micro = f" in {pieces} micro-batches each" if pieces > 1 else ""
+        micro = f" in {pieces} pieces each" if pieces > 1 else ""
         raise ValueError(
             f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{micro}: "
             f"set it to {advice}, or change the number of replicas."
@@ -217,7 +218,7 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
         ValueError: the warm-up is longer than the run, or the target returns no optimizer.
     """
     rate = config.learning_rate
-    factor = config.data.batch_size / rate.reference_batch_size
+    factor = config.data.batch_size / config.train.local_steps / rate.reference_batch_size
     peak = rate.peak * {"none": 1.0, "linear": factor, "sqrt": factor**0.5}[rate.scaling]
     warmup_steps = round(rate.warmup_epochs * steps_per_epoch)
     if warmup_steps > total_steps:

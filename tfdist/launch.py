@@ -224,7 +224,8 @@ def next_smaller(options: config.Config, shares: Sequence[tuple[str, ...]], leas
     for workers in range(len(shares) - 1, least - 1, -1):
         replicas = workers * (len(shares[0]) or options.cluster.logical_devices)
         evaluation = options.data.evaluation_batch_size or options.data.batch_size
-        if options.data.batch_size % (replicas * options.train.micro_batches) == 0 == evaluation % replicas:
+        pieces = options.train.micro_batches * options.train.local_steps
+        if options.data.batch_size % (replicas * pieces) == 0 == evaluation % replicas:
             return workers
     return len(shares)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, experiment, intervals, records, saving, step, timing
+from tfdist import agreement, checkpoint, experiment, intervals, local_sgd, records, saving, step, timing
 from tfdist.cluster import batch
 from tfdist.report import Reporter, open_report
 
@@ -150,7 +150,7 @@ def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | Non
         run=run,
         report=reporter,
         saver=saver,
-        train_call=make_caller(run, step.train_step),
+        train_call=make_caller(run, local_sgd.choose_step(run.config.train)),
         evaluation_call=make_caller(run, step.evaluation_step),
         is_finite=checkpoint.finite_check(run.variables),
         agreement=agreement.agreement(run.cluster, run.variables),

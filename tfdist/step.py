@@ -167,14 +167,14 @@ def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
     if trainer.guarded:  # Whether the loss is finite travels with the gradients: all replicas must decide alike.
         loss = sums[trainer.names.index("loss")]
         gradients = [*gradients, tf.where(tf.math.is_finite(loss), 0.0, 1.0)]
-    gradients = _sum_over_replicas(trainer, gradients, before, weight)
+    gradients = sum_over_replicas(trainer, gradients, before, weight)
     bad_loss = gradients.pop() > 0 if trainer.guarded else tf.constant(False)
     if trainer.guarded or trainer.loss_scale is not None:
         skipped = _apply_if_finite(trainer, gradients, bad_loss, before)
     else:
-        _apply(trainer, gradients)
+        apply(trainer, gradients)
         skipped = None
-    _add_to_totals(trainer, sums, skipped)
+    add_to_totals(trainer, sums, skipped)
     # Handed back when the step is done, not when its forward pass is: the first layer is updated last.
     with tf.control_dependencies([tf.convert_to_tensor(trainer.model.trainable_variables[0].value)]):
         return tf.identity(sums)
@@ -200,7 +200,7 @@ def _apply_if_finite(
         if trainer.loss_scale is not None:
             trainer.loss_scale.update(finite=False)
 
-    gradients_lib.apply_if(finite, gradients, lambda finite_gradients: _apply(trainer, finite_gradients), leave_out)
+    gradients_lib.apply_if(finite, gradients, lambda finite_gradients: apply(trainer, finite_gradients), leave_out)
     for statistic, old in zip(trainer.statistics, before, strict=True):
         statistic.assign(tf.where(finite, statistic.value, old))
     if not trainer.guarded:
@@ -208,7 +208,8 @@ def _apply_if_finite(
     return ~finite if scale is None else bad_loss | (~finite & (scale <= 1.0))
 
 
-def _add_to_totals(trainer: Trainer, sums: tf.Tensor, skipped: tf.Tensor | None) -> None:
+def add_to_totals(trainer: Trainer, sums: tf.Tensor, skipped: tf.Tensor | None) -> None:
+    """Adds a step's sums over examples (float64 [len(names) + 1]) to those of the call, unless it was `skipped`."""
     steps = tf.zeros([2], tf.float64)
     if skipped is not None:
         sums = tf.where(skipped, tf.zeros_like(sums), sums)
@@ -217,7 +218,8 @@ def _add_to_totals(trainer: Trainer, sums: tf.Tensor, skipped: tf.Tensor | None)
     trainer.totals.assign_add(tf.concat([sums, steps], axis=0))
 
 
-def _apply(trainer: Trainer, gradients: gradients_lib.Gradients) -> None:
+def apply(trainer: Trainer, gradients: gradients_lib.Gradients) -> None:
+    """Makes one update of the optimizer, clipped if the config says so; to be called in `strategy.run`."""
     if trainer.config.train.clip_norm is not None:
         gradients = gradients_lib.clip(gradients, trainer.config.train.clip_norm)
     trainer.optimizer.apply(gradients, trainer.model.trainable_variables)
@@ -229,13 +231,13 @@ def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_li
     """Runs the micro-batches one after another and adds up their sums and gradients."""
     pieces = trainer.config.train.micro_batches
     if pieces == 1:
-        return _forward_backward(trainer, batch, tf.constant(0))
+        return forward_backward(trainer, batch, tf.constant(0))
     split = {name: tf.reshape(value, [pieces, -1, *value.shape[1:]]) for name, value in batch.items()}
     variables = trainer.model.trainable_variables
     initial = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
 
     def body(piece: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
-        more, these = _forward_backward(trainer, {name: value[piece] for name, value in split.items()}, piece)
+        more, these = forward_backward(trainer, {name: value[piece] for name, value in split.items()}, piece)
         added = [
             old if new is None else old + tf.convert_to_tensor(new) for old, new in zip(gradients, these, strict=True)
         ]
@@ -246,7 +248,8 @@ def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_li
     return sums, gradients
 
 
-def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+def forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+    """Runs micro-batch `piece` (int32 []) forward and backward; returns the sums of its values and its gradients."""
     config = trainer.config
     randomness.begin(piece)
     with tf.GradientTape() as tape:
@@ -272,7 +275,7 @@ def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple
     return _sums(trainer, values, tf.ones([num_examples], tf.bool)), gradients
 
 
-def _sum_over_replicas(
+def sum_over_replicas(
     trainer: Trainer, gradients: gradients_lib.Gradients, before: list[tf.Tensor], weight: tf.Tensor | float
 ) -> gradients_lib.Gradients:
     """The one communication of a step: sums the gradients, and averages what each replica did to its statistics.
@@ -313,7 +316,7 @@ def evaluation_step(trainer: Trainer, batch: Batch | Element, mask: tf.Tensor | 
         sums = _sums(trainer, trainer.objective(trainer.model, batch, training=False), mask)
     else:
         sums = trainer.compiled.assess(batch)
-    _add_to_totals(trainer, sums, None)
+    add_to_totals(trainer, sums, None)
     return sums
 
 

@@ -224,7 +224,8 @@ def report_interval(loop: Loop, progress: Progress) -> None:
     run = loop.run
     rate = run.trainer.optimizer._learning_rate
     if callable(rate):
-        rate = rate(progress.step - 1)  # A schedule: the rate of the step that is done, not of the next.
+        # A schedule: the rate of the step that is done, not of the next.
+        rate = rate(progress.step * run.config.train.local_steps - 1)
     loop.report.train(
         progress.step,
         step.means(run.trainer, progress.totals),

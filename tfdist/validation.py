@@ -67,7 +67,13 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
         if value not in choices:
             yield f"{name} must be one of {', '.join(choices)}.{nearest(value, list(choices))} Received: {value!r}"
 
-    for name in ("data.batch_size", "data.evaluation_batch_size", "train.micro_batches", "train.steps"):
+    for name in (
+        "data.batch_size",
+        "data.evaluation_batch_size",
+        "train.micro_batches",
+        "train.local_steps",
+        "train.steps",
+    ):
         yield from at_least(name, 1)
     yield from at_least("train.nonfinite_limit", 1)
     for name in ("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"):
@@ -87,6 +93,13 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
     yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
     yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
     yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
+    train = config.train
+    if train.local_steps > 1 and (train.micro_batches > 1 or train.precision == "float16" or train.nonfinite != "stop"):
+        yield (
+            f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and another precision than '
+            f"float16. Received: micro_batches={train.micro_batches}, nonfinite={train.nonfinite!r}, "
+            f"precision={train.precision!r}"
+        )
     if config.data.cache == "none" and config.data.cache_dir is not None:
         yield f'data.cache_dir={config.data.cache_dir!r} keeps nothing, since data.cache is "none": set it to "raw"'
     if (config.train.epochs is None) == (config.train.steps is None):

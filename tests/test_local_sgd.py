@@ -1,0 +1,71 @@
+"""Local SGD: what the replicas of a round compute, against arithmetic by hand."""
+
+import numpy as np
+import probes
+import pytest
+
+from tfdist import config as c
+from tfdist import validation
+from tfdist.zoo import sources
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """What two replicas and one have computed; see `probes.local_rounds`."""
+    (found,) = probes.measure(tmp_path_factory.mktemp("local"), "local_rounds", devices=2)
+    return {name.removeprefix("local_rounds/"): value for name, value in found.items()}
+
+
+def rounds(replicas, local_steps, batch, steps):
+    """((m, n), momentum) after so many rounds: each replica by itself, weights and momentum averaged after each."""
+    points = sources.line("train", m=2.0, n=0.5, noise=0.3, num_examples=64).read(np.arange(64))
+    x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
+    weights, momentum = np.array([-1.0, 2.0]), np.zeros(2)
+    size = batch // replicas // local_steps
+    for step in range(steps):
+        ends = []
+        for replica in range(replicas):
+            w, v = weights.copy(), momentum.copy()
+            for piece in range(local_steps):
+                first = step * batch + (replica * local_steps + piece) * size
+                xs, ys = x[first : first + size], y[first : first + size]
+                error = w[0] * xs + w[1] - ys
+                v = 0.5 * v - 0.1 * np.array([np.mean(2 * error * xs), np.mean(2 * error)])
+                w = w + v
+            ends.append((w, v))
+        weights, momentum = (np.mean([end[i] for end in ends], axis=0) for i in range(2))
+    return weights, momentum
+
+
+def fitted(found, name):
+    """(m, n) of a run."""
+    return np.array([float(found[f"{name}/model/line/{part}"].reshape(())) for part in ("kernel", "bias")])
+
+
+def test_replicas_train_by_themselves_and_average_after_each_round(measured):
+    weights, momentum = rounds(2, 4, 16, 4)
+    np.testing.assert_allclose(fitted(measured, "rounds"), weights, rtol=1e-5)
+    assert np.abs(weights - rounds(2, 1, 16, 4)[0]).max() > 0.1
+    slots = {name: value for name, value in measured.items() if name.startswith("replicas/") and "momentum" in name}
+    assert len(slots) == 2
+    for value, expected in zip(slots.values(), momentum, strict=True):
+        np.testing.assert_allclose(value.reshape(2), [expected, expected], rtol=1e-4)
+        assert value.reshape(2)[0] == value.reshape(2)[1]
+    (iterations,) = (value for name, value in measured.items() if name.startswith("replicas/") and "iteration" in name)
+    assert iterations.tolist() == [16, 16]
+
+
+def test_on_one_replica_a_round_is_as_many_steps(measured):
+    names = [name.removeprefix("alone/") for name in measured if name.startswith("alone/")]
+    assert len(names) > 4
+    for name in names:
+        np.testing.assert_allclose(measured[f"alone/{name}"], measured[f"steps/{name}"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("field, value", [("micro_batches", 2), ("precision", "float16"), ("nonfinite", "skip")])
+def test_what_does_not_go_together_is_refused(field, value):
+    config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, local_steps=2, **{field: value}))
+    with pytest.raises(
+        ValueError, match=r"train.local_steps=2 needs micro_batches=1, nonfinite=.* Received: .*" + str(value)
+    ):
+        validation.validate(config)
