@@ -37,6 +37,7 @@ ROOMS = [
         "report",
         "hooks",
         "experiment",
+        "board",
         "loop",
         "divergence",
         "callbacks",

@@ -137,6 +137,11 @@ class Report:
     every: Every = dataclasses.field(default_factory=lambda: Every(steps=100))
     # Write scalars to workdir/tensorboard.
     tensorboard: bool = True
+    # There as well: the model's graph, at the start; histograms of the weights, so often (never by default); and a
+    # profile of the steps from the first to the last of [first, last], counted from 1, on the chief.
+    graph: bool = False
+    histograms: Every = dataclasses.field(default_factory=Every)
+    profile: list[int] | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, experiment, intervals, local_sgd, records, saving, step, timing
+from tfdist import agreement, board, checkpoint, experiment, intervals, local_sgd, records, saving, step, timing
 from tfdist.cluster import batch
 from tfdist.report import Reporter, open_report
 
@@ -84,6 +84,8 @@ class Loop:
     is_finite: Callable[[], bool]
     # Whether all replicas hold the same state.
     agreement: agreement.Agreement
+    # What TensorBoard shows besides scalars.
+    board: board.Board
 
 
 def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
@@ -154,6 +156,7 @@ def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | Non
         evaluation_call=make_caller(run, step.evaluation_step),
         is_finite=checkpoint.finite_check(run.variables),
         agreement=agreement.agreement(run.cluster, run.variables),
+        board=board.Board(run=run, report=reporter),
     )
 
 

@@ -20,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+_BUCKETS = 30
 # Distributions whose versions decide what a run computes.
 DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
 
@@ -249,6 +251,37 @@ def scalars_record(step: int, scalars: dict[str, float]) -> bytes:
 
     # A simple_value, because readers forget only those after a restart, not the tensors that tf.summary writes.
     values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+    return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
+
+
+def graph_record(graph_def: bytes) -> bytes:
+    """Returns TensorBoard's record of a graph, a serialised GraphDef."""
+    from tensorboard.compat.proto import event_pb2
+
+    return _framed(event_pb2.Event(wall_time=time.time(), graph_def=graph_def))
+
+
+def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
+    """Returns TensorBoard's record of a histogram of each of `arrays`, NumPy arrays of floats by tag, at `step`.
+
+    Values that are not finite are left out, and so are arrays that have no others.
+    """
+    import numpy as np
+    from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2
+
+    values = []
+    for tag, array in arrays.items():
+        flat = np.asarray(array, np.float64).ravel()
+        flat = flat[np.isfinite(flat)]
+        if flat.size:
+            counts, edges = np.histogram(flat, bins=_BUCKETS)
+            histogram = histogram_pb2.HistogramProto(
+                min=flat.min(), max=flat.max(), num=flat.size, sum=flat.sum(), sum_squares=(flat**2).sum()
+            )
+            # TensorBoard takes a bucket to begin where the one before ends, the first at its own limit.
+            histogram.bucket_limit.extend(edges)
+            histogram.bucket.extend([0, *counts])
+            values.append(summary_pb2.Summary.Value(tag=tag, histo=histogram))
     return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
 
 

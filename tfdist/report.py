@@ -21,7 +21,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from tfdist import records
@@ -155,6 +155,16 @@ class Reporter:
         text = [name, f"step {step}", f"epoch {self._epoch(step):.2f}", *_named(values)]
         text.append(f"{num_examples:,} examples at {rate(speed)}/s")
         self.console.line("  ".join([*text, "best so far"] if best else text))
+
+    def graph(self, graph_def: bytes) -> None:
+        """Gives TensorBoard the graph of the model, a serialised GraphDef."""
+        if self.events is not None:
+            self._append(self.events, records.graph_record(graph_def))
+
+    def histograms(self, step: int, arrays: Mapping[str, Any]) -> None:
+        """Gives TensorBoard a histogram of each of `arrays`, NumPy arrays of floats by tag, after `step`."""
+        if self.events is not None:
+            self._append(self.events, records.histograms_record(step, arrays))
 
     def event(self, text: str, step: int | None = None) -> None:
         """Says, in one line, something that happened: resumed, saved, stopped."""

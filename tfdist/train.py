@@ -59,6 +59,7 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
     finally:
         if loop.saver is not None:
             loop.saver.wait()  # However this run ends, the checkpoint that is being written shall be whole.
+        loop.board.close()
         loop.report.close()
 
 
@@ -73,7 +74,7 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
     while progress.step < total_steps:
         begin_call(run, progress.step)
         first_step, started = progress.step + 1, time.perf_counter()
-        steps, totals = loop.train_call(iterator, next_boundary(run, progress.step) - progress.step)
+        steps, totals = loop.train_call(iterator, next_boundary(loop, progress.step) - progress.step)
         progress.step += steps
         run.cluster.progress(progress.step)
         if settle(loop, progress, first_step, totals):
@@ -129,15 +130,15 @@ def end_call(loop: Loop, progress: Progress) -> None:
             progress.logs = logs
 
 
-def next_boundary(run: experiment.Run, now: int) -> int:
+def next_boundary(loop: Loop, now: int) -> int:
     """The next step at which something is due: a report, an evaluation, a checkpoint or the end."""
-    config = run.config
+    run, config = loop.run, loop.run.config
     sections = (config.report, config.evaluation, config.agreement, config.checkpoint)
     due = (intervals.next_due(section.every, now, run.steps_per_epoch) for section in sections)
     batches = run.hooks.every_steps
     if batches is not None:  # A call that callbacks look at ends with an epoch at the latest, and reports there.
         due = (*due, now - now % run.steps_per_epoch % batches + batches)
-    return min([run.total_steps, *(step for step in due if step is not None)])
+    return min([run.total_steps, *loop.board.boundaries(now), *(step for step in due if step is not None)])
 
 
 def at_boundary(loop: Loop, progress: Progress) -> bool:
@@ -145,6 +146,7 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     run, config, now = loop.run, loop.run.config, progress.step
     last = now == run.total_steps
     improved = False
+    loop.board.look(now)
     if last or intervals.is_due(config.agreement.every, now, run.steps_per_epoch):
         loop.agreement.check(now)
     evaluation_due = last or intervals.is_due(config.evaluation.every, now, run.steps_per_epoch)

@@ -78,9 +78,15 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
     yield from at_least("train.nonfinite_limit", 1)
     for name in ("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"):
         yield from at_least(name, 1)
-    for section in ("evaluation", "agreement", "checkpoint", "report"):
-        yield from at_least(f"{section}.every.steps", 1)
-        yield from at_least(f"{section}.every.epochs", 1e-6)
+    sections = ("evaluation", "agreement", "checkpoint", "report")
+    for every in (*(f"{section}.every" for section in sections), "report.histograms"):
+        yield from at_least(f"{every}.steps", 1)
+        yield from at_least(f"{every}.epochs", 1e-6)
+    profile = config.report.profile
+    if profile is not None and not (
+        len(profile) == 2 and all(type(step) is int for step in profile) and 1 <= profile[0] <= profile[1]
+    ):
+        yield f"report.profile must be [first, last], two steps counted from 1. Received: {profile}"
     for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
         yield from at_least(name, 0)
     for name in ("train.epochs", "train.clip_norm", "train.call_seconds", "learning_rate.reference_batch_size"):

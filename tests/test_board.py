@@ -1,0 +1,91 @@
+"""What TensorBoard shows besides scalars, read from the files of a real training."""
+
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import topologies
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from tfdist import config as c
+from tfdist import experiment, report, train, validation
+
+LOGITS = [f"model/logits/{name}" for name in ("bias", "kernel")]
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """Gives pytest its signals back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def run(workdir, steps, **wanted):
+    """Trains the digits with one dense layer."""
+    keras.utils.clear_session()
+    options = c.Config(
+        model={"target": "lab:linear", "num_classes": 10},
+        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=32),
+        learning_rate=c.LearningRate(peak=0.01),
+        train=c.Train(steps=steps),
+        report=c.Report(**wanted),
+    )
+    assert train.train(experiment.start(options, workdir), allow_config_changes=True) == 0
+
+
+def test_the_graph_histograms_and_a_profile_are_there_and_a_resume_repeats_none(tmp_path):
+    wanted = dict(graph=True, histograms=c.Every(steps=2), profile=[2, 3])
+    run(tmp_path, 4, **wanted)
+    run(tmp_path, 6, **wanted)
+    board = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"histograms": 0}).Reload()
+    operations = {node.op for node in board.Graph().node}
+    assert "MatMul" in operations and any("logits" in node.name for node in board.Graph().node)
+    assert sorted(board.Tags()["histograms"]) == LOGITS
+    for tag in LOGITS:
+        seen = board.Histograms(tag)
+        assert [event.step for event in seen] == [0, 2, 4, 6]
+        values = topologies.arrays(tmp_path, 6)[tag]
+        last = seen[-1].histogram_value
+        assert last.num == values.size == sum(last.bucket)
+        np.testing.assert_allclose([last.min, last.max], [values.min(), values.max()])
+        counts, edges = np.histogram(values.astype(np.float64), bins=30)
+        assert last.bucket[1:] == counts.tolist()
+        np.testing.assert_allclose(last.bucket_limit, edges)
+    (profile,) = (tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
+    space = xplane_pb2.XSpace.FromString(profile.read_bytes())
+    names = {metadata.name for plane in space.planes for metadata in plane.event_metadata.values()}
+    assert any("MatMul" in name for name in names)
+
+
+def test_a_profile_that_cannot_begin_costs_a_warning_alone(tmp_path, capfd):
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    try:
+        run(tmp_path / "run", 2, profile=[1, 1])
+    finally:
+        tf.profiler.experimental.stop(save=False)
+    assert "The steps from 1 to 1 cannot be profiled: " in capfd.readouterr().err
+
+
+def test_values_that_are_not_finite_are_left_out(tmp_path):
+    reporter = report.open_report(
+        tmp_path, chief=True, rank=0, num_replicas=1, total_steps=9, steps_per_epoch=3, global_batch=2, tensorboard=True
+    )
+    reporter.histograms(3, {"bad": np.array([np.nan]), "some": np.array([1.0, np.inf, 3.0])})
+    reporter.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert board.Tags()["histograms"] == ["some"]
+    assert board.Histograms("some")[0].histogram_value.num == 2
+
+
+@pytest.mark.parametrize("profile", [[], [0, 3], [5, 4], [1, 2.0], [1]])
+def test_a_profile_is_two_steps(profile):
+    config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1), report=c.Report(profile=profile))
+    with pytest.raises(
+        ValueError, match=r"report.profile must be \[first, last\], two steps counted from 1. Received: "
+    ):
+        validation.validate(config)
