@@ -173,3 +173,23 @@ def test_mirror_takes_the_mean_of_both_views_in_evaluation_alone():
     }
     np.testing.assert_allclose(losses[False], -log_softmax(both)[range(6), LABELS], rtol=1e-4)
     np.testing.assert_allclose(losses[True], classification(linear, received, training=True)["loss"])
+
+
+def test_shifted_views_count_as_much_as_the_image_itself_in_evaluation_alone():
+    images = np.random.default_rng(1).normal(size=(6, 4, 5, 3)).astype(np.float32)
+    weights = np.random.default_rng(2).normal(size=(60, 7)).astype(np.float32)
+
+    def linear(inputs, training):
+        return tf.reshape(inputs, [6, 60]) @ weights
+
+    padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    views = [images, images, padded[:, :4, :5], padded[:, 2:, 2:]]
+    logits = np.mean(
+        [each @ weights for v in views for each in (v.reshape(6, 60), v[:, :, ::-1].reshape(6, 60))], axis=0
+    )
+    received = batch(LABELS) | {"image": tf.constant(images)}
+    options = {"mirror": True, "shift": 1}
+    found = classification(linear, received, training=False, **options)["loss"]
+    np.testing.assert_allclose(found, -log_softmax(logits)[range(6), LABELS], rtol=1e-4)
+    plain = classification(linear, received, training=True)["loss"]
+    np.testing.assert_allclose(classification(linear, received, training=True, **options)["loss"], plain)

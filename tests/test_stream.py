@@ -1,12 +1,17 @@
 """The stream is a pure function of (seed, epoch, position), and the shares of any workers make up the whole."""
 
 import itertools
+import json
+import pathlib
+import re
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data import order, stream
+from tfdist import config
+from tfdist.data import cache, order, stream
 from tfdist.zoo import prepare as zoo_prepare
 from tfdist.zoo import sources
 
@@ -131,6 +136,51 @@ def test_evaluation_takes_every_example_once_on_any_topology(workers, devices):
             assert mask.shape == (BATCH // (workers * devices),)
             taken.append(batch["id"][mask])
     np.testing.assert_array_equal(np.sort(np.concatenate(taken)), np.arange(NUM_EXAMPLES))
+
+
+def with_id(batch, seeds, *, training):
+    """Hands the batch on, with which examples these are."""
+    return batch | {"id": seeds[:, 1]}
+
+
+class Far:
+    """Examples that are nowhere but in the files of a cache."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def read(self, ids):
+        raise AssertionError("read, though it is kept")
+
+
+def anonymous_memory() -> int:
+    """Bytes that this process holds, the pages of files left out."""
+    (kilobytes,) = re.findall(r"RssAnon:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+    return 1024 * int(kilobytes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ten_million_examples_on_disk_take_no_memory(tmp_path):
+    grown = []
+    for count in (10_000, 10_000_000):
+        options = config.Data(source={"target": "far", "count": count}, cache="raw", cache_dir=str(tmp_path))
+        kept, _ = cache.keep(options, Far(count), None, training=True)
+        folder = tmp_path / kept.name
+        folder.mkdir()
+        # A file full of zeros, which take no place on disk.
+        np.lib.format.open_memmap(folder / "image.npy", "w+", np.uint8, (count, 8, 8, 1)).flush()
+        sizes = {"image.npy": (folder / "image.npy").stat().st_size}
+        (folder / "manifest.json").write_text(json.dumps({"arrays": {"image": "numbers"}, "bytes": sizes}))
+        before = anonymous_memory()
+        dataset = stream.training(kept, with_id, stream.Share(), global_batch=64, seed=SEED, shuffle=True)(0, 20)
+        read = [batch["id"] for batch in dataset.take(20).as_numpy_iterator()]
+        grown.append(anonymous_memory() - before)
+        assert np.max(read) > 0.9 * count and len(np.unique(read)) == 20 * 64
+    # An index of 4 bytes an example would be 40 MB.
+    assert grown[1] - grown[0] < 20e6
 
 
 def permutation(num_examples: int, epoch: int) -> np.ndarray:

@@ -14,6 +14,7 @@ def classification(
     label_smoothing: float = 0.0,
     top5: bool = False,
     mirror: bool = False,
+    shift: int = 0,
     inputs: str = "image",
     labels: str = "label",
 ) -> dict[str, tf.Tensor]:
@@ -28,6 +29,8 @@ def classification(
             an evaluation reports the cross-entropy of the true labels.
         top5: add the metric "top5".
         mirror: in evaluation, take the mean of the logits of each image and of its mirror image.
+        shift: in evaluation, let half of the logits come from the image moved by so many pixels to the upper left and
+            to the lower right, reflected at its edges (arXiv 2404.00498, section 3.5).
         inputs: the key of the model's inputs.
         labels: the key of the labels.
 
@@ -40,10 +43,12 @@ def classification(
     """
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing must be within [0, 1). Received: {label_smoothing}")
-    logits = _outputs(model, batch, inputs, labels, training)
-    if mirror and not training:
-        mirrored = {**batch, inputs: tf.reverse(batch[inputs], axis=[2])}
-        logits = (logits + _outputs(model, mirrored, inputs, labels, training)) / 2
+    if training:
+        logits = _outputs(model, batch, inputs, labels, training)
+    else:
+        _check_keys(batch, inputs)
+        views = _views(batch, inputs, mirror, shift)
+        logits = tf.add_n([w * _outputs(model, view, inputs, labels, training) for view, w in views])
     target = batch[labels]
     _check_classification(logits, target, labels)
     if top5 and logits.shape[-1] < 5:
@@ -62,6 +67,22 @@ def classification(
         best = tf.cast(tf.math.top_k(logits, 5, sorted=False).indices, tf.int64)
         values["top5"] = tf.cast(tf.reduce_any(best == answer[:, tf.newaxis], -1), tf.float32)
     return values
+
+
+def _views(
+    batch: Mapping[str, tf.Tensor], inputs: str, mirror: bool, shift: int
+) -> list[tuple[Mapping[str, tf.Tensor], float]]:
+    """The batch as it is looked at in evaluation, once or several times, and what each look counts."""
+    views = [(batch, 1.0)]
+    if shift:
+        height, width = batch[inputs].shape[1:3]
+        padded = tf.pad(batch[inputs], [[0, 0], [shift, shift], [shift, shift], [0, 0]], "REFLECT")
+        moved = [padded[:, at : at + height, at : at + width] for at in (0, 2 * shift)]
+        views = [(batch, 0.5), *(({**batch, inputs: images}, 0.25) for images in moved)]
+    if mirror:
+        views = [(view, weight / 2) for view, weight in views]
+        views += [({**view, inputs: tf.reverse(view[inputs], axis=[2])}, weight) for view, weight in views]
+    return views
 
 
 def regression(
@@ -107,13 +128,17 @@ def regression(
     return {"loss": values[loss], **values}
 
 
-def _outputs(model, batch, inputs, labels, training):
-    for key in (inputs, labels):
+def _check_keys(batch, *keys):
+    for key in keys:
         if key not in batch:
             raise ValueError(
                 f"The objective looks for batch[{key!r}], and the batch holds: {', '.join(sorted(batch))}. Name the "
                 "keys in config.objective."
             )
+
+
+def _outputs(model, batch, inputs, labels, training):
+    _check_keys(batch, inputs, labels)
     outputs = model(batch[inputs], training=training)
     if not tf.is_tensor(outputs):
         raise ValueError(
