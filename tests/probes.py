@@ -161,6 +161,21 @@ def compressed(options: c.Cluster) -> Arrays:
     return found
 
 
+def xla(options: c.Cluster) -> Arrays:
+    """The weights and statistics after 10 steps, as they are and with what XLA compiles."""
+    found = {}
+    for name, compiled in (("plain", False), ("compiled", True)):
+        run = start(
+            options,
+            train=c.Train(steps=20, xla=compiled),
+            learning_rate=c.LearningRate(peak=0.1),
+            model={"target": "lab:normalised", "num_classes": 10},
+        )
+        run_steps(run, 10)
+        found |= {f"{name}/{key}": value for key, value in weights(run).items()}
+    return found
+
+
 def embedding(options: c.Cluster) -> Arrays:
     """One step of a table of which few rows are read, beside a weight that nothing depends on."""
     splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
@@ -358,7 +373,10 @@ def local_rounds(options: c.Cluster) -> Arrays:
 
 
 PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
-    **{f.__name__: f for f in (sums, clipped, update, compressed, embedding, loss_scale, regularization, statistics)},
+    **{
+        f.__name__: f
+        for f in (sums, clipped, update, compressed, xla, embedding, loss_scale, regularization, statistics)
+    },
     **{
         f.__name__: f for f in (masks, masks_of_a_second_run, masks_of_micro_batches, traces, collectives, local_rounds)
     },

@@ -21,7 +21,7 @@ KEYS = ["model/table/rows/embeddings", "model/unused/kernel", "model/unused/bias
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """What one process with two replicas has measured."""
-    names = ("sums", "clipped", "update", "compressed", "embedding", "loss_scale")
+    names = ("sums", "clipped", "update", "compressed", "xla", "embedding", "loss_scale")
     return probes.measure(tmp_path_factory.mktemp("gradients"), *names, devices=2)[0]
 
 
@@ -83,6 +83,13 @@ def test_compression_costs_little_and_the_weights_stay_float32(measured):
         error = np.abs(weights[dtype] - weights["float32"]).max()
         # Ten steps at rate 0.1 with gradients below 1: an error of half a step each.
         assert 0 < error < STEP[dtype] * size, dtype
+
+
+def test_what_xla_compiles_comes_to_the_same(measured):
+    plain = {key: value for key, value in measured.items() if key.startswith("xla/plain/")}
+    assert "xla/plain/model/norm/moving_mean" in plain
+    for key, value in plain.items():
+        np.testing.assert_allclose(measured[key.replace("plain", "compiled")], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])

@@ -134,6 +134,14 @@ def test_an_objective_that_breaks_its_contract_is_refused_before_training(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_xla_is_refused_where_the_forward_pass_communicates(tmp_path):
+    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
+    with pytest.raises(
+        ValueError, match=r"config\.train\.xla=True compiles no communication, and the model normalises"
+    ):
+        start(tmp_path, model=model, train=c.Train(steps=20, xla=True))
+
+
 def test_an_objective_may_give_any_number_of_values(tmp_path):
     run = start(tmp_path, objective={"target": "lab:renamed", "name": "share_of_right_answers"})
     assert run.trainer.names == ("loss", "share_of_right_answers")

@@ -26,7 +26,7 @@ _SECTIONS = flags.DEFINE_list("sections", list(SECTIONS), f"Any of {', '.join(SE
 _WORKS = flags.DEFINE_list("works", list(works.WORKS), f"What is trained in steps: any of {', '.join(works.WORKS)}.")
 _WORKERS = flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
 _VARIANTS = flags.DEFINE_list(
-    "variants", ["float32"], "tfdist's own: float32, bfloat16, compressed, packs, or several joined by +."
+    "variants", ["float32"], "tfdist's own: float32, bfloat16, compressed, packs, xla, or several joined by +."
 )
 _SECONDS = flags.DEFINE_float("seconds", 1.0, "How long a turn lasts.", lower_bound=0.01)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How many turns each takes.", lower_bound=1)
@@ -41,6 +41,7 @@ _CHANGES = {
     "bfloat16": {"train.precision": "bfloat16"},
     "compressed": {"communication.dtype": "bfloat16"},
     "packs": {"communication.bytes_per_pack": 4_000_000},
+    "xla": {"train.xla": True},
 }
 _SIZES = (0.001, 1, 10, 100)
 

@@ -75,6 +75,8 @@ class Train:
     steps: int | None = None
     # "float32", "bfloat16" or "float16": the arithmetic; variables stay in float32. float16 scales the loss.
     precision: str = "float32"
+    # Compile the forward and backward pass with XLA; not with synchronised normalisation. On CPUs it is slower.
+    xla: bool = False
     # A replica's share of the batch is run in this many pieces, one after another: less memory, the same update.
     micro_batches: int = 1
     # Local SGD (arXiv 1805.09767), for slow networks: each replica takes so many optimizer steps by itself, each on a

@@ -1,6 +1,7 @@
 """One training step and one evaluation step: the mathematics of a replica, and the calls that run many of them."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -66,10 +67,15 @@ def build_trainer(
             also builds a subclassed model.
 
     Raises:
-        ValueError: the objective returns something else than one value per example, or no "loss"; or the
-            optimizer clips, accumulates or scales by itself.
+        ValueError: the objective returns something else than one value per example, or no "loss"; the optimizer clips,
+            accumulates or scales by itself; or XLA cannot compile the model.
     """
     gradients_lib.check_optimizer(optimizer)
+    if config.train.xla and any(getattr(layer, "synchronized", False) for layer in model._flatten_layers()):
+        raise ValueError(
+            "config.train.xla=True compiles no communication, and the model normalises over the batches of all "
+            "replicas: set xla to False, or take statistics over groups (docs/guide.md)."
+        )
     with cluster.scope():
         blank = {name: tf.zeros([2, *spec.shape[1:]], spec.dtype) for name, spec in element_spec.items()}
         names = check_objective(objective(model, blank, training=False), num_examples=2)
@@ -250,6 +256,13 @@ def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_li
 
 def forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
     """Runs micro-batch `piece` (int32 []) forward and backward; returns the sums of its values and its gradients."""
+    run = functools.partial(_forward_backward, trainer)
+    if trainer.config.train.xla:  # This much and no more: XLA compiles no communication between workers.
+        run = tf.function(run, autograph=False, jit_compile=True)
+    return run(batch, piece)
+
+
+def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
     config = trainer.config
     randomness.begin(piece)
     with tf.GradientTape() as tape:
