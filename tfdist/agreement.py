@@ -22,8 +22,9 @@ from tfdist.cluster import strategy
 _EXAMPLES = 16
 # Words that are hashed to one at a time.
 _ROW = 1024
-# Variables of fewer words are hashed together: a graph of few operations is soon made.
-_SMALL = 1 << 15
+# Variables are hashed together until they have so many words: a graph of few operations is soon made, and the copy that
+# it takes stays small (32 MB).
+_TOGETHER = 1 << 22
 _MOST_NAMED = 10
 
 
@@ -46,11 +47,16 @@ def words(value: tf.Tensor) -> tf.Tensor:
     """The bits of `value`, of any shape and dtype, as int64 [n], filled up with zeros; of strings, a hash of each."""
     if value.dtype == tf.string:
         return tf.strings.to_hash_bucket_fast(tf.reshape(value, [-1]), 2**63 - 1)
-    flat = tf.reshape(tf.cast(value, tf.uint8) if value.dtype == tf.bool else value, [-1])
-    together = 8 // flat.dtype.size
-    if together > 1:
-        flat = tf.reshape(tf.pad(flat, [[0, -tf.size(flat) % together]]), [-1, together])
-    return tf.reshape(tf.bitcast(flat, tf.int64), [-1])
+    value = tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
+    together = 8 // value.dtype.size
+    if together <= 1:
+        return tf.reshape(tf.bitcast(value, tf.int64), [-1])
+    # Of a known size, and mostly a multiple: two operations instead of a dozen, of which a start traces hundreds.
+    size = value.shape.num_elements()
+    missing = -(tf.size(value) if size is None else size) % together
+    if size is None or missing:
+        value = tf.pad(tf.reshape(value, [-1]), [[0, missing]])
+    return tf.bitcast(tf.reshape(value, [-1, together]), tf.int64)
 
 
 @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
@@ -116,10 +122,12 @@ def agreement(cluster: strategy.Cluster, variables: Mapping[str, Any]) -> Agreem
     variables = {name: v for name, v in variables.items() if getattr(_variable(v), "synchronization", None) != apart}
 
     def all_words() -> tf.Tensor:
-        each = [words(_tensor(variable)) for variable in variables.values()]
-        small = tf.concat([one for one in each if one.shape[0] < _SMALL] or [tf.zeros([0], tf.int64)], axis=0)
-        hashes = [fold(small), *(fold(one) for one in each if one.shape[0] >= _SMALL)]
-        return fold(tf.stack(hashes))[tf.newaxis]
+        groups: list[list[tf.Tensor]] = [[]]
+        for variable in variables.values():
+            if sum(one.shape[0] for one in groups[-1]) >= _TOGETHER:
+                groups.append([])
+            groups[-1].append(words(_tensor(variable)))
+        return fold(tf.stack([fold(tf.concat(group, axis=0)) for group in groups if group]))[tf.newaxis]
 
     return Agreement(cluster=cluster, variables=variables, hash_all=_gathering(cluster, all_words))
 
