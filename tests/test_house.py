@@ -45,7 +45,7 @@ ROOMS = [
         "main",
     ),
     # For scripts.
-    "script",
+    *("predictions", "script"),
     # Commands built on the above.
     *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "prepare", "all_reduce"),
     *("checks", "doctor", "contest", "benchmark"),

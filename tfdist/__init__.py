@@ -2,7 +2,7 @@
 
 from typing import Any
 
-_FOR_SCRIPTS = ("connect",)
+_FOR_SCRIPTS = ("connect", "evaluate", "predict")
 
 
 def __getattr__(name: str) -> Any:

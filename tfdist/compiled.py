@@ -8,9 +8,10 @@ counts nothing.
 
 import contextlib
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import keras
 import tensorflow as tf
@@ -18,10 +19,46 @@ from keras.src.losses import loss as keras_loss
 
 from tfdist import gradients as gradients_lib
 from tfdist import randomness
+from tfdist.cluster.strategy import Cluster
 
 # A replica's share of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
 # examples of the share and of the whole batch.
 Element = dict[str, Any]
+
+
+def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
+    """Checks that `model` was compiled in the cluster's scope, and does nothing that tfdist cannot do for it.
+
+    Args:
+        purpose: "fit" or "evaluate".
+
+    Raises:
+        ValueError: says what is missing or cannot be done, and what to do instead.
+    """
+    name = type(model).__name__
+    if not model.compiled or model.optimizer is None:
+        raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
+    if any(not cluster.holds(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
+        raise ValueError(
+            f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
+            "within `with cluster.scope():`."
+        )
+    own = "train_step" if purpose == "fit" else "test_step"
+    for step in {own, "test_step"}:
+        if getattr(type(model), step) is not getattr(keras.Model, step):
+            raise ValueError(
+                f"{name} has a {step} of its own, of which tfdist cannot know what to sum over replicas: override "
+                "compute_loss(x, y, y_pred, sample_weight, training) and compute_metrics instead."
+            )
+    if model.run_eagerly:
+        raise ValueError("compile(run_eagerly=True) cannot be distributed: leave it out.")
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+        if getattr(optimizer, name, None):
+            raise ValueError(
+                f"The optimizer's {name}={getattr(optimizer, name)} does not work in a compiled step over replicas: "
+                "leave it out."
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +66,7 @@ class Compiled:
     """A compiled model as the step sees it."""
 
     model: keras.Model
+    optimizer: keras.optimizers.Optimizer
     # Whether a share may be empty; see above.
     may_be_empty: bool = True
 
@@ -41,6 +79,7 @@ class Compiled:
     def _trackers(self) -> list[keras.metrics.Metric]:
         return [] if self.model._compile_loss is None else self.model._compile_loss.metrics
 
+    @tf.autograph.experimental.do_not_convert  # As in Keras: nothing here depends on a tensor's value.
     def learn(
         self, element: Element, loss_scale: tf.Tensor | float
     ) -> tuple[tf.Tensor, gradients_lib.Gradients, tf.Tensor]:
@@ -50,14 +89,21 @@ class Compiled:
             (sums, gradients, weight): float64 [len(names) + 1], as `step.train_step`; the replica's part of the
             gradients of the global loss, times `loss_scale`; float32 [], its share of the batch's examples.
         """
-        randomness.begin(0)
-        with tf.GradientTape() as tape:
-            loss, sums, predictions = self._forward(element, training=True)
-            loss = loss * loss_scale
-        gradients = tape.gradient(loss, self.model.trainable_variables)
-        self._update_metrics(element, predictions)
-        return sums, gradients, _weight(element)
 
+        def forward_backward(element: Element) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+            randomness.begin(0)
+            with tf.GradientTape() as tape:
+                loss, sums, predictions = self._forward(element, training=True)
+                loss = self.optimizer.scale_loss(loss) * loss_scale
+            self._update_metrics(element, predictions)
+            return sums, tape.gradient(loss, self.model.trainable_variables)
+
+        if self.model.jit_compile:
+            # Without the sum over replicas, which XLA cannot compile on CPUs.
+            forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
+        return *forward_backward(element), _weight(element)
+
+    @tf.autograph.experimental.do_not_convert
     def assess(self, element: Element) -> tf.Tensor:
         """Runs a replica's share of an evaluation batch; returns the sums, as `learn`."""
         _, sums, predictions = self._forward(element, training=False)
@@ -74,6 +120,10 @@ class Compiled:
             result = metric.result()
             logs |= result if isinstance(result, dict) else {metric.name: result}
         return {name: float(keras.ops.convert_to_numpy(value)) for name, value in logs.items()}
+
+    def finish(self) -> None:
+        """Gives the weights what an optimizer with `use_ema` keeps for the end; called in `strategy.scope`."""
+        self.optimizer.finalize_variable_values(self.model.trainable_variables)
 
     def reset(self) -> None:
         """Forgets what the metrics have seen."""
@@ -92,27 +142,46 @@ class Compiled:
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
         predictions = model(x, training=training) if model._call_has_training_arg else model(x)
-        share = _Share(weight=_weight(element), present=tf.cast(element["count"] > 0, tf.float32))
+        for tracker in self._trackers:
+            _record(tracker)
+        share = _Share(
+            weight=_weight(element),
+            present=tf.cast(element["count"] > 0, tf.float32),
+            by_xla=training and model.jit_compile,
+        )
         parts: list[tf.Tensor] = []
-        losses = []
-        if model._compile_loss is not None:
-            with share.taken_into_account(), _recorded(self._trackers, parts):
-                losses.append(model._compile_loss(y, predictions, sample_weight))
-        losses += [share.weight * model._aggregate_additional_loss(loss) for loss in model.losses]
-        loss = tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
+        with _computed(alone=True, parts=parts):
+            if type(model).compute_loss is keras.Model.compute_loss:
+                loss = self._loss(share, y, predictions, sample_weight)
+            else:
+                # Its own: taken for a mean over the examples that it was given.
+                loss = model._compute_loss(x, y, predictions, sample_weight, training=training)
+                loss, *parts = [share.weight * tf.cast(value, tf.float32) for value in (loss, *parts)]
         total = tf.cast(element["total"], tf.float64)
         sums = [tf.cast(part, tf.float64) * total for part in (loss, *parts)]
         return loss, tf.stack([*sums, tf.cast(element["count"], tf.float64)]), predictions
 
+    def _loss(self, share: "_Share", y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
+        model, losses = self.model, []
+        if model._compile_loss is not None:
+            with _computed(share=share):
+                losses.append(model._compile_loss(y, predictions, sample_weight))
+        losses += [share.weight * model._aggregate_additional_loss(loss) for loss in model.losses]
+        if not losses:
+            raise ValueError("There is nothing to minimise: pass compile a loss, or add_loss in the model.")
+        return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
+
     def _update_metrics(self, element: Element, predictions: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
-        del x
-        metrics = self.model._compile_metrics
-        if metrics is None:
+        own = type(self.model).compute_metrics is not keras.Model.compute_metrics
+        if self.model._compile_metrics is None and not own:
             return
 
         def update() -> None:
-            metrics.update_state(y, predictions, sample_weight)
+            if own:
+                self.model.compute_metrics(x, y, predictions, sample_weight)
+            else:
+                self.model._compile_metrics.update_state(y, predictions, sample_weight)
 
         if self.may_be_empty:
             tf.cond(element["count"] > 0, lambda: _after(update), lambda: tf.constant(0))
@@ -136,18 +205,10 @@ class _Share:
     # Its share of the batch's examples, and 1.0, or 0.0 where it has none.
     weight: tf.Tensor
     present: tf.Tensor
+    # Whether XLA compiles what is computed: it cannot communicate.
+    by_xla: bool
 
-    @contextlib.contextmanager
-    def taken_into_account(self) -> Iterator[None]:
-        """Within, every Keras loss is this replica's part of the loss of the whole batch."""
-        # Keras divides by what a replica has and by the number of replicas: wrong as soon as shares or masks differ.
-        with (
-            mock.patch.object(keras_loss, "reduce_weighted_values", self._reduce),
-            mock.patch.object(keras_loss, "unscale_loss_for_distribution", lambda value: value),
-        ):
-            yield
-
-    def _reduce(
+    def reduce(
         self,
         values: tf.Tensor,
         sample_weight: tf.Tensor | None = None,
@@ -169,21 +230,72 @@ class _Share:
             return total * tf.cast(self.weight, values.dtype)
         size = tf.cast(tf.size(values), values.dtype)
         if reduction == "mean_with_sample_weight" and weights is not None:
-            divisor = gradients_lib.sum_over_replicas(tf.reduce_sum(weights) * present)
+            divisor = self._over_replicas(tf.reduce_sum(weights) * present)
             return tf.math.divide_no_nan(total * present, divisor)
         if mask is not None:
-            valid = gradients_lib.sum_over_replicas(tf.reduce_sum(tf.cast(mask, values.dtype)) * present)
+            valid = self._over_replicas(tf.reduce_sum(tf.cast(mask, values.dtype)) * present)
             return tf.math.divide_no_nan(total * present * tf.cast(tf.size(mask), values.dtype) / size, valid)
         return total / size * tf.cast(self.weight, values.dtype)
 
+    def _over_replicas(self, value: tf.Tensor) -> tf.Tensor:
+        if self.by_xla and gradients_lib.replicas() > 1:
+            raise ValueError(
+                "compile(jit_compile=True) cannot be used with masks, nor with mean_with_sample_weight, on several "
+                "replicas: what they divide by is a sum over all. Leave jit_compile out."
+            )
+        return gradients_lib.sum_over_replicas(value)
+
+
+class _Way(threading.local):
+    """How Keras' losses are to be computed in this thread: the replicas of a process are traced in threads in turns."""
+
+    # Whether they shall know nothing of replicas.
+    alone: bool = False
+    # Whose part of the whole batch's loss they shall be; None: the loss of the examples that they are given.
+    share: _Share | None = None
+    # Where the losses of single outputs go; None: where Keras brings them.
+    parts: list[tf.Tensor] | None = None
+
+
+_way = _Way()
+
 
 @contextlib.contextmanager
-def _recorded(trackers: list[keras.metrics.Metric], parts: list[tf.Tensor]) -> Iterator[None]:
-    """Within, what Keras tells the `trackers` of the outputs' losses is put into `parts`, in their order."""
-    for tracker in trackers:
-        tracker.update_state = lambda value, sample_weight=None: parts.append(value)
+def _computed(**way: Any) -> Iterator[None]:
+    """Within, Keras computes losses the given way; see `_Way`."""
+    for name, value in way.items():
+        setattr(_way, name, value)
     try:
         yield
     finally:
-        for tracker in trackers:
-            del tracker.update_state
+        for name in way:
+            delattr(_way, name)
+
+
+# Keras divides by what a replica has and by the number of replicas: wrong as soon as shares or masks differ.
+def _wrap(name: str, instead: Callable[..., tf.Tensor]) -> None:
+    original = getattr(keras_loss, name)
+    setattr(keras_loss, name, functools.wraps(original)(functools.partial(instead, original)))
+
+
+_wrap(
+    "reduce_weighted_values",
+    lambda original, *args, **keywords: (original if _way.share is None else _way.share.reduce)(*args, **keywords),
+)
+for _scaling in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+    _wrap(_scaling, lambda original, value: value if _way.alone else original(value))
+
+
+def _record(tracker: keras.metrics.Metric) -> None:
+    """Makes `tracker` hand over an output's loss where `_Way.parts` asks for it."""
+    if "update_state" in vars(tracker):
+        return
+    original = tracker.update_state
+
+    def update_state(value: tf.Tensor, sample_weight: Any = None) -> None:
+        if _way.parts is None:
+            original(value, sample_weight)
+        else:
+            _way.parts.append(value)
+
+    tracker.update_state = update_state

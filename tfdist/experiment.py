@@ -48,6 +48,10 @@ class Run:
     verify: tuple[Callable[[], None], ...] = ()
     # Reads a few examples by name, which must be the same on all workers.
     examples: Callable[[], dict[str, tf.Tensor]] = dict
+    # Where a new run begins: not at 0 for a script that goes on from an epoch of its own.
+    first_step: int = 0
+    # What the user ought to know of the data before the first step.
+    notes: tuple[str, ...] = ()
     hooks: hooks_lib.Hooks = dataclasses.field(default_factory=hooks_lib.Hooks)
 
     @property

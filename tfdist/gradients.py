@@ -33,12 +33,16 @@ def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradi
     return [None if gradient is None else next(results) for gradient in gradients]
 
 
+def replicas() -> int:
+    """The number of all replicas; to be called in `strategy.run`."""
+    return tf.distribute.get_replica_context().num_replicas_in_sync
+
+
 def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     """Sums `value` (any shape) over all replicas, apart from the gradients; to be called in `strategy.run`."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if replicas() == 1:
         return value
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
 def clip(gradients: Gradients, norm: float) -> Gradients:

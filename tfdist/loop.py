@@ -91,12 +91,12 @@ class Loop:
 def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
     """Restores the newest checkpoint on every worker, and opens the report and the saver on the chief."""
     saved, damaged = None, []
+    progress = Progress(step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch)
     if run.workdir is None:
-        return make_loop(run, open_reporter(run, None), None), Progress()
+        return make_loop(run, open_reporter(run, None), None), progress
     if run.cluster.is_chief:
         saved = checkpoint.newest_valid(run.checkpoints, damaged.append)
     chosen = run.cluster.from_chief(-1 if saved is None else saved.step)
-    progress = Progress()
     if chosen >= 0:
         saved = saved or checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
         checkpoint.restore(saved, run.variables)
@@ -143,7 +143,21 @@ def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> R
         **resumed,
     )
     reporter.workers(list(run.cluster.roster))
+    for note in run.notes if run.cluster.is_chief else ():
+        reporter.warning(note)
     return reporter
+
+
+def silent_loop(run: experiment.Run) -> Loop:
+    """The tools of an evaluation whose values go to the caller alone."""
+    reporter = Reporter(
+        rank=run.cluster.rank,
+        num_replicas=run.cluster.num_replicas,
+        steps_per_epoch=run.steps_per_epoch,
+        global_batch=run.batch_size,
+        console=None,
+    )
+    return make_loop(run, reporter, None)
 
 
 def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | None) -> Loop:

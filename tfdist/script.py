@@ -1,21 +1,78 @@
-"""For scripts that build and compile a Keras model themselves: `connect` and `fit`."""
+"""For scripts that build and compile a Keras model themselves: `connect`, `fit`, `evaluate` and `predict`."""
 
+import atexit
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+import signal
+import sys
+import types
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist import experiment, hooks, interruption, randomness, step, train
+from tfdist import experiment, hooks, interruption, loop, outcome, predictions, randomness, step, train
 from tfdist.cluster import strategy
-from tfdist.cluster.strategy import Cluster, connect
-from tfdist.compiled import Compiled
-from tfdist.data import feeds, given
+from tfdist.cluster.strategy import Cluster
+from tfdist.compiled import Compiled, check_model
+from tfdist.data import given
+from tfdist.data.feeds import Batches, Feed
 
-__all__ = ["connect", "fit"]
+
+def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) -> Cluster:
+    """Meets all other workers of this job: the first thing that a script does.
+
+    The script is started once per worker, by Slurm, MPI, TF_CONFIG or by hand; see `strategy.connect`. At its end the
+    workers wait for each other, and an error of one ends all.
+
+    Args:
+        options: ports, deadlines, and how many devices to simulate; None: the defaults.
+        seed: given to `keras.utils.set_random_seed` on every worker, unless TensorFlow has a seed already: shuffled
+            datasets and dropout must be the same everywhere. None: the script sees to that.
+
+    Returns:
+        The cluster, in whose `scope()` models are made and compiled.
+
+    Raises:
+        TimeoutError, ValueError, OSError: as `strategy.connect`.
+    """
+    cluster = strategy.connect(options)
+    if seed is not None and strategy.global_seed() is None:
+        keras.utils.set_random_seed(seed)
+    if cluster.num_workers > 1:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's own handler would let nobody end the script.
+        atexit.register(strategy.leave, cluster)
+        sys.excepthook = _end_all
+    return cluster
+
+
+def _end_all(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+    del kind, traceback
+
+    def fail() -> int:
+        raise error
+
+    outcome.end(fail)
+
+
+@contextlib.contextmanager
+def _stoppable(workdir: Path | None) -> Iterator[interruption.StopRequest]:
+    """Within, signals ask the run to save and stop; where nothing is saved, they do what they always do."""
+    if workdir is None:
+        yield interruption.StopRequest()
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield interruption.listen()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def fit(
@@ -46,9 +103,12 @@ def fit(
     Args:
         cluster: what `connect` returned; `model` was made and compiled in its scope.
         model: its weights are trained in place.
-        x: arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, a source (`len` and `read(ids)`) or a generator.
+        x: arrays, alone or in lists, tuples and dicts; a `tf.data.Dataset` or `keras.utils.PyDataset`; a source, with
+            `len()` and a `read(ids)` that returns (x, y), (x, y, sample_weight) or a dict with a "label"; a generator.
+            The same on every worker: each takes its share.
         y: the targets, where `x` is arrays.
-        batch_size: examples in one step over all replicas, 32 where `x` is arrays and nothing else is said.
+        batch_size: examples in one step over all replicas; 32 where nothing is said. A `tf.data.Dataset` of single
+            examples is put into batches of it.
         workdir: where the run lives, the same for all workers: the same script in the same workdir resumes. None:
             nothing is written, and nothing resumed.
         seed: decides the order of the examples.
@@ -62,89 +122,167 @@ def fit(
         ValueError: says which argument cannot be used, and what to do.
         SystemExit: with code 75, when the run was asked to stop and is saved in the workdir: start it again to go on.
     """
-    optimizer = _check_model(cluster, model)
-    feed = given.open_feed(
-        x,
-        y,
-        sample_weight,
+    check_model(cluster, model, "fit")
+    if epochs < 1 or initial_epoch < 0 or not isinstance(validation_freq, int) or validation_freq < 1:
+        raise ValueError(
+            "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
+            f"Received: epochs={epochs}, validation_freq={validation_freq}, initial_epoch={initial_epoch}"
+        )
+    if validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = given.split(x, y, sample_weight, validation_split)
+    wish = given.Wish(
         batch_size=batch_size,
         steps=steps_per_epoch,
-        shuffle=shuffle,
+        shuffle=bool(shuffle),
         class_weight=class_weight,
         seed=seed,
+        input_ranks=_input_ranks(model),
     )
+    feed = given.open_feed(x, y, sample_weight, wish)
     validation = None
     if validation_data is not None:
-        validation = _validation_feed(validation_data, validation_batch_size or batch_size, validation_steps)
+        batch_size = validation_batch_size or batch_size
+        validation = _feed(model, *keras.utils.unpack_x_y_sample_weight(validation_data), batch_size, validation_steps)
     config = config_lib.Config(
-        model={"name": model.name},
-        data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=feed.batch_size, shuffle=shuffle),
+        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
+        data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=feed.batch_size, shuffle=bool(shuffle)),
         train=config_lib.Train(epochs=epochs, precision=_precision(model)),
         evaluation=config_lib.Evaluation(every=config_lib.Every(epochs=validation_freq)),
         report=config_lib.Report(every=config_lib.Every(epochs=1)),
         seed=seed,
     )
-    run = _make_run(cluster, model, optimizer, config, feed, validation, workdir=workdir)
-    run = dataclasses.replace(run, hooks=hooks.Hooks())
-    if train.train(run) == interruption.EXIT_STOPPED:
-        strategy.leave(cluster)
-        raise SystemExit(interruption.EXIT_STOPPED)
-    optimizer.finalize_variable_values(model.trainable_variables)
+    workdir = None if workdir is None else Path(workdir).expanduser()
+    with _stoppable(workdir) as stop:
+        run = make_run(cluster, model, config, feed, validation, workdir, stop)
+        run = dataclasses.replace(run, hooks=_Followed(model), first_step=initial_epoch * run.steps_per_epoch)
+        code = train.train(run)
+    cluster.pause()
+    if code == interruption.EXIT_STOPPED:
+        raise SystemExit(code)
     return run.hooks.history
 
 
-def _check_model(cluster: Cluster, model: keras.Model) -> keras.optimizers.Optimizer:
-    if not model.compiled or model.optimizer is None:
-        raise ValueError("Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.fit.")
-    if type(model).train_step is not keras.Model.train_step:
-        raise ValueError(
-            f"{type(model).__name__} has a train_step of its own, which applies its gradients itself: tfdist cannot "
-            "sum them over replicas first. Write compute_loss(x, y, y_pred, sample_weight, training) instead."
-        )
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-        if getattr(optimizer, name, None):
-            raise ValueError(
-                f"optimizer.{name}={getattr(optimizer, name)} does not work in a compiled step on several replicas: "
-                "remove it."
-            )
-    return optimizer
+class _Followed(hooks.Hooks):
+    """Notes what every epoch has come to."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._history = keras.callbacks.History()
+        self._history.set_model(model)
+        self._history.on_train_begin()
+
+    def epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        self._history.on_epoch_end(epoch, logs)
+
+    @property
+    def history(self) -> keras.callbacks.History:
+        return self._history
+
+
+def evaluate(
+    cluster: Cluster,
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    sample_weight: Any = None,
+    steps: int | None = None,
+    return_dict: bool = False,
+) -> Any:
+    """Evaluates a compiled model as `model.evaluate` does on one device; every worker calls it and has the result.
+
+    Args:
+        cluster: what `connect` returned; `model` was made and compiled in its scope.
+        x: data as for `fit`.
+        steps: batches to take; None: all.
+        return_dict: a dict by name instead of a list in Keras' order, or a single number where there is one.
+
+    Returns:
+        The loss and the metrics over all examples, each counted once.
+
+    Raises:
+        ValueError: says which argument cannot be used, and what to do.
+    """
+    check_model(cluster, model, "evaluate")
+    feed = _feed(model, x, y, sample_weight, batch_size, steps)
+    config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
+    run = make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
+    logs = train.evaluate(loop.silent_loop(run), 0)
+    cluster.pause()
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+def predict(
+    cluster: Cluster, model: keras.Model, x: Any, *, batch_size: int | None = None, steps: int | None = None
+) -> Any:
+    """Returns the outputs of `model` as `model.predict` does on one device; every worker calls it and has them all.
+
+    Args:
+        cluster: what `connect` returned; `model` was made in its scope.
+        x: data as for `fit`; targets and weights in it are passed over.
+        steps: batches to take; None: all.
+
+    Returns:
+        An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs.
+
+    Raises:
+        ValueError: says which argument cannot be used, and what to do.
+    """
+    feed = _feed(model, x, None, None, batch_size, steps)
+    _check_same(cluster, feed)
+    dataset = feed.dataset(experiment.share(cluster), 0, feed.steps)
+    outputs = predictions.gather(cluster, model, cluster.distribute(dataset), feed.steps)
+    cluster.pause()
+    return outputs
+
+
+def _feed(model: keras.Model, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None) -> Feed:
+    wish = given.Wish(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
+    return given.open_feed(x, y, sample_weight, wish)
+
+
+def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:
+    inputs = getattr(model, "inputs", None)
+    return tuple(len(one.shape) for one in inputs) if inputs else None
 
 
 def _precision(model: keras.Model) -> str:
     return "float16" if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) else "float32"
 
 
-def _validation_feed(data: Any, batch_size: int | None, steps: int | None) -> feeds.Feed:
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    return given.open_feed(x, y, sample_weight, batch_size=batch_size, steps=steps)
-
-
-def _make_run(
+def make_run(
     cluster: Cluster,
     model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
     config: config_lib.Config,
-    feed: feeds.Feed,
-    validation: feeds.Feed | None,
-    *,
-    workdir: os.PathLike | str | None,
+    feed: Feed,
+    validation: Feed | None,
+    workdir: Path | None,
+    stop: interruption.StopRequest,
 ) -> experiment.Run:
+    """Makes a run of a compiled model, without callbacks, that trains on `feed`.
+
+    Raises:
+        ValueError: the model was not made in the cluster's scope, or the workers have different data.
+    """
+    used = [feed] if validation is None else [feed, validation]
+    for one in {id(one): one for one in used}.values():
+        _check_same(cluster, one)
     with cluster.scope():
         model._symbolic_build(data_batch=feed.element_spec)
-    used = [feed] if validation is None else [feed, validation]
-    may_be_empty = any(one.smallest_batch < cluster.num_replicas for one in used)
-    compiled = Compiled(model=model, may_be_empty=may_be_empty)
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer  # tfdist scales the loss itself: Keras looks at replica 0 alone.
+    compiled = Compiled(
+        model=model, optimizer=optimizer, may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in used)
+    )
     trainer = step.compiled_trainer(cluster, config, compiled, optimizer)
     randomness.address(model, optimizer.iterations, strategy.replica_id)
     share = experiment.share(cluster)
     return experiment.make_run(
         config,
-        None if workdir is None else Path(workdir).expanduser(),
+        workdir,
         cluster,
-        interruption.StopRequest() if workdir is None else interruption.listen(),
+        stop,
         trainer,
         training_data=lambda first_step, last_step: feed.dataset(share, first_step, last_step),
         evaluation_data=None
@@ -154,4 +292,21 @@ def _make_run(
         steps_per_epoch=feed.steps,
         total_steps=round(config.train.epochs * feed.steps),
         batch_size=feed.batch_size,
+        notes=() if feed.weakness is None else (f"An exact resume needs care: {feed.weakness}.",),
     )
+
+
+def _check_same(cluster: Cluster, feed: Feed) -> None:
+    """Compares the size of the data with the chief's, and the first batch where every worker makes whole batches."""
+    if cluster.num_workers == 1:
+        return
+    mark = zlib.crc32(repr((feed.steps, feed.batch_size)).encode())
+    if isinstance(feed, Batches) and feed.peek:
+        for part in tf.nest.flatten(next(iter(feed.stream(0).take(1)))):
+            mark = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(part)), mark)
+    if cluster.from_chief(mark) != mark:
+        raise ValueError(
+            f"Worker {cluster.rank} has other data than worker 0: {feed.steps} steps of {feed.batch_size} examples "
+            "here, or another first batch. All workers must give the same data in the same order, of which each takes "
+            "its share: seed what shuffles it, by keras.utils.set_random_seed before the dataset is made."
+        )

@@ -299,7 +299,8 @@ def sum_over_replicas(
     # are averaged and not the values, so that what did not move stays exactly as it is.
     options = trainer.config.communication
     if trainer.cluster.num_replicas == 1:
-        return gradients
+        # Dense, as sums over replicas are: of rows that come twice in a sparse one, Keras squares each alone.
+        return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
     ready = timing.ready(gradients)
     changes = [(s.value - old) * weight for s, old in zip(trainer.statistics, before, strict=True)]
     if options.dtype == "float32":

@@ -50,6 +50,9 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         if not finished:
             loop.report.event(f"stopped by {run.stop.reason or 'another worker'} and saved", progress.step)
             return interruption.EXIT_STOPPED
+        if run.compiled is not None:
+            with run.cluster.scope():
+                run.compiled.finish()
         if run.cluster.is_chief:
             finish(loop, progress)
         return 0
@@ -269,6 +272,8 @@ def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
     if old is None or allow_changes:
         return
     lines = config_lib.differences(old, records.plain(run.config))
+    if run.compiled is not None:  # A script's learning rate does not hang on its length, which may grow.
+        lines = [line for line in lines if not line.startswith("train.epochs:")]
     if lines:
         raise ValueError(
             f"{run.workdir} holds a run of another config:\n"

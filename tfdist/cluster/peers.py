@@ -72,6 +72,10 @@ class Peers:
         """Notes that a call into TensorFlow has ended, after so many finished steps."""
         self.step, self.called = step, time.monotonic()
 
+    def pause(self) -> None:
+        """Notes that the caller does something else than steps, however long that lasts."""
+        self.called = None
+
     def finish(self, seconds: float) -> None:
         """Waits until all workers have come here; afterwards nobody is missed.
 

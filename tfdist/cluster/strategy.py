@@ -74,6 +74,14 @@ class Cluster:
         """Returns an iterator over this worker's `dataset`, which has an element per local replica and step."""
         return iterators.distribute(self.strategy, dataset)
 
+    def holds(self, variable: tf.Variable) -> bool:
+        """Whether `variable` was made in the scope of this cluster."""
+        return self.strategy.extended.variable_created_in_scope(variable)
+
+    def gather(self, value: tf.Tensor) -> tf.Tensor:
+        """Puts the replicas' values [n, ...] below each other, in their order; `n` may differ. All must call it."""
+        return self.strategy.gather(value, axis=0)
+
     def from_chief(self, value: int) -> int:
         """Returns the chief's `value` on every worker; all must call it."""
         return self._sum(value, lambda mine: tf.where(replica_id() == 0, mine, 0))
@@ -112,6 +120,11 @@ class Cluster:
         """Notes that a call has ended, after so many finished steps; one that never ends is noticed by the next."""
         if self.peers is not None:
             self.peers.progress(step)
+
+    def pause(self) -> None:
+        """Notes that no call is under way, and that until the next nothing can be said about when one ends."""
+        if self.peers is not None:
+            self.peers.pause()
 
 
 def replica_id() -> tf.Tensor:
@@ -200,6 +213,11 @@ def connect(
         roster=(*(_roster_line(worker, plan_or_options) for worker in roster), *filter(None, notes)),
         peers=watching,
     )
+
+
+def global_seed() -> int | None:
+    """What `tf.random.set_seed` was given, or None."""
+    return context.global_seed()
 
 
 def leave(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ class Feed(Protocol):
     batch_size: int
     # Of a whole batch of any size: nested tf.TensorSpec.
     element_spec: Any
-    # Whether every replica has an example in every step can only be known with the number of replicas.
+    # Examples in the smallest batch, or fewer where that is not known.
     smallest_batch: int
     # Why an exact resume needs more than this data can give; None: it does not.
     weakness: str | None
@@ -40,19 +40,21 @@ class Examples:
     read: Callable[[tf.Tensor], Any]
     num_examples: int
     batch_size: int
+    # Steps in an epoch. Where that is not a pass, passes go on from one epoch to the next.
+    steps: int
     seed: int
     shuffle: bool
     weakness: str | None = None
 
     @property
-    def steps(self) -> int:
-        """Steps in an epoch; the last may have fewer examples."""
+    def pass_steps(self) -> int:
+        """Steps in a pass over all examples; the last may have fewer examples."""
         return -(-self.num_examples // self.batch_size)
 
     @property
     def smallest_batch(self) -> int:
         """Examples in the smallest batch."""
-        return self.num_examples - (self.steps - 1) * self.batch_size
+        return self.num_examples - (self.pass_steps - 1) * self.batch_size
 
     @property
     def element_spec(self) -> Any:
@@ -65,7 +67,7 @@ class Examples:
 
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
-            epoch, first = step // self.steps, step % self.steps * self.batch_size
+            epoch, first = step // self.pass_steps, step % self.pass_steps * self.batch_size
             total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - first)
             low, count = piece(replica, total, share.num_replicas)
             positions = first + low + tf.range(tf.maximum(count, 1))
@@ -101,13 +103,13 @@ class Batches:
     element_spec: Any
     smallest_batch: int
     weakness: str | None = None
+    # Whether the first batch can be looked at without being lost.
+    peek: bool = True
 
     def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
         """This worker's elements; see `Feed`."""
 
         def shares(*batch: Any) -> tf.data.Dataset:
-            batch = batch[0] if len(batch) == 1 else batch
-
             def load(local: tf.Tensor) -> dict[str, Any]:
                 total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
                 low, count = piece(share.first_replica + local, total, share.num_replicas)

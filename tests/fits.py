@@ -1,0 +1,440 @@
+"""Small trainings by `model.fit` on one device and by `tfdist.fit` on any topology, for tests that compare them."""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from launching import run_all
+from topologies import environments
+
+from tfdist import config as c
+from tfdist import script
+from tfdist.cluster.strategy import Cluster
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(53, 6))  # In batches of 16 the last has 5.
+LABELS = RANDOM.integers(0, 3, 53)
+TARGETS = RANDOM.normal(size=(53, 2))
+WEIGHTS = RANDOM.uniform(0.2, 2.0, 53)
+TOKENS = RANDOM.integers(0, 20, (53, 7)) * (np.arange(7) < RANDOM.integers(2, 8, (53, 1)))
+
+
+@dataclasses.dataclass(kw_only=True)
+class Case:
+    """A model, compiled, and what both fits are given."""
+
+    build: Callable[[], keras.Model]
+    data: tuple = (X, LABELS)
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # What Keras alone is given instead, which does not know everything that tfdist takes.
+    for_keras: tuple | None = None
+    batch_size: int | None = 16
+    # What is predicted, after the data was evaluated once more; None: neither.
+    inputs: Any = None
+
+
+def dense(outputs: int, activation: str | None = None, **keywords) -> keras.Model:
+    hidden = keras.layers.Dense(8, activation="tanh", **keywords)
+    return keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(outputs, activation=activation)])
+
+
+def compiled(model: keras.Model, optimizer="adam", loss="sparse_categorical_crossentropy", **keywords) -> keras.Model:
+    model.compile(optimizer=optimizer, loss=loss, **keywords)
+    return model
+
+
+def classifier(**keywords) -> keras.Model:
+    return compiled(dense(3, "softmax"), metrics=["accuracy"], **keywords)
+
+
+def classification() -> Case:
+    def build():
+        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01, global_clipnorm=0.1)
+        metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
+        return compiled(dense(3, "softmax"), optimizer, metrics=metrics, steps_per_execution=2)
+
+    return Case(build=build, options={"validation_data": (X[:21], LABELS[:21]), "validation_batch_size": 8}, inputs=X)
+
+
+def regression() -> Case:
+    """Weights of examples, penalties, a last batch of one example, for which one of two replicas has none."""
+
+    def build():
+        model = dense(2, kernel_regularizer=keras.regularizers.L2(0.01), activity_regularizer="l1")
+        sgd = keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
+        return compiled(model, sgd, keras.losses.MeanSquaredError(), metrics=["mae"], weighted_metrics=["mse"])
+
+    options = {"sample_weight": WEIGHTS, "validation_split": 0.2}
+    return Case(build=build, data=(X[:51], TARGETS[:51]), options=options, batch_size=8)
+
+
+def outputs_in_dicts() -> Case:
+    """Two inputs, a shared layer, two outputs with losses, weights and metrics of their own; one loss is a function."""
+
+    def distance(target, output):
+        return tf.reduce_mean(tf.abs(target - output), axis=-1)
+
+    def build():
+        inputs = {name: keras.Input((6,), name=name) for name in ("left", "right")}
+        shared = keras.layers.Dense(5, activation="relu", name="shared")
+        joined = keras.layers.Concatenate()([shared(inputs["left"]), shared(inputs["right"])])
+        outputs = {
+            "kind": keras.layers.Dense(3, name="kind")(joined),
+            "place": keras.layers.Dense(2, name="place")(joined),
+        }
+        return compiled(
+            keras.Model(inputs, outputs),
+            loss={"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "place": distance},
+            loss_weights={"kind": 0.3, "place": 2.0},
+            metrics={"kind": ["accuracy"]},
+            weighted_metrics={"place": [keras.metrics.MeanAbsoluteError(name="error")]},
+        )
+
+    inputs = {"left": X[:48], "right": X[:48] ** 2}
+    targets = {"kind": LABELS[:48], "place": TARGETS[:48]}
+    weights = {"kind": WEIGHTS[:48], "place": WEIGHTS[:48] ** 2}
+    return Case(build=build, data=(inputs, targets), options={"sample_weight": weights})
+
+
+def outputs_in_lists() -> Case:
+    def build():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(5, activation="relu")(inputs)
+        outputs = [keras.layers.Dense(3, name="kind")(hidden), keras.layers.Dense(2, name="place")(hidden)]
+        losses = [keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"), "huber"]
+        return compiled(keras.Model(inputs, outputs), loss=losses, metrics=[["accuracy"], ["mae"]])
+
+    return Case(build=build, data=(X[:48], [LABELS[:48], TARGETS[:48]]), inputs=X)
+
+
+def masked_sequences() -> Case:
+    """A loss over the time steps that exist: each example counts by its length."""
+
+    def build():
+        layers = [
+            keras.Input((7,)),
+            keras.layers.Embedding(20, 4, mask_zero=True),
+            keras.layers.LSTM(5, return_sequences=True),
+            keras.layers.Dense(20, activation="softmax"),
+        ]
+        return compiled(keras.Sequential(layers), "sgd", metrics=["accuracy"])
+
+    return Case(build=build, data=(TOKENS, TOKENS[:, ::-1].copy()))
+
+
+class Branches(keras.Model):
+    """Sub-layers in lists and dicts, and a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = [keras.layers.Dense(6, activation="tanh") for _ in range(2)]
+        self.heads = {"mean": keras.layers.Dense(2), "scale": keras.layers.Dense(2)}
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return self.heads["mean"](x) + 0.1 * self.heads["scale"](x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+
+
+def subclass() -> Case:
+    return Case(build=lambda: compiled(Branches(), loss="mse", metrics=["mae"]), data=(X, TARGETS))
+
+
+def transformer() -> Case:
+    def build():
+        inputs = keras.Input((7,))
+        embedded = keras.layers.Embedding(20, 8)(inputs)
+        attended = keras.layers.MultiHeadAttention(2, 4)(embedded, embedded)
+        normal = keras.layers.LayerNormalization()(embedded + attended)
+        pooled = keras.layers.GlobalAveragePooling1D()(normal)
+        model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(pooled))
+        return compiled(model, "sgd", metrics=["accuracy"])
+
+    return Case(build=build, data=(TOKENS, LABELS), options={"class_weight": {0: 0.5, 2: 3.0}})
+
+
+def repeated_tokens() -> Case:
+    """Rows of a table that several examples have gradients for."""
+
+    def build():
+        layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+        return compiled(keras.Sequential(layers), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    return Case(build=build, data=(TOKENS, LABELS))
+
+
+def transfer() -> Case:
+    """A frozen body with batch normalisation, which then neither trains nor moves."""
+
+    def build():
+        body = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization()], name="body"
+        )
+        body.trainable = False
+        inputs = keras.Input((6,))
+        outputs = keras.layers.Dense(3, activation="softmax")(body(inputs, training=False))
+        return compiled(keras.Model(inputs, outputs), metrics=["accuracy"])
+
+    return Case(build=build)
+
+
+def synchronised() -> Case:
+    """Batch normalisation over the global batch, with another number of examples on each replica."""
+
+    def build():
+        layers = [
+            keras.Input((6,)),
+            keras.layers.Dense(8),
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+        return compiled(keras.Sequential(layers), "sgd", metrics=["accuracy"])
+
+    return Case(build=build, batch_size=15)
+
+
+def batched_dataset() -> Case:
+    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS, WEIGHTS)).batch(16)
+
+    def build():
+        return classifier(jit_compile=True)
+
+    return Case(
+        build=build, data=(dataset,), options={"validation_data": dataset.take(2)}, batch_size=None, inputs=dataset
+    )
+
+
+def single_examples() -> Case:
+    """Of unknown number, and not in batches."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).filter(lambda x, y: x[0] < 1.0)
+    return Case(build=classifier, data=(dataset,), for_keras=(X[X[:, 0] < 1], LABELS[X[:, 0] < 1]))
+
+
+def endless() -> Case:
+    """Epochs of 3 steps over batches that come again after 4, shuffled."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, 3, reshuffle_each_iteration=False)
+    dataset = dataset.batch(16).repeat()
+    options = {"steps_per_epoch": 3, "validation_data": dataset.take(9), "validation_steps": 2}
+    return Case(build=classifier, data=(dataset,), options=options, batch_size=None)
+
+
+class Slices(keras.utils.PyDataset):
+    """Batches of another order in each epoch."""
+
+    def __init__(self, offset=0):
+        super().__init__()
+        self.offset = offset
+
+    @property
+    def num_batches(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(16 * ((index + self.offset) % 4), 16 * ((index + self.offset) % 4) + 16)
+        return X[rows], LABELS[rows]
+
+    def on_epoch_end(self):
+        self.offset += 1
+
+
+def py_dataset() -> Case:
+    # Keras calls on_epoch_end once before the first epoch, when it has looked at a batch to build the model.
+    return Case(build=classifier, data=(Slices(),), for_keras=(Slices(-1),), batch_size=None)
+
+
+def generator() -> Case:
+    def batches():
+        while True:
+            for first in range(0, 53, 16):
+                yield X[first : first + 16], LABELS[first : first + 16]
+
+    options = {"steps_per_epoch": 4}
+    return Case(build=classifier, data=(batches(),), options=options, batch_size=None)
+
+
+class Memory:
+    """A source of tfdist's own kind."""
+
+    def __init__(self, change=lambda x: x):
+        self.x, self.labels, self.change = tf.constant(X), tf.constant(LABELS), change
+
+    def __len__(self):
+        return len(X)
+
+    def read(self, ids):
+        return {"x": self.change(tf.gather(self.x, ids)), "label": tf.gather(self.labels, ids)}
+
+
+def source() -> Case:
+    return Case(build=classifier, data=(Memory(),), for_keras=(X, LABELS))
+
+
+CASES = [
+    *(classification, regression, outputs_in_dicts, outputs_in_lists, masked_sequences, subclass, transformer),
+    *(
+        repeated_tokens,
+        transfer,
+        synchronised,
+        batched_dataset,
+        single_examples,
+        endless,
+        py_dataset,
+        generator,
+        source,
+    ),
+]
+
+RESUMED = ["source", "dataset"]
+
+
+def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
+    """Trains a case by tfdist, or by Keras where there is no cluster."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    given = case()
+    options = {"batch_size": given.batch_size, "epochs": 3, "shuffle": False} | given.options
+    evaluated, predicted = [], []
+    if cluster is None:
+        model = given.build()
+        history = model.fit(*(given.for_keras or given.data), verbose=0, **options)
+        if given.inputs is not None:
+            evaluated = model.evaluate(*given.data, batch_size=given.batch_size, verbose=0)
+            predicted = model.predict(given.inputs, verbose=0, batch_size=10)
+    else:
+        with cluster.scope():
+            model = given.build()
+        history = script.fit(cluster, model, *given.data, verbose=0, **options)
+        if given.inputs is not None:
+            evaluated = script.evaluate(cluster, model, *given.data, batch_size=given.batch_size)
+            predicted = script.predict(cluster, model, given.inputs, batch_size=10)
+    return {
+        "history": history.history,
+        "evaluated": np.asarray(evaluated).tolist(),
+        "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
+        "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
+    }
+
+
+def refused(cluster: Cluster) -> dict[str, str]:
+    """Returns what users are told whose models or data cannot be used."""
+    outside = classifier()
+    with cluster.scope():
+        good = classifier()
+        eager = classifier(run_eagerly=True)
+        accumulating = classifier(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
+        uncompiled = dense(3)
+        own_step = compiled(OwnStep(), loss="mse")
+        vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
+    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS))
+    endless_data = dataset.batch(8).repeat()
+    attempts = {
+        "outside": lambda: script.fit(cluster, outside, X, LABELS),
+        "uncompiled": lambda: script.fit(cluster, uncompiled, X, LABELS),
+        "eager": lambda: script.fit(cluster, eager, X, LABELS),
+        "accumulating": lambda: script.fit(cluster, accumulating, X, LABELS),
+        "own_step": lambda: script.fit(cluster, own_step, X, TARGETS),
+        "vectors": lambda: script.fit(cluster, vectors, X, X[:, :3]),
+        "lengths": lambda: script.fit(cluster, good, X, LABELS[:9]),
+        "objects": lambda: script.fit(cluster, good, {"x": object()}, LABELS),
+        "targets_twice": lambda: script.fit(cluster, good, dataset.batch(8), LABELS),
+        "weights_twice": lambda: script.fit(cluster, good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS),
+        "single": lambda: script.fit(cluster, good, dataset),
+        "endless": lambda: script.fit(cluster, good, endless_data),
+        "generator": lambda: script.fit(cluster, good, iter([(X, LABELS)])),
+        "split": lambda: script.fit(cluster, good, dataset.batch(8), validation_split=0.1),
+        "epochs": lambda: script.fit(cluster, good, X, LABELS, epochs=0),
+        "batch_size": lambda: script.evaluate(cluster, good, X, LABELS, batch_size=0),
+        "empty": lambda: script.predict(cluster, good, X[:0]),
+    }
+    messages = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except ValueError as error:
+            messages[name] = str(error)
+    return messages
+
+
+def resumed(cluster: Cluster, directory: pathlib.Path, *, shuffled: bool) -> dict[str, Any]:
+    """Stops a training by a signal, goes on with a new model, and compares it to one that was not stopped."""
+    reads = itertools.count()
+
+    def touch(x: np.ndarray) -> np.ndarray:
+        if next(reads) == 8:  # After what is read to open the data, while signals still end the process.
+            os.kill(os.getpid(), signal.SIGTERM)
+        return x
+
+    def watched(x: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(touch, [x], x.dtype), x.shape)
+
+    def train(name: str) -> tuple[keras.Model, Any]:
+        keras.utils.clear_session()  # As in a new process: checkpoints know variables by name.
+        keras.utils.set_random_seed(7)
+        data = Memory(watched)
+        if shuffled:
+            data = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53).batch(16)
+            data = data.map(lambda x, label: (watched(x), label))
+        with cluster.scope():
+            layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model = compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
+        options = {"epochs": 12, "verbose": 0, "workdir": directory / name}
+        return model, script.fit(cluster, model, data, batch_size=None if shuffled else 16, **options)
+
+    code = None
+    try:
+        train("parts")
+    except SystemExit as stopped:
+        code = stopped.code
+    (ours, history), (whole, expected) = train("parts"), train("whole")
+    pairs = zip(ours.get_weights(), whole.get_weights(), strict=True)
+    return {
+        "code": code,
+        "difference": max(float(np.max(np.abs(mine - theirs))) for mine, theirs in pairs),
+        "last": [{name: values[-1] for name, values in one.history.items()} for one in (history, expected)],
+    }
+
+
+class OwnStep(keras.Sequential):
+    """Applies its gradients itself."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def measure(directory: pathlib.Path, *, workers: int = 1, devices: int = 1) -> list[dict[str, dict]]:
+    """Runs all cases on a topology, and by Keras too where `devices` is 0; returns what each worker has found."""
+    paths = [directory / f"worker{rank}.json" for rank in range(workers)]
+    commands = [[sys.executable, __file__, str(path), str(devices)] for path in paths]
+    run_all(commands, environments(workers), timeout=900)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def main() -> None:
+    """Writes {name of case: result} to the path of the command line."""
+    path, devices = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    chosen = [case for case in CASES if not sys.argv[3:] or case.__name__ in sys.argv[3:]]
+    cluster = script.connect(c.Cluster(logical_devices=devices, connect_seconds=240)) if devices else None
+    results = {case.__name__: run(case, cluster) for case in chosen}
+    if cluster is not None and cluster.num_replicas == 1:
+        results["refused"] = refused(cluster)
+    if cluster is not None and cluster.num_workers > 1:
+        results["resumed"] = [resumed(cluster, path.parent / name, shuffled=name == "dataset") for name in RESUMED]
+    path.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What can be known of a user's `tf.data` pipeline without running it, and what only by running it."""
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Nature:
+    """How a pipeline behaves from one pass to the next, and from one start to the next."""
+
+    # Whether every pass gives the same batches, so that passes which are done can be left out at a resume.
+    repeats: bool
+    # Why two starts, or two workers, may see different batches; None: they do not.
+    weakness: str | None
+
+
+def nature(dataset: tf.data.Dataset) -> Nature:
+    """Looks through the steps of `dataset`, and through the functions that they call."""
+    kinds, ops, unseeded = set(), set(), False
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        kinds.add(type(one).__name__)
+        waiting += one._inputs()
+        if hasattr(one, "_seed2"):
+            unseeded |= int(one._seed) == int(one._seed2) == 0
+        for function in one._functions():
+            graph = function.function.graph.as_graph_def()
+            ops |= {node.op for node in graph.node}
+            ops |= {node.op for inner in graph.library.function for node in inner.node_def}
+    shuffles = any("Shuffle" in name for name in kinds | ops)
+    python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
+    # Stateless ones are functions of seeds that the data carries.
+    random = any(op.startswith(("Random", "StatefulUniform", "StatefulStandardNormal")) for op in ops)
+    weakness = None
+    if unseeded:
+        weakness = (
+            "the tf.data.Dataset shuffles without a seed: call keras.utils.set_random_seed before it is made, or "
+            "tfdist.connect(), which does"
+        )
+    elif python:
+        weakness = "the tf.data.Dataset runs Python code, which must give the same in every start and on every worker"
+    elif random:
+        weakness = "the tf.data.Dataset draws random numbers by state and not by seed: use tf.random.stateless_*"
+    return Nature(repeats=not (shuffles or python or random), weakness=weakness)
+
+
+def count(dataset: tf.data.Dataset) -> int:
+    """Counts the batches of a dataset that does not know how many it has, by one pass over it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    batches = int(dataset.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
+    if batches == 0:
+        raise ValueError("The tf.data.Dataset is empty.")
+    return batches
+
+
+def first_batch_size(dataset: tf.data.Dataset) -> int:
+    """The number of examples in the first batch."""
+    sizes = dataset.take(1).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
+    return int(next(iter(sizes)))

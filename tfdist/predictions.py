@@ -1,0 +1,39 @@
+"""The outputs of a model for all examples, in their order, on every worker."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster.strategy import Cluster
+from tfdist.compiled import Element
+
+
+def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int) -> Any:
+    """Runs `steps` batches through `model`, each replica its share.
+
+    Args:
+        elements: what `Cluster.distribute` returned for a feed's dataset.
+
+    Returns:
+        The outputs in the structure of the model's own, arrays [examples, ...].
+    """
+    strategy = cluster.strategy
+
+    @tf.autograph.experimental.do_not_convert
+    def predict_step(element: Element) -> Any:
+        outputs = model.predict_step(element["data"])
+        return tf.nest.map_structure(lambda output: output[: element["count"]], outputs)
+
+    @tf.function
+    def call(iterator: Iterator) -> Any:
+        outputs = strategy.run(predict_step, args=(next(iterator),))
+        return tf.nest.map_structure(cluster.gather, outputs)
+
+    batches = []
+    for _ in range(steps):
+        batches.append(tf.nest.map_structure(lambda output: output.numpy(), call(elements)))
+        cluster.progress(len(batches))
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
