@@ -1,13 +1,15 @@
 """Small trainings by `model.fit` on one device and by `tfdist.fit` on any topology, for tests that compare them."""
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,8 +18,8 @@ import tensorflow as tf
 from launching import run_all
 from topologies import environments
 
+import tfdist
 from tfdist import config as c
-from tfdist import script
 from tfdist.cluster.strategy import Cluster
 
 RANDOM = np.random.default_rng(0)
@@ -33,6 +35,7 @@ class Case:
     """A model, compiled, and what both fits are given."""
 
     build: Callable[[], keras.Model]
+    # x, y and sample_weight.
     data: tuple = (X, LABELS)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     # What Keras alone is given instead, which does not know everything that tfdist takes.
@@ -52,17 +55,20 @@ def compiled(model: keras.Model, optimizer="adam", loss="sparse_categorical_cros
     return model
 
 
-def classifier(**keywords) -> keras.Model:
+def simple(**keywords) -> keras.Model:
     return compiled(dense(3, "softmax"), metrics=["accuracy"], **keywords)
 
 
 def classification() -> Case:
+    """A source of tfdist's own kind; Keras is given the same arrays."""
+
     def build():
         optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01, global_clipnorm=0.1)
         metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
         return compiled(dense(3, "softmax"), optimizer, metrics=metrics, steps_per_execution=2)
 
-    return Case(build=build, options={"validation_data": (X[:21], LABELS[:21]), "validation_batch_size": 8}, inputs=X)
+    options = {"validation_data": (X[:21], LABELS[:21]), "validation_batch_size": 8}
+    return Case(build=build, data=(Memory(),), for_keras=(X, LABELS), options=options)
 
 
 def regression() -> Case:
@@ -78,7 +84,10 @@ def regression() -> Case:
 
 
 def outputs_in_dicts() -> Case:
-    """Two inputs, a shared layer, two outputs with losses, weights and metrics of their own; one loss is a function."""
+    """Two inputs, a shared layer, two outputs with losses, weights and metrics of their own; one loss is a function.
+
+    The dataset gives single examples and does not know how many.
+    """
 
     def distance(target, output):
         return tf.reduce_mean(tf.abs(target - output), axis=-1)
@@ -102,7 +111,8 @@ def outputs_in_dicts() -> Case:
     inputs = {"left": X[:48], "right": X[:48] ** 2}
     targets = {"kind": LABELS[:48], "place": TARGETS[:48]}
     weights = {"kind": WEIGHTS[:48], "place": WEIGHTS[:48] ** 2}
-    return Case(build=build, data=(inputs, targets), options={"sample_weight": weights})
+    singles = tf.data.Dataset.from_tensor_slices((inputs, targets, weights)).filter(lambda *parts: True)
+    return Case(build=build, data=(singles,), for_keras=(inputs, targets, weights))
 
 
 def outputs_in_lists() -> Case:
@@ -116,8 +126,27 @@ def outputs_in_lists() -> Case:
     return Case(build=build, data=(X[:48], [LABELS[:48], TARGETS[:48]]), inputs=X)
 
 
+class Slices(keras.utils.PyDataset):
+    """Batches of token sequences, in another order in each epoch."""
+
+    def __init__(self, offset=0):
+        super().__init__()
+        self.offset = offset
+
+    @property
+    def num_batches(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(16 * ((index + self.offset) % 4), 16 * ((index + self.offset) % 4) + 16)
+        return TOKENS[rows], TOKENS[rows, ::-1]
+
+    def on_epoch_end(self):
+        self.offset += 1
+
+
 def masked_sequences() -> Case:
-    """A loss over the time steps that exist: each example counts by its length."""
+    """A recurrent network, and a loss over the time steps that exist: each example counts by its length."""
 
     def build():
         layers = [
@@ -128,7 +157,8 @@ def masked_sequences() -> Case:
         ]
         return compiled(keras.Sequential(layers), "sgd", metrics=["accuracy"])
 
-    return Case(build=build, data=(TOKENS, TOKENS[:, ::-1].copy()))
+    # Keras calls on_epoch_end once before the first epoch, when it has looked at a batch to build the model.
+    return Case(build=build, data=(Slices(),), for_keras=(Slices(-1),), batch_size=None)
 
 
 class Branches(keras.Model):
@@ -150,10 +180,20 @@ class Branches(keras.Model):
 
 
 def subclass() -> Case:
-    return Case(build=lambda: compiled(Branches(), loss="mse", metrics=["mae"]), data=(X, TARGETS))
+    def batches():
+        while True:
+            for first in range(0, 53, 16):
+                yield X[first : first + 16], TARGETS[first : first + 16]
+
+    def build():
+        return compiled(Branches(), loss="mse", metrics=["mae"])
+
+    return Case(build=build, data=(batches(),), options={"steps_per_epoch": 4}, batch_size=None)
 
 
 def transformer() -> Case:
+    """Weights of classes; epochs of 3 steps over shuffled batches that come again after 4."""
+
     def build():
         inputs = keras.Input((7,))
         embedded = keras.layers.Embedding(20, 8)(inputs)
@@ -163,7 +203,10 @@ def transformer() -> Case:
         model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(pooled))
         return compiled(model, "sgd", metrics=["accuracy"])
 
-    return Case(build=build, data=(TOKENS, LABELS), options={"class_weight": {0: 0.5, 2: 3.0}})
+    dataset = tf.data.Dataset.from_tensor_slices((TOKENS, LABELS)).shuffle(53, 3, reshuffle_each_iteration=False)
+    dataset = dataset.batch(16).repeat()
+    options = {"steps_per_epoch": 3, "validation_data": dataset.take(9), "validation_steps": 2}
+    return Case(build=build, data=(dataset,), options=options | {"class_weight": {0: 0.5, 2: 3.0}}, batch_size=None)
 
 
 def repeated_tokens() -> Case:
@@ -177,92 +220,29 @@ def repeated_tokens() -> Case:
 
 
 def transfer() -> Case:
-    """A frozen body with batch normalisation, which then neither trains nor moves."""
+    """A frozen body, whose normalisation neither trains nor moves, and one over the global batch in the new head."""
 
     def build():
-        body = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization()], name="body"
-        )
+        layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization()]
+        body = keras.Sequential(layers, name="body")
         body.trainable = False
         inputs = keras.Input((6,))
-        outputs = keras.layers.Dense(3, activation="softmax")(body(inputs, training=False))
-        return compiled(keras.Model(inputs, outputs), metrics=["accuracy"])
-
-    return Case(build=build)
-
-
-def synchronised() -> Case:
-    """Batch normalisation over the global batch, with another number of examples on each replica."""
-
-    def build():
-        layers = [
-            keras.Input((6,)),
-            keras.layers.Dense(8),
-            keras.layers.BatchNormalization(synchronized=True),
-            keras.layers.Dense(3, activation="softmax"),
-        ]
-        return compiled(keras.Sequential(layers), "sgd", metrics=["accuracy"])
+        features = keras.layers.BatchNormalization(synchronized=True)(body(inputs))
+        outputs = keras.layers.Dense(3, activation="softmax")(features)
+        return compiled(keras.Model(inputs, outputs), "sgd", metrics=["accuracy"])
 
     return Case(build=build, batch_size=15)
 
 
-def batched_dataset() -> Case:
+def by_xla() -> Case:
+    """Batches of a known number, compiled by XLA where it is not Keras' own fit."""
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS, WEIGHTS)).batch(16)
 
     def build():
-        return classifier(jit_compile=True)
+        by_tfdist = tf.distribute.has_strategy()  # Keras' own step would be compiled whole, which takes seconds.
+        return compiled(dense(3, "softmax"), jit_compile=by_tfdist, weighted_metrics=["accuracy"])
 
-    return Case(
-        build=build, data=(dataset,), options={"validation_data": dataset.take(2)}, batch_size=None, inputs=dataset
-    )
-
-
-def single_examples() -> Case:
-    """Of unknown number, and not in batches."""
-    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).filter(lambda x, y: x[0] < 1.0)
-    return Case(build=classifier, data=(dataset,), for_keras=(X[X[:, 0] < 1], LABELS[X[:, 0] < 1]))
-
-
-def endless() -> Case:
-    """Epochs of 3 steps over batches that come again after 4, shuffled."""
-    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, 3, reshuffle_each_iteration=False)
-    dataset = dataset.batch(16).repeat()
-    options = {"steps_per_epoch": 3, "validation_data": dataset.take(9), "validation_steps": 2}
-    return Case(build=classifier, data=(dataset,), options=options, batch_size=None)
-
-
-class Slices(keras.utils.PyDataset):
-    """Batches of another order in each epoch."""
-
-    def __init__(self, offset=0):
-        super().__init__()
-        self.offset = offset
-
-    @property
-    def num_batches(self):
-        return 4
-
-    def __getitem__(self, index):
-        rows = slice(16 * ((index + self.offset) % 4), 16 * ((index + self.offset) % 4) + 16)
-        return X[rows], LABELS[rows]
-
-    def on_epoch_end(self):
-        self.offset += 1
-
-
-def py_dataset() -> Case:
-    # Keras calls on_epoch_end once before the first epoch, when it has looked at a batch to build the model.
-    return Case(build=classifier, data=(Slices(),), for_keras=(Slices(-1),), batch_size=None)
-
-
-def generator() -> Case:
-    def batches():
-        while True:
-            for first in range(0, 53, 16):
-                yield X[first : first + 16], LABELS[first : first + 16]
-
-    options = {"steps_per_epoch": 4}
-    return Case(build=classifier, data=(batches(),), options=options, batch_size=None)
+    return Case(build=build, data=(dataset,), options={"validation_data": dataset.take(2)}, batch_size=None)
 
 
 class Memory:
@@ -278,25 +258,8 @@ class Memory:
         return {"x": self.change(tf.gather(self.x, ids)), "label": tf.gather(self.labels, ids)}
 
 
-def source() -> Case:
-    return Case(build=classifier, data=(Memory(),), for_keras=(X, LABELS))
-
-
-CASES = [
-    *(classification, regression, outputs_in_dicts, outputs_in_lists, masked_sequences, subclass, transformer),
-    *(
-        repeated_tokens,
-        transfer,
-        synchronised,
-        batched_dataset,
-        single_examples,
-        endless,
-        py_dataset,
-        generator,
-        source,
-    ),
-]
-
+EVERYWHERE = [regression, outputs_in_dicts, masked_sequences, transfer]
+CASES = [*EVERYWHERE, classification, outputs_in_lists, subclass, transformer, repeated_tokens, by_xla]
 RESUMED = ["source", "dataset"]
 
 
@@ -305,21 +268,18 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     given = case()
-    options = {"batch_size": given.batch_size, "epochs": 3, "shuffle": False} | given.options
-    evaluated, predicted = [], []
-    if cluster is None:
+    options = {"batch_size": given.batch_size, "epochs": 3, "shuffle": False, "verbose": 0} | given.options
+    own = {"fit": keras.Model.fit, "evaluate": keras.Model.evaluate, "predict": keras.Model.predict}
+    of_tfdist = {name: functools.partial(getattr(tfdist, name), cluster) for name in own}
+    methods = own if cluster is None else of_tfdist
+    with contextlib.nullcontext() if cluster is None else cluster.scope():
         model = given.build()
-        history = model.fit(*(given.for_keras or given.data), verbose=0, **options)
-        if given.inputs is not None:
-            evaluated = model.evaluate(*given.data, batch_size=given.batch_size, verbose=0)
-            predicted = model.predict(given.inputs, verbose=0, batch_size=10)
-    else:
-        with cluster.scope():
-            model = given.build()
-        history = script.fit(cluster, model, *given.data, verbose=0, **options)
-        if given.inputs is not None:
-            evaluated = script.evaluate(cluster, model, *given.data, batch_size=given.batch_size)
-            predicted = script.predict(cluster, model, given.inputs, batch_size=10)
+    data = given.for_keras if cluster is None and given.for_keras else given.data
+    history = methods["fit"](model, **dict(zip(("x", "y", "sample_weight"), data, strict=False)), **options)
+    evaluated, predicted = [], []
+    if given.inputs is not None:
+        evaluated = methods["evaluate"](model, *given.data, batch_size=given.batch_size, verbose=0)
+        predicted = methods["predict"](model, given.inputs, verbose=0, batch_size=10)
     return {
         "history": history.history,
         "evaluated": np.asarray(evaluated).tolist(),
@@ -330,34 +290,34 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
 
 def refused(cluster: Cluster) -> dict[str, str]:
     """Returns what users are told whose models or data cannot be used."""
-    outside = classifier()
+    outside = simple()
     with cluster.scope():
-        good = classifier()
-        eager = classifier(run_eagerly=True)
-        accumulating = classifier(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
+        good = simple()
+        eager = simple(run_eagerly=True)
+        accumulating = simple(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
         uncompiled = dense(3)
         own_step = compiled(OwnStep(), loss="mse")
         vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS))
     endless_data = dataset.batch(8).repeat()
     attempts = {
-        "outside": lambda: script.fit(cluster, outside, X, LABELS),
-        "uncompiled": lambda: script.fit(cluster, uncompiled, X, LABELS),
-        "eager": lambda: script.fit(cluster, eager, X, LABELS),
-        "accumulating": lambda: script.fit(cluster, accumulating, X, LABELS),
-        "own_step": lambda: script.fit(cluster, own_step, X, TARGETS),
-        "vectors": lambda: script.fit(cluster, vectors, X, X[:, :3]),
-        "lengths": lambda: script.fit(cluster, good, X, LABELS[:9]),
-        "objects": lambda: script.fit(cluster, good, {"x": object()}, LABELS),
-        "targets_twice": lambda: script.fit(cluster, good, dataset.batch(8), LABELS),
-        "weights_twice": lambda: script.fit(cluster, good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS),
-        "single": lambda: script.fit(cluster, good, dataset),
-        "endless": lambda: script.fit(cluster, good, endless_data),
-        "generator": lambda: script.fit(cluster, good, iter([(X, LABELS)])),
-        "split": lambda: script.fit(cluster, good, dataset.batch(8), validation_split=0.1),
-        "epochs": lambda: script.fit(cluster, good, X, LABELS, epochs=0),
-        "batch_size": lambda: script.evaluate(cluster, good, X, LABELS, batch_size=0),
-        "empty": lambda: script.predict(cluster, good, X[:0]),
+        "outside": lambda: tfdist.fit(cluster, outside, X, LABELS),
+        "uncompiled": lambda: tfdist.fit(cluster, uncompiled, X, LABELS),
+        "eager": lambda: tfdist.fit(cluster, eager, X, LABELS),
+        "accumulating": lambda: tfdist.fit(cluster, accumulating, X, LABELS),
+        "own_step": lambda: tfdist.fit(cluster, own_step, X, TARGETS),
+        "vectors": lambda: tfdist.fit(cluster, vectors, X, X[:, :3]),
+        "lengths": lambda: tfdist.fit(cluster, good, X, LABELS[:9]),
+        "objects": lambda: tfdist.fit(cluster, good, {"x": object()}, LABELS),
+        "targets_twice": lambda: tfdist.fit(cluster, good, dataset.batch(8), LABELS),
+        "weights_twice": lambda: tfdist.fit(cluster, good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS),
+        "single": lambda: tfdist.fit(cluster, good, dataset),
+        "endless": lambda: tfdist.fit(cluster, good, endless_data),
+        "generator": lambda: tfdist.fit(cluster, good, iter([(X, LABELS)])),
+        "split": lambda: tfdist.fit(cluster, good, dataset.batch(8), validation_split=0.1),
+        "epochs": lambda: tfdist.fit(cluster, good, X, LABELS, epochs=0),
+        "batch_size": lambda: tfdist.evaluate(cluster, good, X, LABELS, batch_size=0),
+        "empty": lambda: tfdist.predict(cluster, good, X[:0]),
     }
     messages = {}
     for name, attempt in attempts.items():
@@ -392,7 +352,7 @@ def resumed(cluster: Cluster, directory: pathlib.Path, *, shuffled: bool) -> dic
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model = compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
         options = {"epochs": 12, "verbose": 0, "workdir": directory / name}
-        return model, script.fit(cluster, model, data, batch_size=None if shuffled else 16, **options)
+        return model, tfdist.fit(cluster, model, data, batch_size=None if shuffled else 16, **options)
 
     code = None
     try:
@@ -415,24 +375,27 @@ class OwnStep(keras.Sequential):
         return super().train_step(data)
 
 
-def measure(directory: pathlib.Path, *, workers: int = 1, devices: int = 1) -> list[dict[str, dict]]:
-    """Runs all cases on a topology, and by Keras too where `devices` is 0; returns what each worker has found."""
+def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, devices: int = 1) -> list[dict]:
+    """Runs the cases and trials `names` on a topology; returns what each worker has found, by name."""
     paths = [directory / f"worker{rank}.json" for rank in range(workers)]
-    commands = [[sys.executable, __file__, str(path), str(devices)] for path in paths]
+    commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
     run_all(commands, environments(workers), timeout=900)
     return [json.loads(path.read_text()) for path in paths]
 
 
 def main() -> None:
-    """Writes {name of case: result} to the path of the command line."""
+    """Writes {name: result} to the path of the command line; names that begin with "keras:" are for Keras' own fit."""
     path, devices = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-    chosen = [case for case in CASES if not sys.argv[3:] or case.__name__ in sys.argv[3:]]
-    cluster = script.connect(c.Cluster(logical_devices=devices, connect_seconds=240)) if devices else None
-    results = {case.__name__: run(case, cluster) for case in chosen}
-    if cluster is not None and cluster.num_replicas == 1:
-        results["refused"] = refused(cluster)
-    if cluster is not None and cluster.num_workers > 1:
-        results["resumed"] = [resumed(cluster, path.parent / name, shuffled=name == "dataset") for name in RESUMED]
+    cluster = tfdist.connect(c.Cluster(logical_devices=devices, connect_seconds=240))
+    cases = {case.__name__: case for case in CASES}
+    trials = {
+        "refused": lambda: refused(cluster),
+        "resumed": lambda: [resumed(cluster, path.parent / kind, shuffled=kind == "dataset") for kind in RESUMED],
+    }
+    results = {}
+    for name in sys.argv[3:]:
+        keras_own, _, case = name.rpartition(":")
+        results[name] = trials[name]() if name in trials else run(cases[case], None if keras_own else cluster)
     path.write_text(json.dumps(results))
 
 

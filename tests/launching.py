@@ -68,7 +68,8 @@ def run_all(commands: list[list[str]], environments: list[dict[str, str]], *, ti
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
+    codes = [process.returncode for process in processes]
+    assert codes == [0] * len(processes), "\n".join([f"exit codes {codes}", *outputs])
     return outputs
 
 

@@ -136,6 +136,8 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("communication.dtype", "fp8", r"must be one of float32, bfloat16, float16\. .*Received: 'fp8'"),
         ("learning_rate.scaling", "liner", r"must be one of none, linear, sqrt\. Did you mean 'linear'\?"),
         ("checkpoint.best_mode", "maximum", r"must be one of max, min\..* Received: 'maximum'"),
+        ("callbacks", {"target": "a:b"}, r"must be list\. Received: \{'target': 'a:b'\} \(dict\)"),
+        ("callbacks", ["a:b"], r"must be dicts with a \"target\" each\. Received: 'a:b'"),
         ("seed", -1, r"must be at least 0\. Received: -1"),
         ("seed", 2**31, r"must be below 2\*\*31\. Received: 2147483648"),
     ],

@@ -129,6 +129,14 @@ def test_optimizer_uses_it():
     np.testing.assert_allclose(np.diff(seen), [0.25, 0.5, 0.5, 0.25], rtol=1e-6)
 
 
+def test_settable_is_a_number_that_callbacks_set():
+    optimizer = keras.optimizers.SGD(schedules.settable(0.5, total_steps=4, warmup_steps=0))
+    optimizer.learning_rate = 0.25
+    assert float(keras.ops.convert_to_numpy(optimizer.learning_rate)) == 0.25
+    with pytest.raises(TypeError, match="not settable"):
+        keras.optimizers.SGD(schedules.constant(0.5, total_steps=4)).learning_rate = 0.25
+
+
 @pytest.mark.parametrize(
     "make, arguments, message",
     [
@@ -136,6 +144,8 @@ def test_optimizer_uses_it():
         ("constant", {"peak": math.nan}, r"peak must be .* Received: nan"),
         ("constant", {"total_steps": 0}, r"total_steps must be at least 1. Received: 0"),
         ("constant", {"total_steps": 10.0}, r"total_steps must be a whole number of steps. Received: 10.0"),
+        ("settable", {"peak": -0.1}, r"peak must be .* Received: -0.1"),
+        ("settable", {"warmup_steps": 3}, r"warmup_steps must be 0 where callbacks set the rate.*Received: 3"),
         ("cosine", {"warmup_steps": 10}, r"warmup_steps must .* Received: warmup_steps=10, total_steps=10"),
         ("cosine", {"warmup_steps": -1}, r"warmup_steps must .* Received: warmup_steps=-1"),
         ("cosine", {"final": 1.5}, r"final must be a fraction .* Received: 1.5"),

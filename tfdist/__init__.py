@@ -2,7 +2,7 @@
 
 from typing import Any
 
-_FOR_SCRIPTS = ("connect", "evaluate", "predict")
+_FOR_SCRIPTS = ("connect", "evaluate", "fit", "predict")
 
 
 def __getattr__(name: str) -> Any:

@@ -28,6 +28,8 @@ from tfdist import records
 
 FORMAT = 1
 BEST = "best.json"
+# How the names of arrays begin that are no variables, but what callbacks remember.
+CALLBACKS = "callbacks/"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
 
 
@@ -219,7 +221,9 @@ def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
     expected = {name: [list(v.shape), keras.backend.standardize_dtype(v.dtype)] for name, v in variables.items()}
     found = manifest["variables"]
     problems = [f"{name} is missing in the checkpoint" for name in expected if name not in found]
-    problems += [f"{name} is not in this model" for name in found if name not in expected]
+    problems += [
+        f"{name} is not in this model" for name in found if name not in expected and not name.startswith(CALLBACKS)
+    ]
     problems += [
         f"{name} is {found[name][1]}{found[name][0]} in the checkpoint, {expected[name][1]}{expected[name][0]} here"
         for name in expected
@@ -232,12 +236,27 @@ def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name, variable in variables.items():
-                array, dtype = arrays[name], found[name][1]
-                if array.dtype.name != dtype:
-                    array = array.view(getattr(ml_dtypes, dtype))
-                _value(variable).assign(array)
+                _value(variable).assign(_typed(arrays[name], found[name][1]))
     except (OSError, KeyError) as error:
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
+
+
+def callbacks_arrays(saved: Saved) -> dict[str, np.ndarray]:
+    """Returns the arrays that the callbacks have left in a checkpoint, by name.
+
+    Raises:
+        DamagedCheckpointError: the files changed since they were verified.
+    """
+    dtypes = json.loads((saved.path / "manifest.json").read_text())["variables"]
+    try:
+        with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
+            return {n: _typed(arrays[n], dtypes[n][1]) for n in arrays.files if n.startswith(CALLBACKS)}
+    except (OSError, KeyError) as error:
+        raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
+
+
+def _typed(array: np.ndarray, dtype: str) -> np.ndarray:
+    return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 
 
 def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:

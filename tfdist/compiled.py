@@ -50,6 +50,11 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
                 f"{name} has a {step} of its own, of which tfdist cannot know what to sum over replicas: override "
                 "compute_loss(x, y, y_pred, sample_weight, training) and compute_metrics instead."
             )
+    losses = [] if model._compile_loss is None else keras.tree.flatten(model._compile_loss._user_loss)
+    if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
+        raise ValueError(
+            'A loss with reduction=None is no number to minimise: use reduction="sum_over_batch_size", the default.'
+        )
     if model.run_eagerly:
         raise ValueError("compile(run_eagerly=True) cannot be distributed: leave it out.")
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -216,8 +221,6 @@ class _Share:
         reduction: str | None = "sum_over_batch_size",
         dtype: str | None = None,
     ) -> tf.Tensor:
-        if reduction in (None, "none"):
-            raise ValueError('A loss with reduction=None is no number to minimise: use "sum_over_batch_size".')
         values = keras.ops.convert_to_tensor(values, dtype=dtype)
         weights = keras_loss.apply_mask(sample_weight, mask, dtype=values.dtype, reduction="sum")
         if weights is not None:

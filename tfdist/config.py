@@ -192,6 +192,9 @@ class Config:
     evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
     agreement: Agreement = dataclasses.field(default_factory=Agreement)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
+    # Keras callbacks, one spec each: [{"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss"}]. Their logs
+    # hold the objective's values, and those of the evaluation as val_NAME.
+    callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     report: Report = dataclasses.field(default_factory=Report)
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     # Decides initial weights, order of examples, augmentation and dropout.

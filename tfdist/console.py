@@ -20,6 +20,8 @@ class Console:
     # Whether lines can be redrawn in place.
     terminal: bool
     total_steps: int
+    # "all", "events" (no intervals, no evaluations) or "nothing".
+    says: str = "all"
     # The step and the moment from which the pace is measured: the end of the first report, when all is compiled.
     pace_step: int | None = None
     pace_time: float = 0.0
@@ -38,6 +40,8 @@ class Console:
         """
         left = self._left(step, step_seconds)
         self.status = parts
+        if self.says != "all":
+            return
         if self.terminal:
             self._write(self._bar(step, left, ""))
         else:
@@ -45,11 +49,18 @@ class Console:
 
     def progress(self, step: int, doing: str) -> None:
         """Redraws the bar on a terminal, at most ten times a second; `doing` is said beside it when not empty."""
-        if self.terminal and time.monotonic() - self.drawn_time >= REDRAW_SECONDS:
+        if self.says == "all" and self.terminal and time.monotonic() - self.drawn_time >= REDRAW_SECONDS:
             self._write(self._bar(step, self._left(step, math.nan), doing))
+
+    def evaluation(self, text: str) -> None:
+        """Writes the line of an evaluation, which stays."""
+        if self.says == "all":
+            self.line(text)
 
     def line(self, text: str) -> None:
         """Writes a line that stays; the bar goes on below it with the next report."""
+        if self.says == "nothing":
+            return
         self._write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")
         self.drawn = False
 
@@ -98,10 +109,14 @@ class Console:
             pass  # A log file on a full disk, or a reader that went away, does not end the training.
 
 
-def open_console(stream: TextIO, total_steps: int) -> Console:
+def open_console(stream: TextIO, total_steps: int, says: str = "all") -> Console:
     """Looks at what `stream` is: a terminal that understands escape codes, or a file or pipe."""
-    terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return Console(stream=stream, terminal=terminal, total_steps=total_steps)
+    return Console(stream=stream, terminal=is_terminal(stream), total_steps=total_steps, says=says)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether lines can be redrawn in place."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def number(value: float) -> str:

@@ -29,7 +29,8 @@ def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, fl
     """
     options, last_step = loop.run.config.train, progress.step
     if options.nonfinite == "stop":
-        if not math.isfinite(totals["loss"]):
+        in_epoch = (last_step - 1) % loop.run.steps_per_epoch
+        if not math.isfinite(totals["loss"]) and not loop.run.hooks.not_finite(in_epoch, totals["loss"]):
             raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {last_step}")
         return False
     skipped, bad_step = round(totals["skipped"]), first_step + round(totals["clean"])
@@ -96,7 +97,8 @@ def save(loop: Loop, progress: Progress, *, regular: bool) -> None:
         within_epoch = progress.step % run.steps_per_epoch != 0
         progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
     if loop.saver is not None:
-        loop.saver.save(progress.step, checkpoint.snapshot(run.variables), dataclasses.asdict(progress))
+        progress.callbacks, arrays = run.hooks.state()
+        loop.saver.save(progress.step, checkpoint.snapshot(run.variables) | arrays, dataclasses.asdict(progress))
 
 
 def diverged(loop: Loop, what: str) -> DivergedError:

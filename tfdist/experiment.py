@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, interruption, randomness, records, report, rewriting, step, validation
+from tfdist import (
+    agreement,
+    checkpoint,
+    interruption,
+    named_callbacks,
+    randomness,
+    records,
+    report,
+    rewriting,
+    step,
+    validation,
+)
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import batch, strategy
@@ -85,6 +97,8 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
     prepare, objective = rewriting.rewritten(prepare), rewriting.rewritten(objective)
     adapt = config.adapt and config_lib.partial(config.adapt, field="config.adapt", positional=2)
+    for index, spec in enumerate(config.callbacks):
+        config_lib.partial(spec, field=f"config.callbacks[{index}]")
     train_source = open_source(config, config.data.train_split)
     evaluation_source = None
     if config.data.evaluation_split is not None:
@@ -126,12 +140,22 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
             f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among what the objective "
             f"returns: {', '.join(trainer.names)}"
         )
+    hooks = named_callbacks.of_config(
+        config,
+        cluster,
+        model,
+        optimizer,
+        trainer.names,
+        epochs=math.ceil(total_steps / steps_per_epoch),
+        steps=steps_per_epoch,
+    )
     return make_run(
         config,
         workdir,
         cluster,
         stop,
         trainer,
+        hooks=hooks,
         training_data=training_data,
         evaluation_data=_evaluation_data(config, *evaluation, share(cluster)),
         evaluation_examples=None if evaluation_source is None else len(evaluation_source),

@@ -31,10 +31,14 @@ class Progress:
     regular: int = 0
     skipped: int = 0
     rollbacks: int = 0
-    # Of a compiled model: epochs that have ended, the logs of the last, and its metrics' variables within an epoch.
+    # Epochs that have ended; of the one that was begun last, sums over its examples, and its values so far.
     epochs: int = 0
+    epoch_totals: dict[str, float] = dataclasses.field(default_factory=dict)
     logs: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Of a compiled model: its metrics' variables within an epoch.
     metrics: list[Any] = dataclasses.field(default_factory=list)
+    # What the callbacks remember.
+    callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Since the last report: sums over examples, seconds and steps.
     totals: dict[str, float] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
@@ -93,16 +97,22 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
     saved, damaged = None, []
     progress = Progress(step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch)
     if run.workdir is None:
+        run.hooks.train_begin()
         return make_loop(run, open_reporter(run, None), None), progress
     if run.cluster.is_chief:
         saved = checkpoint.newest_valid(run.checkpoints, damaged.append)
     chosen = run.cluster.from_chief(-1 if saved is None else saved.step)
     if chosen >= 0:
         saved = saved or checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
-        checkpoint.restore(saved, run.variables)
         progress = Progress(**saved.state)
+        begin_hooks(run, progress)
+        checkpoint.restore(saved, run.variables)
+        if progress.callbacks:
+            run.hooks.resume(progress.callbacks, checkpoint.callbacks_arrays(saved))
         if run.compiled is not None and progress.metrics:
             run.compiled.restore_metrics(progress.metrics)
+    else:
+        run.hooks.train_begin()
     reporter = open_reporter(run, str(run.workdir), resume_step=progress.step, resume_evaluated=progress.evaluated)
     for text in damaged:
         reporter.warning(text)
@@ -115,7 +125,9 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
         records.write_config(str(run.workdir), run.config)
         records.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
         if saved is not None:
-            reporter.event(f"resumed from {saved.path}", saved.step)
+            ended = run.compiled is not None and (progress.step >= run.total_steps or run.hooks.stop())
+            advice = ", where the run ends: more epochs go on from there, another workdir begins anew" if ended else ""
+            reporter.event(f"resumed from {saved.path}{advice}", saved.step)
             if progress.best_step == saved.step:  # Killed in between, a run has saved it and not yet marked it.
                 saver.mark_best(saved.step, run.config.checkpoint.best_metric, progress.best)
     if run.config.cluster.requeue:
@@ -126,7 +138,18 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
 def save_is_due(run: experiment.Run, now: int) -> bool:
     """Whether the config asks for a checkpoint after step `now`, whatever an evaluation may say."""
     begins = now == 0 and run.config.train.nonfinite == "rollback"  # There must be something to go back to.
-    return begins or now == run.total_steps or intervals.is_due(run.config.checkpoint.every, now, run.steps_per_epoch)
+    return begins or ends(run, now) or intervals.is_due(run.config.checkpoint.every, now, run.steps_per_epoch)
+
+
+def ends(run: experiment.Run, now: int) -> bool:
+    """Whether the run ends after step `now`: it is the last, or a callback has asked for the end."""
+    return now == run.total_steps or run.hooks.stop()
+
+
+def begin_hooks(run: experiment.Run, progress: Progress) -> None:
+    """Tells the callbacks that a resumed run begins; what they do to variables, the checkpoint undoes."""
+    has_ended = progress.step <= progress.epochs * run.steps_per_epoch
+    run.hooks.train_begin(progress.callbacks, None if has_ended else (progress.step - 1) // run.steps_per_epoch)
 
 
 def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> Reporter:
@@ -140,6 +163,7 @@ def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> R
         steps_per_epoch=run.steps_per_epoch,
         global_batch=run.batch_size,
         tensorboard=run.config.report.tensorboard,
+        console=run.hooks.console,
         **resumed,
     )
     reporter.workers(list(run.cluster.roster))

@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import hooks as hooks_lib
 from tfdist.cluster.strategy import Cluster
 from tfdist.compiled import Element
 
 
-def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int) -> Any:
+def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, hooks: hooks_lib.Hooks) -> Any:
     """Runs `steps` batches through `model`, each replica its share.
 
     Args:
@@ -33,7 +34,15 @@ def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int)
         return tf.nest.map_structure(cluster.gather, outputs)
 
     batches = []
-    for _ in range(steps):
+    hooks.predict_begin()
+    for index in range(steps):
+        if hooks.begins_batch("predict", index):
+            hooks.predict_batch_begin(index)
         batches.append(tf.nest.map_structure(lambda output: output.numpy(), call(elements)))
         cluster.progress(len(batches))
+        if hooks.ends_batch("predict", index, steps):
+            hooks.predict_batch_end(hooks.last_of_batch("predict", index), batches[-1])
+        if hooks.shows("predict"):
+            hooks.progress(index + 1, {})
+    hooks.predict_end()
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)

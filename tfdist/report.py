@@ -154,7 +154,7 @@ class Reporter:
         self._scalars(step, name, values)
         text = [name, f"step {step}", f"epoch {self._epoch(step):.2f}", *_named(values)]
         text.append(f"{num_examples:,} examples at {rate(speed)}/s")
-        self.console.line("  ".join([*text, "best so far"] if best else text))
+        self.console.evaluation("  ".join([*text, "best so far"] if best else text))
 
     def graph(self, graph_def: bytes) -> None:
         """Gives TensorBoard the graph of the model, a serialised GraphDef."""
@@ -221,6 +221,7 @@ def open_report(
     steps_per_epoch: int,
     global_batch: int,
     tensorboard: bool = True,
+    console: str = "all",
     resume_step: int | None = None,
     resume_evaluated: int | None = None,
     stream: TextIO | None = None,
@@ -236,6 +237,7 @@ def open_report(
         steps_per_epoch: optimizer steps in an epoch.
         global_batch: examples in one optimizer step.
         tensorboard: whether to write scalars to workdir/tensorboard.
+        console: what the console says: "all", "events" (no intervals, no evaluations) or "nothing".
         resume_step: the step of the checkpoint that training goes on from, 0 for a new run: what earlier starts
             reported of later steps is removed. None: nothing is removed, for a run that does not train.
         resume_evaluated: the last step whose evaluation that checkpoint knows of; None: `resume_step`.
@@ -249,7 +251,7 @@ def open_report(
         num_replicas=num_replicas,
         steps_per_epoch=steps_per_epoch,
         global_batch=global_batch,
-        console=open_console(stream or sys.stdout, total_steps) if chief else None,
+        console=open_console(stream or sys.stdout, total_steps, says=console) if chief else None,
     )
     if not chief or workdir is None:
         return reporter

@@ -8,7 +8,7 @@ import signal
 import sys
 import types
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import callbacks as callbacks_lib
 from tfdist import config as config_lib
-from tfdist import experiment, hooks, interruption, loop, outcome, predictions, randomness, step, train
+from tfdist import evaluation, experiment, interruption, loop, outcome, predictions, randomness, step, train
 from tfdist.cluster import strategy
 from tfdist.cluster.strategy import Cluster
 from tfdist.compiled import Compiled, check_model
@@ -84,7 +85,7 @@ def fit(
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: str | int = "auto",
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    callbacks: Any = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
     shuffle: bool = True,
@@ -109,6 +110,9 @@ def fit(
         y: the targets, where `x` is arrays.
         batch_size: examples in one step over all replicas; 32 where nothing is said. A `tf.data.Dataset` of single
             examples is put into batches of it.
+        verbose: 1 and "auto" for Keras' bar, or one line an epoch where the output is no terminal; 2 for Keras' line at
+            the end of an epoch; 0 for neither. The chief alone prints.
+        callbacks: Keras callbacks, Keras' own and others; the same on every worker.
         workdir: where the run lives, the same for all workers: the same script in the same workdir resumes. None:
             nothing is written, and nothing resumed.
         seed: decides the order of the examples.
@@ -154,28 +158,15 @@ def fit(
     workdir = None if workdir is None else Path(workdir).expanduser()
     with _stoppable(workdir) as stop:
         run = make_run(cluster, model, config, feed, validation, workdir, stop)
-        run = dataclasses.replace(run, hooks=_Followed(model), first_step=initial_epoch * run.steps_per_epoch)
+        hooks = callbacks_lib.of_script(
+            cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
+        )
+        run = dataclasses.replace(run, hooks=hooks, first_step=initial_epoch * run.steps_per_epoch)
         code = train.train(run)
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
     return run.hooks.history
-
-
-class _Followed(hooks.Hooks):
-    """Notes what every epoch has come to."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._history = keras.callbacks.History()
-        self._history.set_model(model)
-        self._history.on_train_begin()
-
-    def epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        self._history.on_epoch_end(epoch, logs)
-
-    @property
-    def history(self) -> keras.callbacks.History:
-        return self._history
 
 
 def evaluate(
@@ -185,8 +176,10 @@ def evaluate(
     y: Any = None,
     *,
     batch_size: int | None = None,
+    verbose: str | int = "auto",
     sample_weight: Any = None,
     steps: int | None = None,
+    callbacks: Any = None,
     return_dict: bool = False,
 ) -> Any:
     """Evaluates a compiled model as `model.evaluate` does on one device; every worker calls it and has the result.
@@ -194,7 +187,9 @@ def evaluate(
     Args:
         cluster: what `connect` returned; `model` was made and compiled in its scope.
         x: data as for `fit`.
+        verbose: 1 and "auto" for a bar, or a line where the output is no terminal; 2 for a line; 0 for neither.
         steps: batches to take; None: all.
+        callbacks: Keras callbacks, whose hooks of evaluations are called.
         return_dict: a dict by name instead of a list in Keras' order, or a single number where there is one.
 
     Returns:
@@ -207,20 +202,30 @@ def evaluate(
     feed = _feed(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
     run = make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
-    logs = train.evaluate(loop.silent_loop(run), 0)
+    hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+    logs = evaluation.evaluate(loop.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
 def predict(
-    cluster: Cluster, model: keras.Model, x: Any, *, batch_size: int | None = None, steps: int | None = None
+    cluster: Cluster,
+    model: keras.Model,
+    x: Any,
+    *,
+    batch_size: int | None = None,
+    verbose: str | int = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
 ) -> Any:
     """Returns the outputs of `model` as `model.predict` does on one device; every worker calls it and has them all.
 
     Args:
         cluster: what `connect` returned; `model` was made in its scope.
         x: data as for `fit`; targets and weights in it are passed over.
+        verbose: as for `evaluate`.
         steps: batches to take; None: all.
+        callbacks: Keras callbacks, whose hooks of predictions are called.
 
     Returns:
         An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs.
@@ -231,7 +236,8 @@ def predict(
     feed = _feed(model, x, None, None, batch_size, steps)
     _check_same(cluster, feed)
     dataset = feed.dataset(experiment.share(cluster), 0, feed.steps)
-    outputs = predictions.gather(cluster, model, cluster.distribute(dataset), feed.steps)
+    hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+    outputs = predictions.gather(cluster, model, cluster.distribute(dataset), feed.steps, hooks)
     cluster.pause()
     return outputs
 

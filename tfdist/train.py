@@ -15,7 +15,8 @@ from tfdist import agreement, checkpoint, experiment, interruption, intervals, r
 from tfdist import config as config_lib
 from tfdist.cluster import peers
 from tfdist.divergence import save, settle
-from tfdist.loop import Loop, Progress, make_loop, open_loop, open_reporter, save_is_due
+from tfdist.evaluation import evaluate, evaluation_is_due, is_best, values
+from tfdist.loop import Loop, Progress, ends, make_loop, open_loop, open_reporter, save_is_due
 
 FINISHED = "finished.json"
 
@@ -53,7 +54,8 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         if run.compiled is not None:
             with run.cluster.scope():
                 run.compiled.finish()
-        if run.cluster.is_chief:
+        run.hooks.train_end(progress.logs)
+        if run.cluster.is_chief and not run.hooks.terminated:
             finish(loop, progress)
         return 0
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
@@ -71,11 +73,10 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
     run, total_steps = loop.run, loop.run.total_steps
     iterator = open_stream(run, progress.step)
     loop.report.progress(progress.step, "compiling")
-    run.hooks.train_begin()
     if not at_boundary(loop, progress):  # What was due when the run was interrupted.
         return False
-    while progress.step < total_steps:
-        begin_call(run, progress.step)
+    while progress.step < total_steps and not run.hooks.stop():
+        begin_call(run, progress)
         first_step, started = progress.step + 1, time.perf_counter()
         steps, totals = loop.train_call(iterator, next_boundary(loop, progress.step) - progress.step)
         progress.step += steps
@@ -84,7 +85,7 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
             iterator = open_stream(run, progress.step)
         else:
             add_call(progress, totals, steps, time.perf_counter() - started)
-            end_call(loop, progress)
+            end_call(run, progress)
             if intervals.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
                 report_interval(loop, progress)
         if not at_boundary(loop, progress):
@@ -107,30 +108,31 @@ def open_stream(run: experiment.Run, step: int) -> Iterator[Any]:
     return run.cluster.distribute(experiment.training_dataset(run, first_step=step, last_step=run.total_steps))
 
 
-def begin_call(run: experiment.Run, now: int) -> None:
-    """Tells the callbacks that an epoch or a call begins at step `now`."""
-    epoch, step_in_epoch = divmod(now, run.steps_per_epoch)
+def begin_call(run: experiment.Run, progress: Progress) -> None:
+    """Tells the callbacks that an epoch or a call begins."""
+    epoch, step_in_epoch = divmod(progress.step, run.steps_per_epoch)
     if step_in_epoch == 0:
+        progress.epoch_totals, progress.logs = {}, {}
         if run.compiled is not None:
             run.compiled.reset()
         run.hooks.epoch_begin(epoch)
-    if run.hooks.every_steps is not None:
+    if run.hooks.begins_batch("train", step_in_epoch):
         run.hooks.batch_begin(step_in_epoch)
 
 
-def end_call(loop: Loop, progress: Progress) -> None:
-    """Tells the callbacks that a call has ended, and notes what an epoch has come to."""
-    run = loop.run
-    if run.compiled is None:
-        return
+def end_call(run: experiment.Run, progress: Progress) -> None:
+    """Tells the callbacks that a call has ended, and notes what the epoch has come to."""
     step_in_epoch = (progress.step - 1) % run.steps_per_epoch
-    ends_epoch = step_in_epoch == run.steps_per_epoch - 1
-    if ends_epoch or run.hooks.every_steps is not None:
-        logs = run.compiled.results(progress.totals)
-        if run.hooks.every_steps is not None:
-            run.hooks.batch_end(step_in_epoch, logs)
-        if ends_epoch:
-            progress.logs = logs
+    ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or progress.step == run.total_steps
+    ends_batch = run.hooks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
+    if not (ends_epoch or ends_batch or run.hooks.shows("train") or run.hooks.terminated):
+        return
+    logs = values(run, progress.epoch_totals)
+    progress.logs = logs | {name: value for name, value in progress.logs.items() if name not in logs}
+    if run.hooks.shows("train"):
+        run.hooks.progress(step_in_epoch + 1, logs)
+    if ends_batch:
+        run.hooks.batch_end(run.hooks.last_of_batch("train", step_in_epoch), logs)
 
 
 def next_boundary(loop: Loop, now: int) -> int:
@@ -138,88 +140,45 @@ def next_boundary(loop: Loop, now: int) -> int:
     run, config = loop.run, loop.run.config
     sections = (config.report, config.evaluation, config.agreement, config.checkpoint)
     due = (intervals.next_due(section.every, now, run.steps_per_epoch) for section in sections)
-    batches = run.hooks.every_steps
-    if batches is not None:  # A call that callbacks look at ends with an epoch at the latest, and reports there.
-        due = (*due, now - now % run.steps_per_epoch % batches + batches)
+    in_epoch = now % run.steps_per_epoch
+    if run.compiled is not None or run.hooks.listens:
+        due = (*due, now - in_epoch + run.steps_per_epoch)
+    if "train" in run.hooks.each_steps:
+        steps = run.hooks.each_steps["train"]
+        due = (*due, now - in_epoch % steps + steps)
     return min([run.total_steps, *loop.board.boundaries(now), *(step for step in due if step is not None)])
 
 
 def at_boundary(loop: Loop, progress: Progress) -> bool:
     """Evaluates and saves where that is due; returns False where a stop was agreed on meanwhile."""
     run, config, now = loop.run, loop.run.config, progress.step
-    last = now == run.total_steps
     improved = False
     loop.board.look(now)
-    if last or intervals.is_due(config.agreement.every, now, run.steps_per_epoch):
+    if ends(run, now) or intervals.is_due(config.agreement.every, now, run.steps_per_epoch):
         loop.agreement.check(now)
-    evaluation_due = last or intervals.is_due(config.evaluation.every, now, run.steps_per_epoch)
-    if evaluation_due and run.evaluation_data is not None and progress.evaluated < now:
-        values = evaluate(loop, now, best=progress.best)
-        if values is None:
+    if evaluation_is_due(run, now) and progress.evaluated < now:
+        evaluated = evaluate(loop, now, best=progress.best)
+        if evaluated is None:
             return stop_here(loop, progress)
-        progress.logs |= {f"val_{name}": value for name, value in values.items()}
-        improved = is_best(config.checkpoint, values, progress.best)
+        progress.logs |= {f"val_{name}": value for name, value in evaluated.items()}
+        improved = is_best(config.checkpoint, evaluated, progress.best)
         if improved:
-            progress.best, progress.best_step = values[config.checkpoint.best_metric], now
+            progress.best, progress.best_step = evaluated[config.checkpoint.best_metric], now
         progress.evaluated = now
-    if run.compiled is not None and progress.epochs * run.steps_per_epoch < now and now % run.steps_per_epoch == 0:
-        progress.epochs = now // run.steps_per_epoch
+    if progress.epochs * run.steps_per_epoch < now and (now % run.steps_per_epoch == 0 or ends(run, now)):
+        progress.epochs = math.ceil(now / run.steps_per_epoch)
         run.hooks.epoch_end(progress.epochs - 1, progress.logs)
-    if improved or save_is_due(run, now):
+    if (improved or save_is_due(run, now)) and not run.hooks.terminated:
         save(loop, progress, regular=True)
     if improved and loop.saver is not None:
         loop.saver.mark_best(now, config.checkpoint.best_metric, progress.best)
     return True
 
 
-def evaluate(loop: Loop, now: int, best: float | None = None) -> dict[str, float] | None:
-    """Evaluates the whole split, each example once, and reports it, next to the `best` value so far.
-
-    Returns:
-        The means over all examples, or None where the workers agreed to stop before the end.
-    """
-    run, started = loop.run, time.perf_counter()
-    dataset, steps = run.evaluation_data()
-    iterator = run.cluster.distribute(dataset)
-    sums: dict[str, float] = {}
-    if run.compiled is not None:
-        run.compiled.reset()
-    run.hooks.test_begin()
-    done = 0
-    while done < steps:
-        if run.hooks.every_steps is not None:
-            run.hooks.test_batch_begin(done)
-        taken, totals = loop.evaluation_call(iterator, min(steps - done, run.hooks.every_steps or steps))
-        done += taken
-        run.cluster.progress(now)
-        sums = {name: sums.get(name, 0.0) + value for name, value in totals.items()}
-        if totals["stop"] > 0 and done < steps:
-            return None
-        if run.hooks.every_steps is not None:
-            run.hooks.test_batch_end(done - 1, run.compiled.results(sums))
-        loop.report.progress(now, "evaluating")
-    values = step.means(run.trainer, sums) if run.compiled is None else run.compiled.results(sums)
-    run.hooks.test_end(values)
-    num_examples = round(sums["examples"])
-    assert run.evaluation_examples in (None, num_examples)
-    values.pop("regularization", None)
-    seconds = time.perf_counter() - started
-    improved = is_best(run.config.checkpoint, values, best)
-    loop.report.evaluation(now, values, seconds=seconds, num_examples=num_examples, best=improved)
-    return values
-
-
-def is_best(options: config_lib.Checkpoint, values: dict[str, float], best: float | None) -> bool:
-    """Whether these are the best evaluation values so far; never where no metric decides."""
-    if options.best_metric is None or not math.isfinite(values[options.best_metric]):
-        return False
-    value = values[options.best_metric]
-    return best is None or (value > best if options.best_mode == "max" else value < best)
-
-
 def add_call(progress: Progress, totals: dict[str, float], steps: int, seconds: float) -> None:
     """Adds a finished call to the interval that is reported next."""
     progress.totals = {name: progress.totals.get(name, 0.0) + value for name, value in totals.items()}
+    progress.epoch_totals = {name: progress.epoch_totals.get(name, 0.0) + value for name, value in totals.items()}
     progress.seconds += seconds
     progress.steps += steps
 
@@ -259,7 +218,10 @@ def is_finished(run: experiment.Run) -> bool:
     if run.workdir is None:
         return False
     path = run.workdir / FINISHED
-    return path.exists() and json.loads(path.read_text())["step"] >= run.total_steps
+    if not path.exists():
+        return False
+    finished = json.loads(path.read_text())
+    return finished["step"] >= run.total_steps or finished.get("stopped_by_callback", False)
 
 
 def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
@@ -293,11 +255,12 @@ def finish(loop: Loop, progress: Progress) -> None:
         return
     model, finished = run.workdir / "model.keras", run.workdir / FINISHED
     best = {} if progress.best is None else {f"best_{run.config.checkpoint.best_metric}": progress.best}
+    early = {"stopped_by_callback": True} if progress.step < run.total_steps else {}
     try:
         if run.config.checkpoint.export:
             saving.export(run.trainer.model, model)
             loop.report.event(f"exported {model}", progress.step)
-        records.write_json(str(finished), {"step": progress.step, **best})
+        records.write_json(str(finished), {"step": progress.step, **best, **early})
     except OSError as error:
         raise OSError(
             f"All {progress.step} steps are made and saved, and {run.workdir} cannot be written: "

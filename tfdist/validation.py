@@ -123,5 +123,8 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
             f"checkpoint.best_metric={config.checkpoint.best_metric!r} needs evaluations, and "
             "data.evaluation_split is None"
         )
+    for spec in config.callbacks:
+        if not isinstance(spec, dict):
+            yield f'callbacks must be dicts with a "target" each. Received: {spec!r}'
     if config.seed >= 2**31:
         yield f"seed must be below 2**31. Received: {config.seed}"

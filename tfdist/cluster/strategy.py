@@ -3,11 +3,12 @@
 import dataclasses
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
@@ -115,6 +116,26 @@ class Cluster:
         floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating]
         for variable, value in zip(floats, share([tf.convert_to_tensor(v.value) for v in floats]), strict=True):
             variable.assign(value)
+
+    def make_gather(self) -> Callable[[Sequence[float]], np.ndarray]:
+        """Makes a function that gives every worker the numbers of all: [k] -> float64 [num_workers, k].
+
+        All workers must call it with equally many.
+        """
+        if self.num_workers == 1:
+            return lambda mine: np.array([mine], np.float64)
+        local_replicas = self.num_replicas // self.num_workers
+
+        def one_row(mine: tf.Tensor) -> tf.Tensor:
+            # The first replica of each worker fills its row; the sum over replicas puts the rows together.
+            first = tf.equal(tf.range(self.num_workers) * local_replicas, replica_id())
+            return tf.where(first[:, tf.newaxis], mine[tf.newaxis], tf.zeros([], tf.float64))
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)])
+        def gather(mine: tf.Tensor) -> tf.Tensor:
+            return self.strategy.reduce("SUM", self.strategy.run(one_row, args=(mine,)), axis=None)
+
+        return lambda mine: gather(tf.constant(mine, tf.float64)).numpy()
 
     def progress(self, step: int) -> None:
         """Notes that a call has ended, after so many finished steps; one that never ends is noticed by the next."""

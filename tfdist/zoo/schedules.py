@@ -3,7 +3,7 @@
 All four share one warm-up: during the first `warmup_steps` the rate rises linearly, in equal steps that end exactly
 at the rate the schedule proper starts with (Goyal et al., arXiv 1706.02677); the schedule proper fills the rest of
 the run. The first step, number 0, already has a rate above zero, and so has the last, number `total_steps` - 1, where
-a decay to zero ends one step later.
+a decay to zero ends one step later. `settable` is no schedule: a number that callbacks set.
 
 Arithmetic is in float64 up to the result, a float32 scalar: float32 cannot count steps beyond 2**24.
 """
@@ -78,6 +78,21 @@ def one_cycle(
         ValueError: as `constant`; or `peak_at` or `final` is not within 0 .. 1, or `initial` is not within (0, 1].
     """
     return Schedule("one_cycle", peak, total_steps, warmup_steps, peak_at=peak_at, initial=initial, final=final)
+
+
+def settable(peak: float, *, total_steps: int, warmup_steps: int = 0) -> float:
+    """Returns `peak` itself: a rate that callbacks such as ReduceLROnPlateau set, as they cannot set a schedule's.
+
+    Raises:
+        ValueError: `peak` is negative or not finite, or a warm-up is asked for.
+    """
+    _check(peak, total_steps, 0)
+    if warmup_steps:
+        raise ValueError(
+            "warmup_steps must be 0 where callbacks set the rate: set learning_rate.warmup_epochs to 0, or take "
+            f"another schedule. Received: {warmup_steps}"
+        )
+    return float(peak)
 
 
 @keras.saving.register_keras_serializable("tfdist")

@@ -1,0 +1,254 @@
+"""Trains a small model with callbacks that write down what they are told, under Keras' own fit or under tfdist.fit.
+
+usage: python tests/followed.py keras|tfdist DEVICES DIRECTORY   -> DIRECTORY/followed-RANK.json
+       python tests/followed.py tfdist DEVICES DIRECTORY killed   kills itself in the midst of an epoch
+"""
+
+import contextlib
+import csv
+import functools
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import keras
+import numpy as np
+
+import tfdist
+from tfdist import config as config_lib
+
+rng = np.random.default_rng(0)
+# 100 examples in batches of 32: the last batch of an epoch has 4.
+X = rng.random((100, 4)).astype(np.float32)
+Y = (X.sum(axis=1) > 2).astype(np.int64)
+MOMENTS = ["train_begin", "train_end", "epoch_begin", "epoch_end", "test_begin", "test_end"]
+BATCHES = ["train_batch_begin", "train_batch_end", "test_batch_begin", "test_batch_end"]
+PREDICTIONS = ["predict_begin", "predict_end", "predict_batch_begin", "predict_batch_end"]
+
+
+def recorder(*moments: str) -> keras.callbacks.Callback:
+    """A callback that lists the moments it is told of, each with its index and the keys of its logs."""
+    seen = []
+
+    def note(moment, *arguments, logs=None):
+        index = [argument for argument in arguments if isinstance(argument, int)]
+        given = next((argument for argument in arguments if isinstance(argument, dict)), logs)
+        seen.append([moment, *index, list(given or {})])
+
+    noting = {f"on_{moment}": functools.partial(note, moment) for moment in moments}
+    callback = keras.callbacks.LambdaCallback(**noting)
+    callback.seen = seen
+    return callback
+
+
+class Crash(Exception):
+    """What ends a training that is to be resumed."""
+
+
+class Follower(keras.callbacks.Callback):
+    """Has its own mean of the losses, and may crash or ask for an interruption."""
+
+    def __init__(self, crash_after: int | None = None, stop_at: tuple[int, int] | None = None):
+        super().__init__()
+        self.crash_after, self.stop_at, self.mean, self.epoch = crash_after, stop_at, 0.0, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.mean = 0.5 * self.mean + 0.5 * logs["loss"]
+        logs["mean"] = self.mean
+        if epoch == self.crash_after:
+            raise Crash
+
+
+class Interrupter(Follower):
+    """Asks for an interruption after a batch."""
+
+    signal = signal.SIGTERM
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.stop_at:
+            os.kill(os.getpid(), self.signal)
+
+
+class Killer(Interrupter):
+    """Ends the process after a batch, at once."""
+
+    signal = signal.SIGKILL
+
+
+class Disagreeing(keras.callbacks.Callback):
+    """Wants the end on the last worker alone, and a learning rate on the chief alone."""
+
+    def __init__(self, rank: int, last_rank: int):
+        super().__init__()
+        self.rank, self.last_rank, self.rates = rank, last_rank, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.rank == 0:
+            self.model.optimizer.learning_rate = 0.5 / (epoch + 1)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+        if self.rank == self.last_rank and epoch == 1:
+            self.model.stop_training = True
+
+
+class Trials:
+    """The trainings, each of which returns what JSON can hold."""
+
+    def __init__(self, how: str, devices: int, directory: pathlib.Path):
+        self.directory, self.cluster, self.rank, self.last_rank = directory, None, 0, 0
+        self.methods = {"fit": keras.Model.fit, "evaluate": keras.Model.evaluate, "predict": keras.Model.predict}
+        if how == "tfdist":
+            self.cluster = tfdist.connect(config_lib.Cluster(logical_devices=devices, connect_seconds=120.0))
+            self.rank, self.last_rank = self.cluster.rank, self.cluster.num_workers - 1
+            self.methods = {name: functools.partial(getattr(tfdist, name), self.cluster) for name in self.methods}
+
+    def model(self, steps_per_execution: int = 1) -> keras.Model:
+        keras.utils.clear_session()  # Each start of a run names its layers anew.
+        keras.utils.set_random_seed(0)
+
+        def make():
+            layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2, activation="softmax")]
+            model = keras.Sequential([keras.Input((4,)), *layers])
+            model.compile(
+                keras.optimizers.SGD(0.5),
+                "sparse_categorical_crossentropy",
+                metrics=["accuracy"],
+                steps_per_execution=steps_per_execution,
+            )
+            return model
+
+        if self.cluster is None:
+            return make()
+        with self.cluster.scope():
+            return make()
+
+    def fit(self, model: keras.Model, callbacks: list, epochs: int = 3, **more) -> dict:
+        defaults = {"batch_size": 32, "shuffle": False, "validation_data": (X[:50], Y[:50]), "verbose": 0}
+        history = self.methods["fit"](model, X, Y, epochs=epochs, callbacks=callbacks, **defaults | more)
+        return {
+            "history": history.history,
+            "epochs": history.epoch,
+            "weights": [weight.tolist() for weight in model.get_weights()],
+            "rate": float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),
+        }
+
+    def epochs(self) -> dict:
+        """Hooks of epochs alone, and what is shown of them."""
+        watch = recorder(*MOMENTS)
+        plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=10.0)
+        return self.fit(self.model(), [watch, plateau], verbose="auto") | {"seen": watch.seen}
+
+    def batches(self) -> dict:
+        """Hooks of batches, and a rate that is set in the midst of an epoch."""
+        watch, model = recorder(*MOMENTS, *BATCHES), self.model()
+
+        def lower(batch, logs):
+            model.optimizer.learning_rate = 0.5 / (1 + batch)
+
+        return self.fit(model, [watch, keras.callbacks.LambdaCallback(on_train_batch_begin=lower)], epochs=2) | {
+            "seen": watch.seen
+        }
+
+    def executions(self) -> dict:
+        """Hooks of batches where several steps are one execution, from the second of three epochs on."""
+        watch = recorder(*MOMENTS, *BATCHES)
+        more = {"initial_epoch": 1, "validation_freq": 3}
+        return self.fit(self.model(steps_per_execution=3), [watch], **more) | {"seen": watch.seen}
+
+    def cut_short(self) -> dict:
+        """An end that is asked for within an epoch."""
+        watch, model = recorder(*MOMENTS, "train_batch_end"), self.model()
+
+        def stop(batch, logs):
+            model.stop_training = batch == 1
+
+        return self.fit(model, [watch, keras.callbacks.LambdaCallback(on_train_batch_end=stop)]) | {"seen": watch.seen}
+
+    def not_finite(self) -> dict:
+        """A loss that is not a number."""
+        y, watch, model = keras.utils.to_categorical(Y), recorder(*MOMENTS), self.model()
+        y[40] = np.nan
+        with contextlib.nullcontext() if self.cluster is None else self.cluster.scope():
+            model.compile("sgd", "mse")
+        callbacks = [watch, keras.callbacks.TerminateOnNaN()]
+        defaults = {"batch_size": 32, "shuffle": False, "verbose": 0, "epochs": 3}
+        history = self.methods["fit"](model, X, y, callbacks=callbacks, **defaults)
+        return {"seen": watch.seen, "finite": bool(np.isfinite(history.history["loss"][0]))}
+
+    def others(self) -> dict:
+        """Evaluation and prediction."""
+        watch, model = recorder(*BATCHES, *MOMENTS, *PREDICTIONS), self.model()
+        evaluated = self.methods["evaluate"](model, X, Y, batch_size=32, verbose=0, callbacks=[watch])
+        self.methods["predict"](model, X, batch_size=32, verbose=0, callbacks=[watch])
+        return {"seen": watch.seen, "evaluated": evaluated}
+
+    def writers(self) -> dict:
+        """Keras' callbacks that write, each worker into a folder of its own, beside one whose workers disagree."""
+        mine = self.directory / f"rank{self.rank}"
+        disagreeing = Disagreeing(self.rank, self.last_rank)
+        kept = keras.callbacks
+        found = self.fit(
+            self.model(),
+            [
+                disagreeing,
+                kept.ModelCheckpoint(mine / "best.keras", monitor="val_accuracy", save_best_only=True),
+                kept.ModelCheckpoint(mine / "batch{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=3),
+                kept.CSVLogger(self.directory / "log.csv") if self.rank == 0 else kept.CSVLogger(mine / "log.csv"),
+                kept.TensorBoard(mine / "tensorboard"),
+            ],
+        )
+        return found | {"rates": disagreeing.rates}
+
+    def resumed(self) -> dict:
+        """A training that goes through, one that crashes and is started again, and those that are interrupted."""
+        starts = {"whole": [Follower()], "crashed": [Follower(crash_after=3), Follower()]}
+        if not self.last_rank:  # After it, the workers of this run would have left one another.
+            starts["stopped"] = [Interrupter(stop_at=(2, 1)), Interrupter()]
+        if (self.directory / "killed").exists():
+            starts["killed"] = [Killer()]
+        found = {}
+        for name, followers in starts.items():
+            for follower in followers:
+                try:
+                    found[name] = self.remembering(name, follower)
+                except (Crash, SystemExit) as error:
+                    found[f"{name} by"] = repr(error)
+            if self.rank == 0:
+                with open(self.directory / name / "log.csv") as file:
+                    found[name]["log"] = list(csv.reader(file))
+        return found
+
+    def remembering(self, name: str, follower: Follower) -> dict:
+        """One start of a training whose callbacks remember what they have seen."""
+        folder = self.directory / name
+        callbacks = [
+            follower,
+            keras.callbacks.ReduceLROnPlateau("val_loss", patience=2, factor=0.5, min_delta=10.0),
+            keras.callbacks.EarlyStopping("mean", mode="min", patience=5, restore_best_weights=True),
+        ]
+        if self.rank == 0:
+            folder.mkdir(exist_ok=True)
+            callbacks.append(keras.callbacks.CSVLogger(folder / "log.csv"))
+        return self.fit(self.model(), callbacks, epochs=9, workdir=folder / "run")
+
+    def killed(self) -> None:
+        """The first start of a training that `resumed` goes on with."""
+        self.remembering("killed", Killer(stop_at=(4, 1)))
+
+
+def main(how: str, devices: str, directory: str, *chosen: str) -> None:
+    trials = Trials(how, int(devices), pathlib.Path(directory))
+    names = list(chosen) or ["epochs", "batches", "executions", "cut_short", "not_finite", "others"]
+    names += ["writers", "resumed"] if how == "tfdist" and not chosen else []
+    found = {name: getattr(trials, name)() for name in names}
+    (trials.directory / f"followed-{trials.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+"""What callbacks remember comes back from a checkpoint as it was: numbers, texts, arrays, lists and dicts."""
+
+import collections
+import csv
+import threading
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import callback_state, checkpoint
+
+LARGE = np.zeros(2**18)
+
+
+class Notes(keras.callbacks.Callback):
+    """Holds some settings, data that it only looks at, and what it learns."""
+
+    def __init__(self, patience: int = 3):
+        super().__init__()
+        self.patience, self.data, self.lock, self.seen = (
+            patience,
+            LARGE,
+            threading.Lock(),
+            collections.defaultdict(list),
+        )
+        self.mean = np.zeros(3)
+
+    def learn(self) -> "Notes":
+        self.wait, self.name, self.ready, self.best = 2, "epoch 3", True, float("inf")
+        self.values = [1, (2.5, None, "x"), {"a": np.float32(0.1), 7: [np.arange(3), tf.constant([1.5, 2.5])]}]
+        self.half = np.ones(2, ml_dtypes.bfloat16)
+        self.seen["loss"].append(0.25)
+        self.mean += 1.0
+        self.file = threading.Lock()
+        return self
+
+
+def through_a_checkpoint(directory, state, arrays):
+    """What a later start finds of `state` and `arrays`."""
+    path = checkpoint.write(directory, 4, {"model/w": np.ones(2)} | arrays, {"callbacks": state})
+    saved = checkpoint.verify(path)
+    variable = tf.Variable([0.0, 0.0], dtype=tf.float64)
+    checkpoint.restore(saved, {"model/w": variable})
+    assert variable.numpy().tolist() == [1.0, 1.0]
+    return saved.state["callbacks"], checkpoint.callbacks_arrays(saved)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Two callbacks before and after an interruption, and what was said to be lost."""
+    first, lost = [Notes(), Notes()], []
+    before = callback_state.baseline(first)
+    first[1].learn()
+    state, arrays = callback_state.snapshot(first, before, lambda *of: lost.append(of[:2]))
+    second = [Notes(patience=9), Notes(patience=9)]
+    found = through_a_checkpoint(tmp_path_factory.mktemp("run"), state, arrays)
+    assert callback_state.restore([*second, keras.callbacks.History()], *found) == ["History"]
+    return first[1], second, state, lost
+
+
+def test_what_was_learned_comes_back(resumed):
+    learned, (untouched, restored), _, _ = resumed
+    assert not hasattr(untouched, "wait") and not untouched.seen
+    assert (restored.wait, restored.name, restored.ready, restored.best) == (2, "epoch 3", True, float("inf"))
+    assert type(restored.ready) is bool and restored.values[:2] == learned.values[:2]
+    assert restored.values[2]["a"] == np.float32(0.1) and restored.values[2]["a"].dtype == np.float32
+    assert restored.values[2][7][0].tolist() == [0, 1, 2] and restored.values[2][7][1].tolist() == [1.5, 2.5]
+    assert restored.half.dtype == ml_dtypes.bfloat16 and restored.half.tolist() == [1.0, 1.0]
+    assert restored.mean.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_dict_with_a_default_keeps_it(resumed):
+    _, (_, restored), _, _ = resumed
+    restored.seen["accuracy"].append(1)
+    assert restored.seen == {"loss": [0.25], "accuracy": [1]}
+
+
+def test_settings_and_data_that_are_only_held_are_not_kept(resumed):
+    _, (_, restored), state, _ = resumed
+    assert restored.patience == 9 and restored.data is LARGE
+    assert state["Notes"]["attributes"] == {} and not {"patience", "data", "lock"} & set(state["Notes#2"]["attributes"])
+
+
+def test_what_has_changed_and_cannot_be_kept_is_named(resumed):
+    assert resumed[3] == [("Notes#2", "file")]
+
+
+def model():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile("sgd", "mse")
+    return model
+
+
+LOSSES = [3.0, 2.0, 2.5, 1.9, 1.95, 1.91, 1.92, 1.93]
+
+
+def callbacks(directory):
+    return [
+        keras.callbacks.EarlyStopping("loss", patience=4, min_delta=0.05, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=2, cooldown=1, min_delta=0.05),
+        keras.callbacks.ModelCheckpoint(
+            directory / "{epoch}.weights.h5", "loss", save_best_only=True, save_weights_only=True
+        ),
+        keras.callbacks.CSVLogger(directory / "log.csv"),
+        keras.callbacks.History(),
+    ]
+
+
+def epochs(listed, first, last):
+    """Ends epochs as `fit` would, up to the one where a callback asks for the end; returns each one's rate."""
+    rates = []
+    for epoch in range(first, last):
+        for callback in listed.callbacks:
+            callback.model.set_weights([np.full((1, 1), float(epoch))])
+        listed.on_epoch_end(epoch, {"loss": LOSSES[epoch]})
+        rates.append(float(keras.ops.convert_to_numpy(listed.model.optimizer.learning_rate)))
+        if listed.model.stop_training:
+            break
+    return rates
+
+
+@pytest.mark.parametrize("interrupted", [1, 4, 6])
+def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interrupted):
+    whole = keras.callbacks.CallbackList(callbacks(tmp_path / "whole"), model=model(), epochs=8, steps=1, verbose=0)
+    (tmp_path / "whole").mkdir()
+    whole.on_train_begin()
+    rates = epochs(whole, 0, 8)
+    whole.on_train_end()
+
+    (tmp_path / "parts").mkdir()
+    net = model()
+    first = keras.callbacks.CallbackList(callbacks(tmp_path / "parts"), model=net, epochs=8, steps=1, verbose=0)
+    first.on_train_begin()
+    before = callback_state.baseline(first.callbacks)
+    parts = epochs(first, 0, interrupted)
+    state, arrays = callback_state.snapshot(first.callbacks, before, lambda *of: None)
+    state, arrays = through_a_checkpoint(tmp_path, state, arrays)
+    rate = parts[-1]
+    epochs(first, interrupted, interrupted + 1)  # Done, and not saved: it is done again.
+    second = callbacks(tmp_path / "parts")
+    callback_state.rewind_files(second, state)
+    listed = keras.callbacks.CallbackList(second, model=net, epochs=8, steps=1, verbose=0)
+    listed.on_train_begin()
+    callback_state.restore(second, state, arrays)
+    net.optimizer.learning_rate, net.stop_training = rate, False
+    parts += epochs(listed, interrupted, 8)
+    listed.on_train_end()
+
+    assert parts == rates and len(set(rates)) > 1 and len(rates) == 8
+    assert second[-1].history == whole.callbacks[-1].history and second[-1].epoch == list(range(8))
+    assert net.get_weights()[0] == whole.model.get_weights()[0] == 3.0  # Those of the best epoch, by EarlyStopping.
+    written = [sorted(path.name for path in (tmp_path / name).glob("*.h5")) for name in ("whole", "parts")]
+    assert written[0] == written[1] == ["1.weights.h5", "2.weights.h5", "4.weights.h5"]
+    with open(tmp_path / "whole" / "log.csv") as one, open(tmp_path / "parts" / "log.csv") as other:
+        assert list(csv.DictReader(one)) == list(csv.DictReader(other))

@@ -1,0 +1,315 @@
+"""Keras callbacks under tfdist.fit: told, deciding and writing what they do under Keras' own fit."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import keras
+import numpy as np
+import pytest
+from launching import REPOSITORY, run_all, worker_environment
+from topologies import environments
+
+import tfdist
+from tfdist import callbacks, experiment, train
+from tfdist import config as c
+
+TOPOLOGIES = ("two devices", "two workers")
+
+
+def on_a_terminal(command: list[str]) -> str:
+    """Runs a command whose output is a terminal; returns what stands on it."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=worker_environment(TERM="xterm"),
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    parts: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while part := os.read(ours, 65536):
+                parts.append(part)
+        except OSError:  # How a terminal says that nobody holds its other side any more.
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        code = process.wait(timeout=1500)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        os.close(ours)
+    text = b"".join(parts).decode(errors="replace")
+    assert code == 0, text
+    return text
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """What each worker of each topology has written down, and what it printed."""
+    found, printed = {}, {}
+    command = [sys.executable, "tests/followed.py"]
+    for name, how, devices in (("keras", "keras", 1), ("two devices", "tfdist", 2), ("two workers", "tfdist", 1)):
+        directory = tmp_path_factory.mktemp(how)
+        line = [*command, how, str(devices), str(directory)]
+        if name == "two devices":
+            killed = subprocess.run([*line, "killed"], cwd=REPOSITORY, env=worker_environment(), timeout=1500)
+            assert killed.returncode == -signal.SIGKILL
+        if name == "two workers":
+            printed[name] = run_all([line] * 2, environments(2), timeout=1500.0)
+        else:
+            printed[name] = [on_a_terminal(line)]
+        results = sorted(directory.glob("followed-*.json"))
+        found[name] = [json.loads(path.read_text()) for path in results], directory
+    return {name: results for name, (results, _) in found.items()}, printed, {n: d for n, (_, d) in found.items()}
+
+
+@pytest.mark.parametrize("trial", ["epochs", "batches", "executions", "cut_short"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_callbacks_are_told_what_keras_tells_them(followed, topology, trial):
+    results, _, _ = followed
+    ((keras_own,), ours) = results["keras"], results[topology]
+    for worker in ours:
+        assert worker[trial]["seen"] == keras_own[trial]["seen"]
+
+
+@pytest.mark.parametrize("trial", ["epochs", "batches", "executions", "cut_short"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial):
+    results, _, _ = followed
+    ((keras_own,), ours) = results["keras"], results[topology]
+    expected = keras_own[trial]
+    for worker in ours:
+        assert list(worker[trial]["history"]) == list(expected["history"])
+        assert worker[trial]["epochs"] == expected["epochs"]
+        for name, values in expected["history"].items():
+            np.testing.assert_allclose(worker[trial]["history"][name], values, atol=1e-5, err_msg=name)
+        assert worker[trial]["rate"] == expected["rate"]
+        for mine, theirs in zip(worker[trial]["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_plateau_lowers_the_rate_on_every_replica(followed):
+    for worker in [worker for workers in followed[0].values() for worker in workers]:
+        assert worker["epochs"]["history"]["learning_rate"] == [0.5, 0.5, 0.25]
+        assert worker["epochs"]["rate"] == 0.125
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_terminate_on_nan_ends_training_as_in_keras(followed, topology):
+    results, _, _ = followed
+    for worker in results[topology]:
+        assert worker["not_finite"] == results["keras"][0]["not_finite"]
+        assert not worker["not_finite"]["finite"]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_evaluate_and_predict_tell_their_callbacks(followed, topology):
+    results, _, _ = followed
+    for worker in results[topology]:
+        assert worker["others"]["seen"] == results["keras"][0]["others"]["seen"]
+        np.testing.assert_allclose(worker["others"]["evaluated"], results["keras"][0]["others"]["evaluated"], atol=1e-5)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_workers_that_disagree_end_together_with_the_chiefs_rate(followed, topology):
+    for worker in followed[0][topology]:
+        assert worker["writers"]["epochs"] == [0, 1] and worker["writers"]["rates"] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_the_chief_alone_writes_files(followed, topology):
+    directory = followed[2][topology]
+    assert sorted(path.name for path in directory.glob("rank*")) == ["rank0"]
+    names = {path.name for path in (directory / "rank0").iterdir()}
+    # Batches are counted through the epochs, of 4 steps each: every third is saved.
+    assert names == {"best.keras", "tensorboard", "batch1-3.weights.h5", "batch2-2.weights.h5"}
+    loaded = keras.models.load_model(directory / "rank0" / "best.keras")
+    assert loaded.count_params() == 58
+    assert list((directory / "rank0" / "tensorboard").rglob("*tfevents*"))
+    lines = (directory / "log.csv").read_text().splitlines()
+    assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss" and len(lines) == 3
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed, topology):
+    for rank, worker in enumerate(followed[0][topology]):
+        found = worker["resumed"]
+        assert found["crashed by"] == "Crash()"
+        # Resumed from the end of an epoch, with another start's callbacks: to the bit, but for nothing.
+        assert found["crashed"] == found["whole"]
+        assert len(found["whole"]["epochs"]) < 9 and len(set(found["whole"]["history"]["learning_rate"])) > 1
+        assert ("log" in found["whole"]) == (rank == 0)
+
+
+def test_callbacks_go_on_in_the_midst_of_an_epoch(followed):
+    (worker,) = followed[0]["two devices"]
+    found = worker["resumed"]
+    assert found["stopped by"] == "SystemExit(75)"
+    assert found["stopped"] == found["whole"]
+    assert found["killed"] == found["whole"]
+
+
+def shown(text: str) -> list[str]:
+    """The lines of a terminal as they look in the end, without times."""
+    lines = re.sub(r"\x1b\[[0-9;]*[mK]", "", text.replace("\x08", "")).split("\n")
+    last = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
+    return [re.sub(r"\d+s \d+[mu]?s/step", "TIME", line) for line in last if re.match(r"Epoch \d|\d+/\d+ ", line)]
+
+
+def assert_alike(line: str, expected: str) -> None:
+    """Asserts that two lines differ in the last digits of their numbers at most."""
+    number = r"\d+\.\d+(?:e[+-]\d+)?"
+    assert re.sub(number, "N", line) == re.sub(number, "N", expected)
+    values = [[float(value) for value in re.findall(number, text)] for text in (line, expected)]
+    np.testing.assert_allclose(*values, atol=2e-4)
+
+
+def test_a_terminal_shows_what_keras_shows(followed):
+    _, printed, _ = followed
+    expected, lines = (shown(printed[name][0]) for name in ("keras", "two devices"))
+    assert len(lines) == len(expected) == 6 and lines[::2] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
+    assert "━ TIME - accuracy: 0." in lines[1]
+    for line, theirs in zip(lines, expected, strict=True):
+        assert_alike(line, theirs)
+
+
+def test_a_log_file_has_a_line_an_epoch_of_the_chief_alone(followed):
+    _, printed, _ = followed
+    chief, other = (re.findall(r"^Epoch.*$", text, re.MULTILINE) for text in printed["two workers"])
+    assert len(chief) == 3 and other == []
+    for number, (line, theirs) in enumerate(zip(chief, shown(printed["keras"][0])[1::2], strict=True), start=1):
+        head, dash, rest = line.partition(" - accuracy")
+        assert re.fullmatch(rf"Epoch {number}/3 - 4/4 - \d+s - \d+[mu]?s/step", head), line
+        assert_alike(dash + rest, "".join(theirs.partition(" - accuracy")[1:]))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return tfdist.connect()
+
+
+def compiled(steps_per_execution: int = 1):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    return model
+
+
+def wanted(cluster, *given):
+    return callbacks.of_script(cluster, compiled(), list(given), verbose=0).each_steps
+
+
+class Overriding(keras.callbacks.Callback):
+    def on_batch_end(self, batch, logs=None):
+        pass
+
+
+class Busy(keras.callbacks.TerminateOnNaN):
+    def on_train_batch_begin(self, batch, logs=None):
+        pass
+
+
+def test_steps_run_one_at_a_time_only_where_a_callback_wants_to_see_them(cluster, tmp_path):
+    kept = keras.callbacks
+    idle = [kept.TerminateOnNaN(), kept.TensorBoard(tmp_path), kept.ModelCheckpoint(tmp_path / "x.keras")]
+    idle += [kept.EarlyStopping(), kept.LambdaCallback(on_epoch_end=print), kept.CSVLogger(tmp_path / "x.csv")]
+    assert wanted(cluster, *idle) == {}
+    assert wanted(cluster, kept.ModelCheckpoint(tmp_path / "x.keras", save_freq=3)) == {"train": 1}
+    assert wanted(cluster, kept.TensorBoard(tmp_path, update_freq="batch")) == {"train": 1, "test": 1}
+    assert wanted(cluster, kept.LambdaCallback(on_train_batch_end=print)) == {"train": 1}
+    assert wanted(cluster, kept.LambdaCallback(on_predict_batch_begin=print)) == {"predict": 1}
+    assert wanted(cluster, Overriding()) == {"train": 1}
+    assert wanted(cluster, Busy()) == {"train": 1}
+    assert callbacks.of_script(cluster, compiled(4), [Overriding()], verbose=0).each_steps == {"train": 4}
+
+
+def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    callbacks.of_script(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
+    assert "BackupAndRestore is left out: what it does, and more, tfdist.fit does in" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"give tfdist\.fit a workdir, and the same script in it resumes"):
+        callbacks.of_script(cluster, compiled(), [backup], verbose=1)
+
+
+def test_what_is_no_callback_is_refused(cluster):
+    with pytest.raises(ValueError, match=r"callbacks must hold objects of keras\.callbacks\.Callback.*Received: 3"):
+        callbacks.of_script(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
+    with pytest.raises(ValueError, match=r'verbose must be 0, 1, 2 or "auto"\. Received: 3'):
+        callbacks.of_script(cluster, compiled(), [], verbose=3)
+
+
+def config(*specs, **changes):
+    parts = {
+        "model": {"target": "lab:linear", "num_classes": 10},
+        "data": c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=256),
+        "learning_rate": c.LearningRate(peak=0.01, schedule={"target": "tfdist.zoo.schedules:settable"}),
+        "train": c.Train(epochs=6),
+        "report": c.Report(tensorboard=False),
+        "checkpoint": c.Checkpoint(export=True),
+        "callbacks": list(specs),
+    }
+    return c.Config(**parts | changes)
+
+
+def spec(name, **arguments):
+    return {"target": f"keras.callbacks:{name}", **arguments}
+
+
+def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
+    log = spec("CSVLogger", filename=str(tmp_path / "log.csv"))
+    stop = spec("EarlyStopping", monitor="val_accuracy", mode="min", patience=2)
+    plateau = spec("ReduceLROnPlateau", monitor="loss", min_delta=100.0, patience=1, factor=0.5)
+    watched = config(plateau, stop, log)
+    keras.utils.clear_session()
+    assert train.train(experiment.start(watched, tmp_path / "run")) == 0
+    finished = json.loads((tmp_path / "run" / "finished.json").read_text())
+    # 1,437 digits are 5 steps an epoch; the third is the second without an improvement.
+    assert finished == {"step": 15, "stopped_by_callback": True}
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert rows[0] == "epoch,accuracy,learning_rate,loss,val_accuracy,val_loss" and len(rows) == 4
+    rates = [float(row.split(",")[2]) for row in rows[1:]]
+    np.testing.assert_allclose(rates, [0.01, 0.01, 0.005], rtol=1e-6)
+    assert keras.models.load_model(tmp_path / "run" / "model.keras").count_params() == 650
+    keras.utils.clear_session()
+    capsys.readouterr()
+    assert train.train(experiment.start(watched, tmp_path / "run")) == 0
+    assert "This run is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bad", "changes", "message"),
+    [
+        (spec("EarlyStoping"), {}, r"config\.callbacks\[0\]\.target='.*': keras.callbacks has no 'EarlyStoping'"),
+        (spec("EarlyStopping", patiense=3), {}, r"config\.callbacks\[0\]\.patiense: .* Did you mean 'patience'\?"),
+        ({"target": "lab:not_a_model"}, {}, r"config\.callbacks\[0\]\.target must return a keras.* Received: str"),
+        (spec("BackupAndRestore", backup_dir="x"), {}, r"config\.callbacks\[0\]: BackupAndRestore is not needed"),
+        (
+            spec("EarlyStopping", monitor="val_acc"),
+            {},
+            r"config\.callbacks\[0\]\.monitor: there is no 'val_acc'.*It has",
+        ),
+        (spec("EarlyStopping", monitor="accuracy"), {}, r"config\.callbacks\[0\]: say by mode=\"max\" or mode=\"min\""),
+        (
+            spec("ReduceLROnPlateau"),
+            {"learning_rate": c.LearningRate(peak=0.01)},
+            r"config\.callbacks\[0\]: ReduceLROnPlateau sets the learning rate, which is a schedule.*settable",
+        ),
+    ],
+)
+def test_callbacks_of_a_config_that_cannot_work_say_why(tmp_path, bad, changes, message):
+    keras.utils.clear_session()
+    with pytest.raises(ValueError, match=message):
+        experiment.start(config(bad, **changes), tmp_path / "run")

@@ -1,0 +1,119 @@
+"""Scripts of Keras' guides, and those of the pages for people who come from elsewhere, run on two workers."""
+
+import csv
+import json
+import pathlib
+import re
+import sys
+
+import numpy as np
+import pytest
+from launching import REPOSITORY, run_all
+from topologies import command, environments
+
+SCRIPTS = ("mnist_convnet", "transfer_learning", "timeseries", "text_classification", "autoencoder")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What came of the scripts, under Keras' own fit on one device and under tfdist.fit on two workers."""
+    directory, results = tmp_path_factory.mktemp("scripts"), {}
+    for how, workers in (("keras", 1), ("tfdist", 2)):
+        path = directory / f"{how}.json"
+        line = [sys.executable, "tests/scripts/trial.py", how, str(path), *SCRIPTS]
+        run_all([line] * workers, environments(workers), timeout=1500.0)
+        results[how] = json.loads(path.read_text())
+    return results
+
+
+@pytest.mark.parametrize("name", ["transfer_learning", "timeseries", "autoencoder"])
+def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, name):
+    before, after = found["keras"][name], found["tfdist"][name]
+    assert list(after["history"]) == list(before["history"])
+    for key, values in before["history"].items():
+        np.testing.assert_allclose(after["history"][key], values, rtol=2e-4, atol=2e-4, err_msg=key)
+    np.testing.assert_allclose(after["evaluated"], before["evaluated"], rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(after["predicted"], before["predicted"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "accuracy"), [("mnist_convnet", 0.95), ("text_classification", 0.7)])
+def test_with_dropout_they_learn_as_much(found, name, accuracy):
+    before, after = found["keras"][name], found["tfdist"][name]
+    assert list(after["history"]) == list(before["history"])
+    assert np.shape(after["predicted"]) == np.shape(before["predicted"])
+    assert before["evaluated"][1] > accuracy and after["evaluated"][1] > accuracy
+    assert abs(after["evaluated"][0] - before["evaluated"][0]) < 0.25
+
+
+def scripts(page: str) -> dict[str, str]:
+    """The files that a page shows, by name."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return {re.match(r"# (\w+\.py)\n", block)[1]: block for block in blocks}
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """A folder with images of MNIST's shape that can be told apart."""
+    rng = np.random.default_rng(0)
+    patterns, arrays = rng.integers(0, 200, (10, 28, 28)), {}
+    for split, count in (("train", 520), ("test", 100)):
+        labels = np.arange(count) % 10
+        arrays[f"x_{split}"] = (patterns[labels] + rng.integers(0, 56, (count, 28, 28))).astype(np.uint8)
+        arrays[f"y_{split}"] = labels.astype(np.uint8)
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    return tmp_path
+
+
+def on_two_workers(directory: pathlib.Path, line: list[str]) -> list[str]:
+    """Runs a command in `directory` on two workers; returns what each printed."""
+    paths = {"PYTHONPATH": f"{directory}:{REPOSITORY}"}
+    inside = [
+        sys.executable,
+        "-c",
+        f"import os, sys; os.chdir({str(directory)!r}); os.execv(sys.executable, sys.argv[1:])",
+    ]
+    return run_all([[*inside, *line]] * 2, [env | paths for env in environments(2)], timeout=900.0)
+
+
+def script(lab: pathlib.Path, page: str, name: str, shortened: tuple[str, str] = ("", "")) -> list[str]:
+    """Writes the files of a page into `lab`, and runs one of them; all are Python, whether or not they run here."""
+    for file, text in scripts(page).items():
+        compile(text, file, "exec")
+        (lab / file).write_text(text.replace(*shortened))
+    return on_two_workers(lab, [sys.executable, name])
+
+
+def test_from_fit(lab):
+    chief, other = script(lab, "from-fit.md", "my_fit.py")
+    assert float(re.search(r"^test accuracy (\S+)$", chief, re.MULTILINE)[1]) > 0.5
+    assert len(re.findall(r"^Epoch \d/3 - 5/5 - .*val_loss", chief, re.MULTILINE)) == 3
+    assert "test accuracy" not in other and "Epoch" not in other
+    with open(lab / "log.csv") as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+    assert (lab / "mnist.keras").exists() and (lab / "runs/mnist/finished.json").exists()
+
+
+def test_from_horovod(lab):
+    chief, other = script(lab, "from-horovod.md", "my_horovod.py", ("WARMUP_EPOCHS = 24, 3", "WARMUP_EPOCHS = 3, 3"))
+    rates = re.findall(r"learning_rate: (\S+)$", chief, re.MULTILINE)
+    # 0.001 for each of two replicas, after three epochs of warm-up; a batch is 128 for each of them.
+    assert rates == ["6.6667e-04", "0.0013", "0.0020"] and "3/3" in chief and "Epoch" not in other
+    assert sorted(path.name for path in lab.glob("*.h5")) == [f"checkpoint-{n}.weights.h5" for n in (1, 2, 3)]
+
+
+def test_from_ddp(lab):
+    chief, _ = script(lab, "from-ddp.md", "my_ddp.py")
+    losses = [float(loss) for loss in re.findall(r"^Epoch \d/3 - 5/5 - .* loss: (\S+)$", chief, re.MULTILINE)]
+    assert len(losses) == 3 and losses[2] < losses[0]
+
+
+def test_from_a_loop(lab):
+    for file, text in scripts("from-tf-distribute.md").items():
+        compile(text, file, "exec")
+        (lab / file).write_text(text)
+    line = command(lab / "runs/loop", config="my_loop_config.py")
+    on_two_workers(lab, line)
+    records = [json.loads(text) for text in (lab / "runs/loop/metrics.jsonl").read_text().splitlines()]
+    evaluations = [record["accuracy"] for record in records if record["kind"] == "evaluation"]
+    assert len(evaluations) == 3 and evaluations[-1] > 0.5

@@ -1,0 +1,172 @@
+"""What Keras callbacks remember, as a checkpoint holds it: a resumed run decides as an uninterrupted one.
+
+Of each callback the attributes that have changed since `on_train_begin` are kept: numbers, strings, NumPy arrays and
+tensors, and lists, tuples and dicts of them. So settings can be changed between starts, and data that a callback
+merely holds is not copied. Open files, functions, models, variables and locks are not kept.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import checkpoint
+
+# A larger array counts as unchanged while it is the same object.
+_LARGEST_COMPARED_BYTES = 2**20
+# Set by the framework; and what MonitorCallback works out from its settings, where doing it twice would turn a sign.
+_NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
+
+# Callback -> attribute -> (what it looked like, the object itself: while it is held its id is no other's).
+Baseline = dict[str, dict[str, tuple[str, Any]]]
+
+
+class _Unkeepable(TypeError):
+    """A value that a checkpoint cannot hold."""
+
+
+def named(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callbacks.Callback]:
+    """Returns the callbacks by class; a second one of a class has "#2" behind it."""
+    found: dict[str, keras.callbacks.Callback] = {}
+    for callback in callbacks:
+        name, count = type(callback).__name__, 2
+        while name in found:
+            name, count = f"{type(callback).__name__}#{count}", count + 1
+        found[name] = callback
+    return found
+
+
+def baseline(callbacks: list[keras.callbacks.Callback]) -> Baseline:
+    """Notes what the callbacks' attributes are; to be called after `on_train_begin`."""
+    return {
+        name: {attribute: (_look(value), value) for attribute, value in _attributes(callback)}
+        for name, callback in named(callbacks).items()
+    }
+
+
+def snapshot(
+    callbacks: list[keras.callbacks.Callback], before: Baseline, lost: Callable[[str, str, Any], None]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns what has changed since `before`.
+
+    Args:
+        lost: called with a callback's name, an attribute and its value where that has changed and cannot be kept.
+
+    Returns:
+        JSON values by callback, and the arrays that they name, which are copies.
+    """
+    state: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for name, callback in named(callbacks).items():
+        kept = {}
+        for attribute, value in _attributes(callback):
+            if (attribute in before[name]) and before[name][attribute][0] == _look(value):
+                continue
+            try:
+                kept[attribute] = _encode(value, f"{checkpoint.CALLBACKS}{name}/{attribute}", arrays)
+            except _Unkeepable:
+                lost(name, attribute, value)
+        entry: dict[str, Any] = {"attributes": kept}
+        if isinstance(callback, keras.callbacks.CSVLogger) and os.path.exists(callback.filename):
+            entry["bytes"] = os.path.getsize(callback.filename)
+        state[name] = entry
+    return state, arrays
+
+
+def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any]) -> None:
+    """Lets each CSVLogger go on where the checkpoint was made; to be called before `on_train_begin`."""
+    for name, callback in named(callbacks).items():
+        size = state.get(name, {}).get("bytes")
+        if size is not None:
+            callback.append = True
+            if os.path.exists(callback.filename) and os.path.getsize(callback.filename) > size:
+                os.truncate(callback.filename, size)
+
+
+def restore(
+    callbacks: list[keras.callbacks.Callback], state: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> list[str]:
+    """Gives the callbacks what `snapshot` returned; returns the names of those that it knew nothing of."""
+    unknown = []
+    for name, callback in named(callbacks).items():
+        if name not in state:
+            unknown.append(name)
+            continue
+        for attribute, value in state[name]["attributes"].items():
+            decoded, present = _decode(value, arrays), getattr(callback, attribute, None)
+            if isinstance(present, dict) and type(present) is not dict:  # It may have a default, or an order.
+                present.clear()
+                present.update(decoded)
+            else:
+                setattr(callback, attribute, decoded)
+    return unknown
+
+
+def _attributes(callback: keras.callbacks.Callback) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in vars(callback).items() if name not in _NOT_STATE)
+
+
+def _look(value: Any) -> str:
+    """What a value looks like: equal texts for equal values."""
+    arrays: dict[str, Any] = {}
+    try:
+        text = json.dumps(_encode(value, "", arrays, copied=False))
+    except _Unkeepable:
+        return f"object {id(value)}"
+    return text + "".join(_look_of_array(array) for array in arrays.values())
+
+
+def _look_of_array(value: np.ndarray | tf.Tensor) -> str:
+    array = np.asarray(value)
+    large = array.nbytes > _LARGEST_COMPARED_BYTES
+    return f"{array.shape} {array.dtype.name} {id(value) if large else zlib.crc32(array.tobytes())}"
+
+
+def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) -> Any:
+    """Returns JSON for `value`, and adds the arrays in it to `arrays`, under `name` and their place in it."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return {"scalar": [value.dtype.name, value.item()]}
+    if _is_numeric_array(value):
+        arrays[name] = np.array(value) if copied else value
+        return {"array": name}
+    if type(value) in (list, tuple):
+        items = [_encode(item, f"{name}/{index}", arrays, copied) for index, item in enumerate(value)]
+        return {"tuple" if type(value) is tuple else "list": items}
+    if isinstance(value, dict):
+        return {
+            "dict": [
+                [_encode(key, "", {}), _encode(item, f"{name}/{index}", arrays, copied)]
+                for index, (key, item) in enumerate(value.items())
+            ]
+        }
+    raise _Unkeepable
+
+
+def _is_numeric_array(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):  # In a graph, tensors have no value.
+        return False
+    return value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool
+
+
+def _decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Returns what `_encode` made `value` of; tensors come back as arrays."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "scalar":
+        return np.dtype(content[0]).type(content[1])
+    if kind == "array":
+        return arrays[content]
+    if kind == "dict":
+        return {_decode(key, arrays): _decode(item, arrays) for key, item in content}
+    items = [_decode(item, arrays) for item in content]
+    return tuple(items) if kind == "tuple" else items

@@ -1,0 +1,279 @@
+"""The bridge to keras.callbacks: Keras' order and keys, one decision for all workers, files by the chief alone.
+
+Every worker holds the callbacks and calls their hooks with the same reduced values, so that they decide alike. What
+could differ all the same (a clock, a callback that one worker has alone) is settled after each hook: training stops
+where any worker's `model.stop_training` says so, and the chief's learning rate is everyone's. Keras' own callbacks that
+write files run on the chief alone; others look at `cluster.is_chief` before they write.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist import callback_state, hooks, progress_bar
+from tfdist.cluster.strategy import Cluster
+from tfdist.progress_bar import ProgressBar
+
+# Keras' own that write, and decide nothing: the chief alone runs them.
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "OrbaxCheckpoint")
+    if hasattr(keras.callbacks, name)
+)
+# Keras' own whose hooks for each batch do something only where they are set so.
+_IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
+    keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
+    keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not callback._should_trace,
+    keras.callbacks.TerminateOnNaN: lambda callback: True,  # `KerasHooks.not_finite` calls it.
+}
+# tfdist's own bar takes its place.
+_PROGRESS = keras.callbacks.ProgbarLogger
+KINDS = ("train", "test", "predict")
+
+
+class KerasHooks(hooks.Hooks):
+    """The callbacks of a run on one worker; made by `of_script` or `named_callbacks.of_config`."""
+
+    listens = True
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None,
+        given: list[keras.callbacks.Callback],
+        bar: ProgressBar | None,
+        params: dict[str, Any],
+    ):
+        super().__init__()
+        self._cluster, self._model, self._optimizer, self._bar = cluster, model, optimizer, bar
+        self._gather = cluster.make_gather()
+        self._agree_on_batches(given)
+        mine = [callback for callback in given if cluster.is_chief or not isinstance(callback, _WRITERS)]
+        self._history = next((c for c in mine if isinstance(c, keras.callbacks.History)), keras.callbacks.History())
+        # What a checkpoint remembers; the bar, which stands last, shows what they add to the logs.
+        self._kept = [*(callback for callback in mine if callback is not self._history), self._history]
+        with _silence(not cluster.is_chief):
+            listed = [*self._kept, *([bar] if bar else [])]
+            self._list = keras.callbacks.CallbackList(listed, model=model, **params)
+        self._baseline: callback_state.Baseline = {}
+        self._lost: set[str] = set()
+        self._training = False
+
+    def _agree_on_batches(self, given: list[keras.callbacks.Callback]) -> None:
+        # Asked of all workers: those who come from Horovod give some callbacks to the chief alone.
+        wanted = [*(_wants_batches(given, kind) for kind in KINDS), self._bar is not None and self._bar.moves]
+        *kinds, self._shows = np.any(self._gather([float(want) for want in wanted]), axis=0).tolist()
+        steps = getattr(self._model, "steps_per_execution", 1)
+        self.each_steps = {kind: steps for kind, wants in zip(KINDS, kinds, strict=True) if wants}
+
+    @property
+    def history(self) -> keras.callbacks.History:
+        return self._history
+
+    def stop(self) -> bool:
+        return bool(self._model.stop_training)
+
+    def shows(self, kind: str) -> bool:
+        return self._shows and not (kind == "test" and self._training)  # As Keras: one bar an epoch, in `fit`.
+
+    def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
+        self._model.stop_training, self._training = False, True
+        if saved:
+            callback_state.rewind_files(self._kept, saved["callbacks"])
+        self._call("on_train_begin")
+        self._baseline = callback_state.baseline(self._kept)
+        if epoch is not None:  # Once more: a callback may open there what a checkpoint cannot hold.
+            self._call("on_epoch_begin", epoch)
+        self._settle()
+
+    def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        new = callback_state.restore(self._kept, saved["callbacks"], arrays)
+        if new and self._cluster.is_chief:
+            self._warn(f"the checkpoint knows nothing of these callbacks, which begin anew: {', '.join(new)}")
+        self._model.stop_training = saved["stop"]
+        self._model.history = self._history
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        remembered, arrays = callback_state.snapshot(self._kept, self._baseline, self._warn_of_loss)
+        return {"callbacks": remembered, "stop": self.stop()}, arrays
+
+    def train_end(self, logs: dict[str, float]) -> None:
+        self._call("on_train_end", logs)
+        if not self._model.compiled:
+            del self._model.optimizer  # The exported model shall not hold it.
+
+    def epoch_begin(self, epoch: int) -> None:
+        self._call("on_epoch_begin", epoch)
+        self._settle()
+
+    def epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        self._call("on_epoch_end", epoch, logs)
+        self._settle()
+
+    def batch_begin(self, step: int) -> None:
+        self._call("on_train_batch_begin", step)
+        self._settle()
+
+    def batch_end(self, step: int, logs: dict[str, float]) -> None:
+        self._call("on_train_batch_end", step, logs)
+        self._settle()
+
+    def not_finite(self, step: int, loss: float) -> bool:
+        watching = [callback for callback in self._kept if isinstance(callback, keras.callbacks.TerminateOnNaN)]
+        for callback in watching:
+            with _silence(not self._cluster.is_chief):
+                callback.on_batch_end(step, {"loss": loss})
+        self._settle()
+        self.terminated = self.stop()
+        return self.terminated
+
+    def progress(self, done: int, logs: dict[str, float]) -> None:
+        if self._bar is not None:
+            self._bar.move(done, logs)
+
+    def test_begin(self) -> None:
+        self._call("on_test_begin")
+
+    def test_batch_begin(self, step: int) -> None:
+        self._call("on_test_batch_begin", step)
+
+    def test_batch_end(self, step: int, logs: dict[str, float]) -> None:
+        self._call("on_test_batch_end", step, logs)
+
+    def test_end(self, logs: dict[str, float]) -> None:
+        self._call("on_test_end", logs)
+
+    def predict_begin(self) -> None:
+        self._call("on_predict_begin")
+
+    def predict_batch_begin(self, step: int) -> None:
+        self._call("on_predict_batch_begin", step)
+
+    def predict_batch_end(self, step: int, outputs: Any) -> None:
+        self._call("on_predict_batch_end", step, {"outputs": outputs})
+
+    def predict_end(self) -> None:
+        self._call("on_predict_end")
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        # Rounded as Keras' own are: the last bits of a sum depend on how many steps a call has taken.
+        rounded = [_rounded(argument) if isinstance(argument, dict) else argument for argument in arguments]
+        with _silence(not self._cluster.is_chief):
+            getattr(self._list, hook)(*rounded)
+
+    def _settle(self) -> None:
+        """Makes the workers agree after a hook: any one stops all, and the chief's learning rate is everyone's."""
+        if self._cluster.num_workers == 1:
+            return
+        rate = self._settable_rate()
+        mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
+        workers = self._gather([float(self.stop()), mine])
+        self._model.stop_training = bool(np.any(workers[:, 0]))
+        if rate is not None and workers[0, 1] != mine:
+            rate.assign(workers[0, 1])
+
+    def _settable_rate(self) -> keras.Variable | None:
+        rate = getattr(self._optimizer, "learning_rate", None)
+        return rate if isinstance(rate, keras.Variable) else None
+
+    def _warn(self, text: str) -> None:
+        print(f"tfdist: worker {self._cluster.rank}: {text}", file=sys.stderr, flush=True)
+
+    def _warn_of_loss(self, name: str, attribute: str, value: Any) -> None:
+        """Says once which attribute of a user's callback a checkpoint cannot hold."""
+        callback, attribute = callback_state.named(self._kept)[name], f"{name}.{attribute}"
+        if attribute not in self._lost and not type(callback).__module__.startswith("keras."):
+            self._lost.add(attribute)
+            self._warn(
+                f"{attribute} ({type(value).__name__}) is not kept in checkpoints, which hold numbers, texts, arrays, "
+                "lists and dicts of callbacks: after an interruption it is what on_train_begin makes of it"
+            )
+
+
+def _rounded(logs: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(np.float32(value)) if isinstance(value, float) else value for name, value in logs.items()}
+
+
+def of_script(
+    cluster: Cluster,
+    model: keras.Model,
+    given: Any,
+    *,
+    verbose: int | str,
+    epochs: int = 1,
+    steps: int | None = None,
+    workdir: Any = None,
+) -> KerasHooks:
+    """Makes the hooks of `tfdist.fit`, `evaluate` or `predict`.
+
+    Args:
+        cluster: the workers.
+        model: compiled, where it is to be trained or evaluated.
+        given: what Keras takes as `callbacks`: None, a callback, a list of them, or a CallbackList.
+        verbose: as in Keras; see `progress_bar.open_bar`.
+        epochs: at which training ends.
+        steps: of an epoch, an evaluation or a prediction.
+        workdir: where the run is saved; None: it is not.
+
+    Raises:
+        ValueError: an element is no callback, or one that works with a workdir alone.
+    """
+    bar = progress_bar.open_bar(verbose, chief=cluster.is_chief)
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    callbacks = []
+    for callback in keras.tree.flatten(given or []):
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ValueError(
+                "callbacks must hold objects of keras.callbacks.Callback, such as EarlyStopping(). "
+                f"Received: {callback!r}"
+            )
+        if not isinstance(callback, keras.callbacks.BackupAndRestore):
+            callbacks.append(callback)
+        elif workdir is None:
+            raise ValueError(
+                "BackupAndRestore is not needed: give tfdist.fit a workdir, and the same script in it resumes. "
+                f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
+            )
+        elif cluster.is_chief and verbose:
+            print(f"BackupAndRestore is left out: what it does, and more, tfdist.fit does in {workdir}.", flush=True)
+    callbacks = [callback for callback in callbacks if not isinstance(callback, _PROGRESS)]
+    params = {"verbose": verbose, "epochs": epochs, "steps": steps}
+    found = KerasHooks(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
+    found.console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
+    return found
+
+
+def _wants_batches(callbacks: list[keras.callbacks.Callback], kind: str) -> bool:
+    names = [f"on_{kind}_batch_begin", f"on_{kind}_batch_end"]
+    if kind == "train":
+        names += ["on_batch_begin", "on_batch_end"]  # Keras' older names, which the newer ones call.
+    return any(not _is_idle(callback, name) for callback in callbacks for name in names)
+
+
+def _is_idle(callback: keras.callbacks.Callback, name: str) -> bool:
+    method = getattr(callback, name)
+    if getattr(method, "_is_default", False):  # Keras' mark of what nobody has overridden.
+        return True
+    return any(
+        isinstance(callback, kind) and getattr(method, "__func__", None) is getattr(kind, name) and idle(callback)
+        for kind, idle in _IDLE_BETWEEN_EPOCHS.items()
+    )
+
+
+@contextlib.contextmanager
+def _silence(wanted: bool) -> Iterator[None]:
+    """Keeps Keras' own callbacks from printing, where the chief prints the same."""
+    if not wanted or not keras.config.is_interactive_logging_enabled():
+        yield
+        return
+    keras.config.disable_interactive_logging()
+    try:
+        yield
+    finally:
+        keras.config.enable_interactive_logging()

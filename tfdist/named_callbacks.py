@@ -1,0 +1,58 @@
+"""The callbacks that a config names, checked before the run begins: `config.callbacks`."""
+
+from typing import Any
+
+import keras
+
+from tfdist import config as config_lib
+from tfdist import hooks
+from tfdist.callbacks import KerasHooks
+from tfdist.cluster.strategy import Cluster
+
+
+def of_config(
+    config: config_lib.Config,
+    cluster: Cluster,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    names: tuple[str, ...],
+    *,
+    epochs: int,
+    steps: int,
+) -> hooks.Hooks:
+    """Makes the callbacks that `config.callbacks` names; `names` are those of the objective's values.
+
+    Raises:
+        ValueError: a spec cannot be built, or it monitors or sets what the run does not have.
+    """
+    if not config.callbacks:
+        return hooks.Hooks()
+    evaluated = [f"val_{name}" for name in names] if config.data.evaluation_split is not None else []
+    callbacks = []
+    for index, spec in enumerate(config.callbacks):
+        callback = config_lib.build(spec, field=f"config.callbacks[{index}]")
+        _check_of_config(callback, f"config.callbacks[{index}]", [*names, *evaluated, "learning_rate"], optimizer)
+        callbacks.append(callback)
+    model.optimizer = optimizer  # Where Keras' callbacks look for it.
+    return KerasHooks(cluster, model, optimizer, callbacks, None, {"verbose": 0, "epochs": epochs, "steps": steps})
+
+
+def _check_of_config(callback: Any, field: str, names: list[str], optimizer: keras.optimizers.Optimizer) -> None:
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise ValueError(f"{field}.target must return a keras.callbacks.Callback. Received: {type(callback).__name__}")
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise ValueError(f"{field}: BackupAndRestore is not needed: the same command in the same workdir resumes.")
+    rate = getattr(optimizer, "_learning_rate", None)
+    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    if isinstance(callback, setters) and not isinstance(rate, keras.Variable):
+        raise ValueError(
+            f"{field}: {type(callback).__name__} sets the learning rate, which is a schedule: set "
+            'config.learning_rate.schedule to {"target": "tfdist.zoo.schedules:settable"}.'
+        )
+    monitor = getattr(callback, "monitor", None)
+    if not isinstance(monitor, str):
+        return
+    if monitor not in names and getattr(callback, "save_best_only", True):
+        raise ValueError(f"{field}.monitor: there is no {monitor!r} in this run. It has: {', '.join(names)}.")
+    if callback.mode == "auto" and monitor.removeprefix("val_") != "loss":
+        raise ValueError(f'{field}: say by mode="max" or mode="min" which values of {monitor!r} are better.')

@@ -1,0 +1,93 @@
+"""Keras' progress bar for `tfdist.fit` and its sisters: a bar on a terminal, one line an epoch in a log file."""
+
+import sys
+from typing import Any
+
+import keras
+
+from tfdist import console
+
+
+class ProgressBar(keras.callbacks.Callback):
+    """What Keras' own ProgbarLogger prints, moved once a call and not once a batch; on the chief alone.
+
+    It stands last among the callbacks, so that it shows what they add to the logs, such as the learning rate.
+    """
+
+    def __init__(self, verbose: int):
+        """`verbose` is 1 for a bar and 2 for a line at the end of each epoch."""
+        super().__init__()
+        self._verbose = verbose
+        # Escape codes would spoil a log file, and so would a line a call.
+        self._terminal = console.is_terminal(sys.stdout)
+        self._bar: keras.utils.Progbar | None = None
+        self._title = ""
+        self._in_fit = False
+        self._seen = 0
+
+    @property
+    def moves(self) -> bool:
+        """Whether `move` shows anything."""
+        return self._terminal and self._verbose == 1
+
+    def move(self, done: int, logs: dict[str, float]) -> None:
+        """Shows that `done` steps of the epoch, the evaluation or the prediction are done, with its `logs` so far."""
+        self._seen = done
+        if self._bar is not None and self._bar.verbose == 1:
+            self._bar.update(done, sorted(logs.items()), finalize=False)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._in_fit = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._in_fit = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        epochs = self.params["epochs"]
+        self._open(f"Epoch {epoch + 1}/{epochs}" if epochs > 1 else "")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._finish(logs)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if not self._in_fit:
+            self._open()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        if not self._in_fit:
+            self._finish(logs)
+
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._open()
+
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._finish(None)
+
+    def _open(self, title: str = "") -> None:
+        verbose = self._verbose if self._terminal else 2
+        # An empty set of averaged metrics: each value is shown as it is given.
+        self._bar = keras.utils.Progbar(self.params["steps"], verbose=verbose, stateless_metrics=set())
+        self._seen = 0
+        self._title = title
+        if title and self._terminal:
+            print(title, flush=True)
+
+    def _finish(self, logs: dict[str, Any] | None) -> None:
+        if self._bar is None:
+            return
+        self._bar.target = self._bar.target or self._seen
+        if self._title and not self._terminal:
+            print(self._title, end=" - ", flush=True)
+        self._bar.update(self._bar.target, list((logs or {}).items()), finalize=True)
+        self._bar = None
+
+
+def open_bar(verbose: int | str, *, chief: bool) -> ProgressBar | None:
+    """Returns the bar that Keras' `verbose` asks for ("auto": 1), or None for 0 and on workers other than the chief.
+
+    Raises:
+        ValueError: `verbose` is none of 0, 1, 2 and "auto".
+    """
+    if verbose not in (0, 1, 2, "auto"):
+        raise ValueError(f'verbose must be 0, 1, 2 or "auto". Received: {verbose!r}')
+    return ProgressBar(1 if verbose == "auto" else int(verbose)) if chief and verbose else None
