@@ -71,6 +71,9 @@ def steps(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
             if workers == 1:
                 jobs["floor"] = _job("floor", work=name, overrides={}, ours=False)
                 jobs["floor, fused, looped"] = _job("looped_floor", work=name, overrides={}, ours=False)
+                if any("bfloat16" in variant for variant in _VARIANTS.value):
+                    half = _CHANGES["bfloat16"]
+                    jobs["the same, bfloat16"] = _job("looped_floor", work=name, overrides=half, ours=False)
             jobs["textbook"] = _job("textbook", workers, work=name, overrides={}, ours=False)
             for variant in _VARIANTS.value:
                 jobs[f"tfdist {variant}"] = _job("tfdist", workers, work=name, overrides=_overrides(variant))

@@ -119,7 +119,7 @@ def _classic_records(folder: Path) -> tf.data.Dataset:
     import tensorflow_datasets as tfds
 
     builder = tfds.builder("made_up", data_dir=folder / "records" / "tfrecord")
-    dataset = builder.as_dataset(split="train", shuffle_files=True, as_supervised=False)
+    dataset = builder.as_dataset(split="train")
     return _augmented(dataset.map(lambda example: (example["image"], example["label"])).shuffle(10_000))
 
 
@@ -144,6 +144,7 @@ _SOURCES: dict[str, Callable[[Path], dict[str, Any]]] = {
         "target": "tfdist.zoo.sources:tfds",
         "name": "made_up",
         "data_dir": str(folder / "records" / "array_record"),
+        "features": {"image": "image", "label": "label"},
         "memory_limit_mb": 0,
     },
 }
