@@ -3,6 +3,7 @@
 A pytest process cannot do this: the number of logical devices is fixed with its first TensorFlow operation.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -345,6 +346,20 @@ def collectives(options: c.Cluster) -> Arrays:
     return found
 
 
+def seeds(options: c.Cluster) -> Arrays:
+    """The weights that a worker begins with, made from a seed of its own: in the strategy's scope, and alone."""
+    forget()
+    cluster = strategy.connect(options)
+    kernels = []
+    for scope in (cluster.scope(), contextlib.nullcontext()):
+        keras.utils.set_random_seed(100 + cluster.rank)
+        with scope:
+            layer = keras.layers.Dense(3)
+            layer.build((None, 5))
+        kernels.append(keras.ops.convert_to_numpy(layer.kernel))
+    return dict(zip(("in scope", "alone"), kernels, strict=True))
+
+
 def local_rounds(options: c.Cluster) -> Arrays:
     """The line after 4 rounds of local steps, on all replicas and on one alone, and after as many plain steps there."""
     line = {
@@ -372,14 +387,20 @@ def local_rounds(options: c.Cluster) -> Arrays:
     return found
 
 
+def central(options: c.Cluster) -> Arrays:
+    """The state after 3 steps of batch normalisation: with weights on each replica, and in one place."""
+    found = {}
+    for name, cluster in (("copies", options), ("one", dataclasses.replace(options, central_storage=True))):
+        run = start(cluster, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
+        found |= {f"{name}/{key}": np.array(value) for key, value in run_steps(run, 3).items()}
+        found |= {f"{name}/{key}": value for key, value in checkpoint.snapshot(run.variables).items()}
+    return found
+
+
 PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
-    **{
-        f.__name__: f
-        for f in (sums, clipped, update, compressed, xla, embedding, loss_scale, regularization, statistics)
-    },
-    **{
-        f.__name__: f for f in (masks, masks_of_a_second_run, masks_of_micro_batches, traces, collectives, local_rounds)
-    },
+    **{f.__name__: f for f in (sums, clipped, update, compressed, xla, embedding, loss_scale)},
+    **{f.__name__: f for f in (regularization, statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
+    **{f.__name__: f for f in (traces, collectives, local_rounds, central, seeds)},
 }
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     """What each of two workers has measured."""
-    return probes.measure(tmp_path_factory.mktemp("workers"), "loss_scale", "collectives", workers=2)
+    return probes.measure(tmp_path_factory.mktemp("workers"), "loss_scale", "collectives", "seeds", workers=2)
 
 
 def test_a_step_has_no_collective_but_the_sum_of_its_gradients(workers):
@@ -174,3 +174,10 @@ def test_an_optimizer_that_scales_the_loss_is_refused():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match=r'name the inner optimizer and set config\.train\.precision="float16"'):
         gradients.check_optimizer(optimizer)
+
+
+def test_workers_that_start_from_different_seeds_hold_the_chiefs_weights(workers):
+    first, second = ({name: worker[f"seeds/{name}"] for name in ("in scope", "alone")} for worker in workers)
+    assert np.abs(first["alone"] - second["alone"]).max() > 0.1
+    np.testing.assert_array_equal(first["in scope"], first["alone"])
+    np.testing.assert_array_equal(second["in scope"], first["alone"])

@@ -15,11 +15,12 @@ ROOMS = [
     *("randomness", "gradients", "agreement", "timing", "compiled", "step", "local_sgd"),
     *("checkpoint", "saving", "outcome", "intervals", "console", "report", "hooks"),
     *("callback_state", "progress_bar", "callbacks", "named_callbacks", "experiment", "board", "loop", "divergence"),
-    *("evaluation", "train", "main"),
+    *("evaluation", "train", "updates", "main"),
     # For scripts.
     *("predictions", "script"),
     # Commands built on the above.
     *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "prepare", "all_reduce"),
+    "asynchronous",
     *("checks", "doctor", "contest", "benchmark"),
 ]
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.

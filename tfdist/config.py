@@ -83,6 +83,9 @@ class Train:
     # piece of its share of the batch, then all average. A step is that whole round, and batch_size counts its examples.
     # Above 1, N replicas no longer make the run of one; the run still repeats and resumes bit for bit.
     local_steps: int = 1
+    # Parameter servers (docs/consistency.md): each worker takes a whole batch, and its update waits for nobody. The
+    # gradients are of weights that others change meanwhile: two runs differ, and none is "the same run" as another.
+    asynchronous: bool = False
     # Upper bound of the global norm of the summed gradients; None: no clipping.
     clip_norm: float | None = None
     # After a loss or gradient that is not finite: "stop", "skip" the update, or "rollback" to the last checkpoint due.
@@ -165,6 +168,9 @@ class Cluster:
     requeue: bool = False
     # CPU devices per worker that each act as a replica, for tests on machines without GPUs.
     logical_devices: int = 1
+    # The weights lie once, in host memory, and all replicas of this machine compute with them: CentralStorageStrategy.
+    # For one worker; the same run as with a copy on each device, slower, but with less memory of the devices.
+    central_storage: bool = False
     # malloc keeps freed memory for the next step, instead of handing it back to the kernel: faster sums over workers.
     keep_freed_memory: bool = True
 

@@ -121,22 +121,8 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
 
 def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
     """What every worker has for `value`, in rank order, read when all have come."""
-    import tensorflow as tf
-
-    from tfdist.cluster.strategy import replica_id
-
-    share = cluster.num_replicas // cluster.num_workers
     cluster.from_chief(0)
-    mine = tf.constant(float(value()), tf.float64)
-
-    def row() -> tf.Tensor:
-        return tf.one_hot(replica_id() // share, cluster.num_workers, dtype=tf.float64) * mine / share
-
-    @tf.function(autograph=False)
-    def collect() -> tf.Tensor:
-        return cluster.strategy.reduce("SUM", cluster.strategy.run(row), axis=None)
-
-    return collect().numpy().tolist()
+    return cluster.make_gather()([value()])[:, 0].tolist()
 
 
 def read_rate(started: Any, seconds: float, batch: int) -> float:

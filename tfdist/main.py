@@ -27,6 +27,11 @@ def run() -> int:
     from tfdist.cluster import strategy
 
     workdir = Path(_WORKDIR.value or f"runs/{command_line.config_name()}").expanduser()
+    if _CONFIG.value.train.asynchronous and _MODE.value == "train":
+        from tfdist import updates
+
+        allow = _ALLOW_CONFIG_CHANGES.value
+        return updates.run_asynchronously(_CONFIG.value, workdir, allow_config_changes=allow)
     experiment_run = experiment.start(_CONFIG.value, workdir)
     if _MODE.value == "train":
         code = train.train(experiment_run, allow_config_changes=_ALLOW_CONFIG_CHANGES.value)

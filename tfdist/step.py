@@ -100,6 +100,8 @@ def _trainer(
     **mathematics: Objective | Compiled,
 ) -> Trainer:
     gradients_lib.take_over_reduction(optimizer)
+    statistics = tuple(_statistics(model))
+    cluster.average_updates(statistics)
     with cluster.scope():
         optimizer.build(model.trainable_variables)
         sums = tf.Variable(
@@ -116,7 +118,7 @@ def _trainer(
         model=model,
         optimizer=optimizer,
         names=names,
-        statistics=tuple(_statistics(model)),
+        statistics=statistics,
         loss_scale=loss_scale,
         totals=sums,
         communication=communication,
@@ -346,13 +348,15 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
     """
     strategy, totals, communication = trainer.cluster.strategy, trainer.totals, trainer.communication
     num_replicas = trainer.cluster.num_replicas
+    # A central variable holds the sum over replicas already, and each of them is asked for its part.
+    parts = num_replicas if trainer.cluster.variables_are_central else 1
 
     def local(value: tf.Tensor) -> list[tf.Tensor]:
         return tf.nest.flatten(strategy.experimental_local_results(value))
 
     def take_totals(waited: tf.Tensor, stop: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
-        own = timing.placed(replica_id(), num_replicas, waited, tf.identity(communication), seconds)
-        vector = tf.concat([tf.identity(totals), [waited, stop, seconds], own], axis=0)
+        own = timing.placed(replica_id(), num_replicas, waited, tf.identity(communication) / parts, seconds)
+        vector = tf.concat([tf.identity(totals) / parts, [waited, stop, seconds], own], axis=0)
         with tf.control_dependencies([vector]):
             totals.assign(tf.zeros_like(totals))
             communication.assign(tf.zeros_like(communication))

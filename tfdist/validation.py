@@ -28,7 +28,7 @@ def validate(config: config_lib.Config) -> None:
     """
     problems = list(_type_problems(config, ""))
     if not problems:
-        problems = list(_value_problems(config))
+        problems = [*_value_problems(config), *_contradictions(config)]
     if problems:
         raise ValueError("The config cannot be used:\n" + "\n".join(f"  config.{line}" for line in problems))
 
@@ -99,12 +99,31 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
     yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
     yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
     yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
+
+
+def _contradictions(config: config_lib.Config) -> Iterator[str]:
     train = config.train
     if train.local_steps > 1 and (train.micro_batches > 1 or train.precision == "float16" or train.nonfinite != "stop"):
         yield (
             f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and another precision than '
             f"float16. Received: micro_batches={train.micro_batches}, nonfinite={train.nonfinite!r}, "
             f"precision={train.precision!r}"
+        )
+    plain = train.precision != "float16" and train.nonfinite == "stop" and train.local_steps == 1
+    received = (
+        f"Received: local_steps={train.local_steps}, micro_batches={train.micro_batches}, "
+        f"nonfinite={train.nonfinite!r}, precision={train.precision!r}"
+    )
+    if config.cluster.central_storage and not plain:
+        yield (
+            'cluster.central_storage needs train.local_steps=1, nonfinite="stop" and another precision than float16. '
+            + received
+        )
+    others = config.cluster.central_storage or config.callbacks
+    if train.asynchronous and not (plain and train.micro_batches == 1 and not others):
+        yield (
+            'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", another precision than '
+            f"float16, cluster.central_storage=False and no callbacks. {received}"
         )
     if config.data.cache == "none" and config.data.cache_dir is not None:
         yield f'data.cache_dir={config.data.cache_dir!r} keeps nothing, since data.cache is "none": set it to "raw"'

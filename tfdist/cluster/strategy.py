@@ -137,6 +137,17 @@ class Cluster:
 
         return lambda mine: gather(tf.constant(mine, tf.float64)).numpy()
 
+    @property
+    def variables_are_central(self) -> bool:
+        """Whether each variable exists once, and what replicas assign or add to it is joined to one value before."""
+        return isinstance(self.strategy, tf.distribute.experimental.CentralStorageStrategy)
+
+    def average_updates(self, variables: Iterable[Any]) -> None:
+        """Where variables are central, makes what replicas assign to these Keras variables one value: the mean."""
+        if self.variables_are_central:
+            for variable in variables:
+                variable.value._aggregation = tf.VariableAggregation.MEAN
+
     def progress(self, step: int) -> None:
         """Notes that a call has ended, after so many finished steps; one that never ends is noticed by the next."""
         if self.peers is not None:
@@ -170,6 +181,11 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, and this worker holds "
             f"{len(gpus)} GPUs: leave it at 1, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+        )
+    if options.central_storage and placement.num_workers > 1:
+        raise ValueError(
+            f"config.cluster.central_storage keeps the weights in the memory of one machine, and there are "
+            f"{placement.num_workers} workers: start one, with all its GPUs, or leave it off."
         )
     return Plan(
         placement=placement,
@@ -221,7 +237,10 @@ def connect(
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
     else:
         devices = [f"/{plan_or_options.device_type}:{index}" for index in range(plan_or_options.local_replicas)]
-        strategy = tf.distribute.MirroredStrategy(devices)
+        if plan_or_options.options.central_storage:
+            strategy = tf.distribute.experimental.CentralStorageStrategy(devices, "/CPU:0")
+        else:
+            strategy = tf.distribute.MirroredStrategy(devices)
     assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
     watching = None
     if plan_or_options.num_workers > 1:

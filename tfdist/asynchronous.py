@@ -1,0 +1,69 @@
+"""Trains with parameter servers: each worker reads the weights, computes, and sends its update, waiting for nobody.
+
+    python -m tfdist.asynchronous --config=configs/digits.py --workers=2 --servers=1
+
+starts workers and servers on this machine, and this process is their chief: it reads and prepares the batches, hands
+them out one a worker at a time, evaluates, saves and reports. A worker that dies is started again; meanwhile the others
+go on, and its batch goes to one of them. What the weights go through depends on who comes first: two runs differ.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import app, flags
+
+from tfdist import command_line, interruption, outcome
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, for each command has flags of the same names."""
+    command_line.define_config()
+    flags.DEFINE_string("workdir", None, "Where the run lives. Default: runs/NAME for a config file NAME.py.")
+    flags.DEFINE_integer("workers", 2, "Workers on this machine.", lower_bound=1)
+    flags.DEFINE_integer("servers", 1, "Parameter servers on this machine.", lower_bound=1)
+    flags.DEFINE_bool("allow_config_changes", False, "Go on although the workdir's config was another.")
+
+
+def run() -> int:
+    """Starts workers and servers, trains as their chief, and ends them; returns the exit code."""
+    from tfdist import updates
+    from tfdist.cluster import servers
+
+    config = flags.FLAGS["config"].value
+    config.train.asynchronous = True
+    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}").expanduser()
+    arguments = [*command_line.config_arguments(sys.argv), "--config.train.asynchronous=true", f"--workdir={workdir}"]
+
+    def give_up(text: str) -> None:
+        print(f"tfdist: {text}: start again, and the run goes on from its newest checkpoint", file=sys.stderr)
+        crew.end()
+        os._exit(interruption.EXIT_PEER_LOST)
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    crew = servers.start_crew(
+        [sys.executable, "-m", "tfdist.main", *arguments],
+        os.environ,
+        workers=flags.FLAGS.workers,
+        servers=flags.FLAGS.servers,
+        say=say,
+        give_up=give_up,
+    )
+
+    def watch(event: Callable[[str], None]) -> None:
+        crew.say = event
+        crew.watch()
+
+    try:
+        allow = flags.FLAGS.allow_config_changes
+        return updates.run_asynchronously(config, workdir, allow_config_changes=allow, watch=watch)
+    finally:
+        crew.end()
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)

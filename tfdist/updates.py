@@ -1,0 +1,175 @@
+"""The chief's side of training with parameter servers: batches are handed out, and updates wait for nobody.
+
+Used by `tfdist.asynchronous`, and by `tfdist.main` where TF_CONFIG names servers.
+"""
+
+import collections
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import checkpoint, divergence, experiment, interruption, intervals, step, train
+from tfdist import config as config_lib
+from tfdist import loop as loop_lib
+from tfdist.cluster import servers
+
+# Batches that are handed out ahead, for each worker.
+_AHEAD = 3
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Remote:
+    """The weights on the parameter servers, and the workers that update them."""
+
+    coordinator: Any
+    trainer: step.Trainer
+    # Hands a batch to any worker; returns a promise of the sums over its examples.
+    hand_out: Callable[[dict[str, tf.Tensor]], Any]
+    workers: int
+
+
+def run_asynchronously(
+    config: config_lib.Config,
+    workdir: Path,
+    *,
+    allow_config_changes: bool = False,
+    watch: Callable[[Callable[[str], None]], None] = lambda say: None,
+) -> int:
+    """Trains as chief, or serves one, as TF_CONFIG says.
+
+    Args:
+        watch: called between batches with what tells the user something.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: TF_CONFIG does not say who takes part, or the config cannot be used.
+        TimeoutError: workers or servers are missing.
+        DivergedError: the loss is no longer finite.
+    """
+    mine = servers.roles(os.environ)
+    if mine.kind != "chief":
+        servers.serve(mine)
+    strategy, coordinator = servers.connect(mine, config.cluster.connect_seconds, lambda: watch(print))
+    run = experiment.start(config, workdir)
+    train.check_same_config(run, allow_config_changes)
+    if train.is_finished(run):
+        print("This run is finished; nothing is changed.")
+        return 0
+    loop, progress = loop_lib.open_loop(run)
+    remote = _make_remote(run, strategy, coordinator, len(mine.addresses["worker"]))
+    try:
+        if _train(loop, progress, remote, watch):
+            loop.saver.wait()
+            train.finish(loop, progress)
+            return 0
+        loop.saver.wait()
+        loop.report.event(f"stopped by {run.stop.reason} and saved", progress.step)
+        return interruption.EXIT_STOPPED
+    finally:
+        loop.saver.wait()
+        loop.report.close()
+
+
+def _make_remote(run: experiment.Run, strategy: Any, coordinator: Any, workers: int) -> Remote:
+    config = run.config
+    with strategy.scope():
+        model = config_lib.build(config.model, field="config.model")
+        optimizer = experiment.build_optimizer(config, run.steps_per_epoch, run.total_steps)
+        optimizer.build(model.trainable_variables)
+    trainer = dataclasses.replace(run.trainer, model=model, optimizer=optimizer, statistics=())
+
+    def update(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        sums, gradients = step.forward_backward(trainer, batch, tf.constant(0))
+        step.apply(trainer, gradients)
+        return sums
+
+    compiled = tf.function(lambda batch: strategy.run(update, args=(batch,)), autograph=False)
+    return Remote(
+        coordinator=coordinator,
+        trainer=trainer,
+        hand_out=lambda batch: coordinator.schedule(compiled, args=(batch,)),
+        workers=workers,
+    )
+
+
+def _train(
+    loop: loop_lib.Loop, progress: loop_lib.Progress, remote: Remote, watch: Callable[[Callable[[str], None]], None]
+) -> bool:
+    """Runs the updates from `progress` on; returns False where the chief was asked to stop before the last."""
+    run = loop.run
+    _copy(run.variables, _variables(remote))
+    if not train.at_boundary(loop, progress):
+        return False
+    batches = iter(experiment.training_dataset(run, first_step=progress.step, last_step=run.total_steps))
+    while progress.step < run.total_steps:
+        if run.stop.reason is not None:
+            return train.stop_here(loop, progress)
+        started, first = time.perf_counter(), progress.step
+        sums = _updates(loop, progress, remote, batches, watch)
+        if not all(math.isfinite(value) for value in sums):
+            raise divergence.diverged(loop, f"The loss is {sums[0]} in updates {first + 1} to {progress.step}")
+        _copy(_variables(remote), run.variables)
+        run.trainer.optimizer.iterations.assign(progress.step)  # Updates at the same moment may count as one.
+        totals = dict(zip((*run.trainer.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}
+        train.add_call(progress, totals, progress.step - first, time.perf_counter() - started)
+        if intervals.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
+            train.report_interval(loop, progress)
+        if not train.at_boundary(loop, progress):
+            return False
+    return True
+
+
+def _updates(
+    loop: loop_lib.Loop,
+    progress: loop_lib.Progress,
+    remote: Remote,
+    batches: Iterator[dict[str, tf.Tensor]],
+    watch: Callable[[Callable[[str], None]], None],
+) -> list[float]:
+    """Hands out the batches up to the next step at which something is due; returns the sums over their examples."""
+    due = train.next_boundary(loop, progress.step)
+    promised: collections.deque = collections.deque()
+    sums = [0.0] * (len(loop.run.trainer.names) + 1)
+
+    def take() -> None:
+        try:
+            values = promised.popleft().fetch().tolist()
+        except (tf.errors.UnavailableError, tf.errors.AbortedError):
+            return  # The update was made; the worker that knew its sums died before it was asked for them.
+        except tf.errors.InvalidArgumentError as error:
+            if "remote_handle" in str(error):  # And so it is where it has been started again meanwhile.
+                return
+            raise
+        for index, value in enumerate(values):
+            sums[index] += value
+
+    while progress.step < due and (loop.run.stop.reason is None or not promised):
+        promised.append(remote.hand_out(next(batches)))
+        progress.step += 1
+        watch(loop.report.event)
+        if len(promised) > _AHEAD * remote.workers:
+            take()
+    while promised:
+        watch(loop.report.event)
+        take()
+    remote.coordinator.join()
+    return sums
+
+
+def _variables(remote: Remote) -> dict[str, keras.Variable]:
+    return checkpoint.named_variables(remote.trainer.model, remote.trainer.optimizer, {})
+
+
+def _copy(sources: dict[str, Any], targets: dict[str, Any]) -> None:
+    # Of equal structure, and made in the same order; names may have been counted on.
+    for source, target in zip(sources.values(), targets.values(), strict=True):
+        target.assign(keras.ops.convert_to_numpy(source))
