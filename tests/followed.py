@@ -1,7 +1,6 @@
 """Trains a small model with callbacks that write down what they are told, under Keras' own fit or under tfdist.fit.
 
-usage: python tests/followed.py keras|tfdist DEVICES DIRECTORY   -> DIRECTORY/followed-RANK.json
-       python tests/followed.py tfdist DEVICES DIRECTORY killed   kills itself in the midst of an epoch
+usage: python tests/followed.py keras|tfdist DEVICES DIRECTORY TRIAL...   -> DIRECTORY/followed-RANK.json
 """
 
 import contextlib
@@ -207,11 +206,11 @@ class Trials:
 
     def resumed(self) -> dict:
         """A training that goes through, one that crashes and is started again, and those that are interrupted."""
-        starts = {"whole": [Follower()], "crashed": [Follower(crash_after=3), Follower()]}
-        if not self.last_rank:  # After it, the workers of this run would have left one another.
-            starts["stopped"] = [Interrupter(stop_at=(2, 1)), Interrupter()]
-        if (self.directory / "killed").exists():
-            starts["killed"] = [Killer()]
+        starts = {"whole": [Follower()]}
+        if self.last_rank:
+            starts["crashed"] = [Follower(crash_after=3), Follower()]
+        else:  # Several workers would leave one another when they are stopped.
+            starts |= {"stopped": [Interrupter(stop_at=(2, 1)), Interrupter()], "killed": [Killer()]}
         found = {}
         for name, followers in starts.items():
             for follower in followers:
@@ -244,9 +243,7 @@ class Trials:
 
 def main(how: str, devices: str, directory: str, *chosen: str) -> None:
     trials = Trials(how, int(devices), pathlib.Path(directory))
-    names = list(chosen) or ["epochs", "batches", "executions", "cut_short", "not_finite", "others"]
-    names += ["writers", "resumed"] if how == "tfdist" and not chosen else []
-    found = {name: getattr(trials, name)() for name in names}
+    found = {name: getattr(trials, name)() for name in chosen}
     (trials.directory / f"followed-{trials.rank}.json").write_text(json.dumps(found))
 
 

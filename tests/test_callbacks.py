@@ -19,8 +19,6 @@ import tfdist
 from tfdist import callbacks, experiment, train
 from tfdist import config as c
 
-TOPOLOGIES = ("two devices", "two workers")
-
 
 def on_a_terminal(command: list[str]) -> str:
     """Runs a command whose output is a terminal; returns what stands on it."""
@@ -57,28 +55,42 @@ def on_a_terminal(command: list[str]) -> str:
     return text
 
 
+# What each topology tries, of what Keras does; and what Keras has nothing of.
+TRIALS = {
+    "two devices": ["epochs", "batches", "executions", "cut_short", "not_finite", "others"],
+    "two workers": ["epochs", "batches"],
+}
+OF_TFDIST = {"two devices": ["resumed"], "two workers": ["writers", "resumed"]}
+PAIRS = [(topology, trial) for topology, trials in TRIALS.items() for trial in trials[:4]]
+
+
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """What each worker of each topology has written down, and what it printed."""
-    found, printed = {}, {}
-    command = [sys.executable, "tests/followed.py"]
-    for name, how, devices in (("keras", "keras", 1), ("two devices", "tfdist", 2), ("two workers", "tfdist", 1)):
-        directory = tmp_path_factory.mktemp(how)
-        line = [*command, how, str(devices), str(directory)]
-        if name == "two devices":
-            killed = subprocess.run([*line, "killed"], cwd=REPOSITORY, env=worker_environment(), timeout=1500)
-            assert killed.returncode == -signal.SIGKILL
-        if name == "two workers":
-            printed[name] = run_all([line] * 2, environments(2), timeout=1500.0)
-        else:
-            printed[name] = [on_a_terminal(line)]
-        results = sorted(directory.glob("followed-*.json"))
-        found[name] = [json.loads(path.read_text()) for path in results], directory
-    return {name: results for name, (results, _) in found.items()}, printed, {n: d for n, (_, d) in found.items()}
+    """What each worker of each topology has written down, what it printed, and where it wrote."""
+    places = {name: tmp_path_factory.mktemp("followed") for name in ("keras", *TRIALS)}
+
+    def line(name, *trials):
+        how = ["keras", "1"] if name == "keras" else ["tfdist", "2" if name == "two devices" else "1"]
+        return [sys.executable, "tests/followed.py", *how, str(places[name]), *trials]
+
+    killed = subprocess.run(
+        line("two devices", "killed"), cwd=REPOSITORY, env=worker_environment(), capture_output=True, timeout=1500
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    workers = line("two workers", *TRIALS["two workers"], *OF_TFDIST["two workers"])
+    printed = {
+        "keras": [on_a_terminal(line("keras", *TRIALS["two devices"]))],
+        "two devices": [on_a_terminal(line("two devices", *TRIALS["two devices"], *OF_TFDIST["two devices"]))],
+        "two workers": run_all([workers] * 2, environments(2), timeout=1500.0),
+    }
+    found = {
+        name: [json.loads(path.read_text()) for path in sorted(place.glob("followed-*.json"))]
+        for name, place in places.items()
+    }
+    return found, printed, places
 
 
-@pytest.mark.parametrize("trial", ["epochs", "batches", "executions", "cut_short"])
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(("topology", "trial"), PAIRS)
 def test_callbacks_are_told_what_keras_tells_them(followed, topology, trial):
     results, _, _ = followed
     ((keras_own,), ours) = results["keras"], results[topology]
@@ -86,8 +98,7 @@ def test_callbacks_are_told_what_keras_tells_them(followed, topology, trial):
         assert worker[trial]["seen"] == keras_own[trial]["seen"]
 
 
-@pytest.mark.parametrize("trial", ["epochs", "batches", "executions", "cut_short"])
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(("topology", "trial"), PAIRS)
 def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial):
     results, _, _ = followed
     ((keras_own,), ours) = results["keras"], results[topology]
@@ -108,31 +119,25 @@ def test_plateau_lowers_the_rate_on_every_replica(followed):
         assert worker["epochs"]["rate"] == 0.125
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_terminate_on_nan_ends_training_as_in_keras(followed, topology):
-    results, _, _ = followed
-    for worker in results[topology]:
-        assert worker["not_finite"] == results["keras"][0]["not_finite"]
-        assert not worker["not_finite"]["finite"]
+def test_terminate_on_nan_ends_training_as_in_keras(followed):
+    ((keras_own,), (worker,)) = followed[0]["keras"], followed[0]["two devices"]
+    assert worker["not_finite"] == keras_own["not_finite"]
+    assert not worker["not_finite"]["finite"]
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_evaluate_and_predict_tell_their_callbacks(followed, topology):
-    results, _, _ = followed
-    for worker in results[topology]:
-        assert worker["others"]["seen"] == results["keras"][0]["others"]["seen"]
-        np.testing.assert_allclose(worker["others"]["evaluated"], results["keras"][0]["others"]["evaluated"], atol=1e-5)
+def test_evaluate_and_predict_tell_their_callbacks(followed):
+    ((keras_own,), (worker,)) = followed[0]["keras"], followed[0]["two devices"]
+    assert worker["others"]["seen"] == keras_own["others"]["seen"]
+    np.testing.assert_allclose(worker["others"]["evaluated"], keras_own["others"]["evaluated"], atol=1e-5)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_workers_that_disagree_end_together_with_the_chiefs_rate(followed, topology):
-    for worker in followed[0][topology]:
+def test_workers_that_disagree_end_together_with_the_chiefs_rate(followed):
+    for worker in followed[0]["two workers"]:
         assert worker["writers"]["epochs"] == [0, 1] and worker["writers"]["rates"] == [0.5, 0.25]
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_the_chief_alone_writes_files(followed, topology):
-    directory = followed[2][topology]
+def test_the_chief_alone_writes_files(followed):
+    directory = followed[2]["two workers"]
     assert sorted(path.name for path in directory.glob("rank*")) == ["rank0"]
     names = {path.name for path in (directory / "rank0").iterdir()}
     # Batches are counted through the epochs, of 4 steps each: every third is saved.
@@ -144,9 +149,8 @@ def test_the_chief_alone_writes_files(followed, topology):
     assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss" and len(lines) == 3
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed, topology):
-    for rank, worker in enumerate(followed[0][topology]):
+def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
+    for rank, worker in enumerate(followed[0]["two workers"]):
         found = worker["resumed"]
         assert found["crashed by"] == "Crash()"
         # Resumed from the end of an epoch, with another start's callbacks: to the bit, but for nothing.
@@ -160,7 +164,7 @@ def test_callbacks_go_on_in_the_midst_of_an_epoch(followed):
     found = worker["resumed"]
     assert found["stopped by"] == "SystemExit(75)"
     assert found["stopped"] == found["whole"]
-    assert found["killed"] == found["whole"]
+    assert found["killed"] == found["whole"]  # By `kill -9`.
 
 
 def shown(text: str) -> list[str]:

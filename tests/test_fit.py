@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 NAMES = [case.__name__ for case in fits.CASES]
-EVERYWHERE = [case.__name__ for case in fits.EVERYWHERE]
-# Every case on one device and on one topology of two replicas; the most telling ones on all.
+# The most telling on every topology; each other one where it says the most.
 ON = {
-    "one device": NAMES,
-    "two devices": [*EVERYWHERE, "subclass", "by_xla"],
-    "two workers": [*EVERYWHERE, "outputs_in_lists", "transformer", "repeated_tokens"],
+    "one device": ["regression", "outputs_in_dicts", "classification", "subclass", "repeated_tokens"],
+    "two devices": ["regression", "outputs_in_dicts", "masked_sequences", "transfer", "by_xla"],
+    "two workers": ["regression", "outputs_in_lists", "masked_sequences", "transformer", "repeated_tokens"],
 }
 PAIRS = [(topology, name) for topology, names in ON.items() for name in names if name != "repeated_tokens"]
 
@@ -67,6 +66,10 @@ def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
         ("eager", r"run_eagerly=True\) cannot be distributed: leave it out"),
         ("accumulating", r"gradient_accumulation_steps=2 does not work .* leave it out"),
         ("own_step", r"OwnStep has a train_step of its own, .* override compute_loss"),
+        (
+            "preprocessing",
+            r"Preprocessing has a preprocessor, which keras-hub's own fit would call: map it over the data",
+        ),
         ("vectors", r'^A loss with reduction=None is no number to minimise: use reduction="sum_over_batch_size"'),
         ("lengths", r"same number of examples\. Received: \[9, 53\]"),
         ("objects", r"Data must be arrays .* Received: ndarray of object"),
@@ -92,7 +95,6 @@ def test_all_workers_have_the_same_results(found):
 
 def test_what_was_stopped_by_a_signal_goes_on_to_the_same_weights(found):
     for worker in found["two workers"]:
-        for run in worker["resumed"]:
-            assert (run["code"], run["difference"]) == (75, 0.0)
-            ours, expected = run["last"]
-            assert ours == pytest.approx(expected, rel=1e-6)
+        run = worker["resumed"]
+        assert (run["code"], run["difference"]) == (75, 0.0)
+        assert run["histories"][0] == run["histories"][1]

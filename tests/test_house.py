@@ -17,7 +17,7 @@ ROOMS = [
     *("callback_state", "progress_bar", "callbacks", "named_callbacks", "experiment", "board", "loop", "divergence"),
     *("evaluation", "train", "updates", "main"),
     # For scripts.
-    *("predictions", "script"),
+    *("model_check", "predictions", "script"),
     # Commands built on the above.
     *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "prepare", "all_reduce"),
     "asynchronous",

@@ -11,7 +11,8 @@ import pytest
 from launching import REPOSITORY, run_all
 from topologies import command, environments
 
-SCRIPTS = ("mnist_convnet", "transfer_learning", "timeseries", "text_classification", "autoencoder")
+# Those of tests/scripts that say the most: the others are run by hand, by trial.py.
+SCRIPTS = ("mnist_convnet", "transfer_learning")
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +27,8 @@ def found(tmp_path_factory):
     return results
 
 
-@pytest.mark.parametrize("name", ["transfer_learning", "timeseries", "autoencoder"])
-def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, name):
-    before, after = found["keras"][name], found["tfdist"][name]
+def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found):
+    before, after = found["keras"]["transfer_learning"], found["tfdist"]["transfer_learning"]
     assert list(after["history"]) == list(before["history"])
     for key, values in before["history"].items():
         np.testing.assert_allclose(after["history"][key], values, rtol=2e-4, atol=2e-4, err_msg=key)
@@ -36,12 +36,11 @@ def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, nam
     np.testing.assert_allclose(after["predicted"], before["predicted"], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "accuracy"), [("mnist_convnet", 0.95), ("text_classification", 0.7)])
-def test_with_dropout_they_learn_as_much(found, name, accuracy):
-    before, after = found["keras"][name], found["tfdist"][name]
+def test_with_dropout_they_learn_as_much(found):
+    before, after = found["keras"]["mnist_convnet"], found["tfdist"]["mnist_convnet"]
     assert list(after["history"]) == list(before["history"])
     assert np.shape(after["predicted"]) == np.shape(before["predicted"])
-    assert before["evaluated"][1] > accuracy and after["evaluated"][1] > accuracy
+    assert before["evaluated"][1] > 0.95 and after["evaluated"][1] > 0.95
     assert abs(after["evaluated"][0] - before["evaluated"][0]) < 0.25
 
 
@@ -65,27 +64,29 @@ def lab(tmp_path):
     return tmp_path
 
 
-def on_two_workers(directory: pathlib.Path, line: list[str]) -> list[str]:
-    """Runs a command in `directory` on two workers; returns what each printed."""
+def on_workers(directory: pathlib.Path, line: list[str], workers: int) -> list[str]:
+    """Runs a command in `directory` on so many workers; returns what each printed."""
     paths = {"PYTHONPATH": f"{directory}:{REPOSITORY}"}
     inside = [
         sys.executable,
         "-c",
         f"import os, sys; os.chdir({str(directory)!r}); os.execv(sys.executable, sys.argv[1:])",
     ]
-    return run_all([[*inside, *line]] * 2, [env | paths for env in environments(2)], timeout=900.0)
+    return run_all([[*inside, *line]] * workers, [env | paths for env in environments(workers)], timeout=900.0)
 
 
-def script(lab: pathlib.Path, page: str, name: str, shortened: tuple[str, str] = ("", "")) -> list[str]:
+def script(
+    lab: pathlib.Path, page: str, name: str, shortened: tuple[str, str] = ("", ""), workers: int = 1
+) -> list[str]:
     """Writes the files of a page into `lab`, and runs one of them; all are Python, whether or not they run here."""
     for file, text in scripts(page).items():
         compile(text, file, "exec")
         (lab / file).write_text(text.replace(*shortened))
-    return on_two_workers(lab, [sys.executable, name])
+    return on_workers(lab, [sys.executable, name], workers)
 
 
 def test_from_fit(lab):
-    chief, other = script(lab, "from-fit.md", "my_fit.py")
+    chief, other = script(lab, "from-fit.md", "my_fit.py", workers=2)
     assert float(re.search(r"^test accuracy (\S+)$", chief, re.MULTILINE)[1]) > 0.5
     assert len(re.findall(r"^Epoch \d/3 - 5/5 - .*val_loss", chief, re.MULTILINE)) == 3
     assert "test accuracy" not in other and "Epoch" not in other
@@ -95,7 +96,8 @@ def test_from_fit(lab):
 
 
 def test_from_horovod(lab):
-    chief, other = script(lab, "from-horovod.md", "my_horovod.py", ("WARMUP_EPOCHS = 24, 3", "WARMUP_EPOCHS = 3, 3"))
+    shortened = ("WARMUP_EPOCHS = 24, 3", "WARMUP_EPOCHS = 3, 3")
+    chief, other = script(lab, "from-horovod.md", "my_horovod.py", shortened, workers=2)
     rates = re.findall(r"learning_rate: (\S+)$", chief, re.MULTILINE)
     # 0.001 for each of two replicas, after three epochs of warm-up; a batch is 128 for each of them.
     assert rates == ["6.6667e-04", "0.0013", "0.0020"] and "3/3" in chief and "Epoch" not in other
@@ -103,7 +105,7 @@ def test_from_horovod(lab):
 
 
 def test_from_ddp(lab):
-    chief, _ = script(lab, "from-ddp.md", "my_ddp.py")
+    (chief,) = script(lab, "from-ddp.md", "my_ddp.py")
     losses = [float(loss) for loss in re.findall(r"^Epoch \d/3 - 5/5 - .* loss: (\S+)$", chief, re.MULTILINE)]
     assert len(losses) == 3 and losses[2] < losses[0]
 
@@ -112,8 +114,7 @@ def test_from_a_loop(lab):
     for file, text in scripts("from-tf-distribute.md").items():
         compile(text, file, "exec")
         (lab / file).write_text(text)
-    line = command(lab / "runs/loop", config="my_loop_config.py")
-    on_two_workers(lab, line)
+    on_workers(lab, command(lab / "runs/loop", config="my_loop_config.py"), workers=1)
     records = [json.loads(text) for text in (lab / "runs/loop/metrics.jsonl").read_text().splitlines()]
     evaluations = [record["accuracy"] for record in records if record["kind"] == "evaluation"]
     assert len(evaluations) == 3 and evaluations[-1] > 0.5

@@ -21,9 +21,10 @@ from tfdist import config as config_lib
 from tfdist import evaluation, experiment, interruption, loop, outcome, predictions, randomness, step, train
 from tfdist.cluster import strategy
 from tfdist.cluster.strategy import Cluster
-from tfdist.compiled import Compiled, check_model
+from tfdist.compiled import Compiled
 from tfdist.data import given
 from tfdist.data.feeds import Batches, Feed
+from tfdist.model_check import check_model
 
 
 def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) -> Cluster:

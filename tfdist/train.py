@@ -192,7 +192,8 @@ def report_interval(loop: Loop, progress: Progress) -> None:
         rate = rate(progress.step * run.config.train.local_steps - 1)
     loop.report.train(
         progress.step,
-        step.means(run.trainer, progress.totals),
+        # An interval of a compiled model is an epoch, of which the logs hold the metrics, too.
+        step.means(run.trainer, progress.totals) if run.compiled is None else progress.logs,
         learning_rate=float(keras.ops.convert_to_numpy(rate)),
         seconds=progress.seconds,
         steps=progress.steps,
