@@ -1,12 +1,14 @@
 """A short training of configs/digits.py, for tests that run it under one launcher and another, and its weights."""
 
 import contextlib
+import fcntl
 import io
 import os
 import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 import zipfile
 
 import h5py
@@ -19,16 +21,27 @@ REPOSITORY = pathlib.Path(__file__).parents[1]
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")
 # Weights are equal to the bit on one topology, and within this on another (sums are taken in another order).
 ATOL = 1e-5
+# What `free_ports` gives.
+_PORTS = (20000, 32000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Finds ports that no program uses, and that the kernel gives to no outgoing connection."""
+    """Finds ports that no program uses, and that the kernel gives to no outgoing connection.
+
+    A worker opens its port seconds later. So all tests that run at the same time count in one file, and none is given a
+    port again before thousands of others.
+    """
     ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), wire.listen(port):
-            if port not in ports:
+    with open(pathlib.Path(tempfile.gettempdir()) / f"tfdist-test-ports-{os.getuid()}", "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        port = int(file.read() or 0)
+        while len(ports) < count:
+            port = port + 1 if _PORTS[0] <= port < _PORTS[1] else random.randrange(*_PORTS)
+            with contextlib.suppress(OSError), wire.listen(port):
                 ports.append(port)
+        file.truncate(0)
+        file.write(str(port))
     return ports
 
 
