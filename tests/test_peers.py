@@ -83,7 +83,9 @@ def started(commands, environments):
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
 
 
 @contextlib.contextmanager

@@ -43,7 +43,8 @@ def started(command: list[str], workers: int):
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.wait()
+            process.stdout.close()
 
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:
