@@ -20,7 +20,7 @@ from tfdist.zoo import prepare, sources
 
 # Keeps 1000 examples of a source that takes its time, in sys.argv[1]; says when it reads.
 SLOW = """
-import sys, time
+import os, sys, time
 import numpy as np, tensorflow as tf
 from tfdist import config
 from tfdist.data import cache
@@ -28,7 +28,7 @@ class Slow:
     def __len__(self): return 1000
     def read(self, ids):
         def wait(ids):
-            print("reading", flush=True)
+            os.write(1, b"reading\\n")  # Several threads write lines, none in two parts.
             time.sleep(float(sys.argv[2]))
             return ids * 3
         return {"x": tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), [None])}
