@@ -2,9 +2,9 @@
 
 tf.data tunes each iterator in a thread of its own, which sleeps for longer and longer, up to a minute, between two
 looks. An iterator that ends wakes it and waits for it; but `CancellationManager::StartCancel` wakes before
-`IsCancelled` says why, so that the thread may go back to sleep, as it mostly does on a single processor. The end then
-takes up to a minute, in which no thread of Python runs either, and the other workers miss this one. Hence nothing is
-tuned here: `tf.data.AUTOTUNE` is then as many calls at once as there are processors.
+`IsCancelled` says why, so that the thread may go back to sleep, as it often does on a single processor. The end then
+takes up to a minute: longer than a job has left whose time is up. Hence nothing is tuned here: `tf.data.AUTOTUNE` is
+then as many calls at once as there are processors.
 """
 
 import contextlib
