@@ -1,5 +1,7 @@
 """Fixtures that several files of tests use."""
 
+import signal
+
 import pytest
 from slurm_cluster import slurm_cluster, slurm_missing
 
@@ -14,3 +16,12 @@ def slurm(tmp_path_factory):
         pytest.skip(reason)
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=("n9", "n10"), gpus=2) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def own_signals():
+    """Gives pytest its signals back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,7 +1,5 @@
 """What TensorBoard shows besides scalars, read from the files of a real training."""
 
-import signal
-
 import keras
 import numpy as np
 import pytest
@@ -16,13 +14,7 @@ from tfdist import experiment, report, train, validation
 LOGITS = [f"model/logits/{name}" for name in ("bias", "kernel")]
 
 
-@pytest.fixture(autouse=True)
-def own_signals():
-    """Gives pytest its signals back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 
 def run(workdir, steps, **wanted):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -41,13 +40,7 @@ print("kept", int(kept.read(tf.constant([999], tf.int64))["x"][0]), flush=True)
 PARTS, SPLITS = ("image", "label"), ("train", "evaluation")
 
 
-@pytest.fixture(autouse=True)
-def own_signals():
-    """Gives pytest its signals back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 
 class Source:

@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import signal
 import subprocess
 import time
 from typing import Any
@@ -17,14 +16,7 @@ from launching import REPOSITORY, worker_environment
 from tfdist import checkpoint, experiment, interruption, outcome, train
 from tfdist import config as c
 
-
-@pytest.fixture(autouse=True)
-def own_signals():
-    """Gives pytest its signals back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 
 def config(**changes: Any) -> c.Config:
