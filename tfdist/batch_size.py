@@ -117,15 +117,12 @@ def find(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the search, or one trial of it; a mistake ends it with one message."""
-    if argv[1:]:
-        sys.exit(f"There is no argument without a flag. Received: {argv[1]!r}")
+    command_line.flags_only(argv[1:])
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
         outcome.end(lambda: batch_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))
-    try:
+    with command_line.one_message("tfdist.batch_size"):
         find(sys.argv)
-    except (ValueError, OSError) as error:
-        sys.exit(f"tfdist.batch_size: {error}")
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import records, tables
+from tfdist import command_line, records, tables
 from tfdist.cluster import processes
 from tfdist.contest import arena, link, starts, works
 
@@ -150,8 +150,7 @@ def _reference(rows: Rows) -> str:
 
 def run(argv: list[str]) -> None:
     """Measures the sections that the flags name."""
-    if len(argv) > 1:
-        sys.exit(f"There is no argument without a flag. Received: {argv[1]!r}")
+    command_line.flags_only(argv[1:])
     for name, chosen, known in (
         ("sections", _SECTIONS.value, SECTIONS),
         ("works", _WORKS.value, works.WORKS),

@@ -13,6 +13,7 @@ import runpy
 import sys
 import types
 import typing
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -96,6 +97,21 @@ def config_arguments(argv: list[str]) -> list[str]:
             if word in ("--config", "-config"):
                 found.append(next(words, ""))
     return found
+
+
+def flags_only(arguments: Sequence[str]) -> None:
+    """Ends the process with one message where `arguments`, which is what parsing has left, holds any."""
+    if arguments:
+        sys.exit(f"There is no argument without a flag. Received: {arguments[0]!r}")
+
+
+@contextlib.contextmanager
+def one_message(command: str) -> Iterator[None]:
+    """Ends the process with the one message of a ValueError or OSError in a block, behind the command's name."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        sys.exit(f"{command}: {error}")
 
 
 def config_name() -> str:

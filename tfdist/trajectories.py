@@ -121,12 +121,9 @@ def study(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    if argv[1:]:
-        sys.exit(f"There is no argument without a flag. Received: {argv[1]!r}")
-    try:
+    command_line.flags_only(argv[1:])
+    with command_line.one_message("tfdist.trajectories"):
         study(sys.argv)
-    except (ValueError, OSError) as error:
-        sys.exit(f"tfdist.trajectories: {error}")
     return 0
 
 
