@@ -46,8 +46,7 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         agreement.check_start(run.cluster, run.examples, dataclasses.asdict(progress))
         loop.agreement.check(progress.step)
         finished = train_loop(loop, progress)
-        if loop.saver is not None and not loop.saver.wait():
-            raise OSError(f"The last checkpoint, of step {progress.step}, could not be written: the run is not saved.")
+        await_saved(loop, progress)
         if not finished:
             loop.report.event(f"stopped by {run.stop.reason or 'another worker'} and saved", progress.step)
             return interruption.EXIT_STOPPED
@@ -62,10 +61,25 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         peers.take_over()  # To find the example may take longer than the other workers last.
         raise damaged_data(run) or error from None
     finally:
-        if loop.saver is not None:
-            loop.saver.wait()  # However this run ends, the checkpoint that is being written shall be whole.
-        loop.board.close()
-        loop.report.close()
+        close(loop)
+
+
+def await_saved(loop: Loop, progress: Progress) -> None:
+    """Waits until the last checkpoint is written.
+
+    Raises:
+        OSError: it could not be.
+    """
+    if loop.saver is not None and not loop.saver.wait():
+        raise OSError(f"The last checkpoint, of step {progress.step}, could not be written: the run is not saved.")
+
+
+def close(loop: Loop) -> None:
+    """Ends what the loop writes; however the run ends, the checkpoint that is being written shall be whole."""
+    if loop.saver is not None:
+        loop.saver.wait()
+    loop.board.close()
+    loop.report.close()
 
 
 def train_loop(loop: Loop, progress: Progress) -> bool:

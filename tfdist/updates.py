@@ -54,6 +54,7 @@ def run_asynchronously(
         ValueError: TF_CONFIG does not say who takes part, or the config cannot be used.
         TimeoutError: workers or servers are missing.
         DivergedError: the loss is no longer finite.
+        OSError: the last checkpoint could not be written.
     """
     mine = servers.roles(os.environ)
     if mine.kind != "chief":
@@ -67,16 +68,15 @@ def run_asynchronously(
     loop, progress = loop_lib.open_loop(run)
     remote = _make_remote(run, strategy, coordinator, len(mine.addresses["worker"]))
     try:
-        if _train(loop, progress, remote, watch):
-            loop.saver.wait()
+        finished = _train(loop, progress, remote, watch)
+        train.await_saved(loop, progress)
+        if finished:
             train.finish(loop, progress)
             return 0
-        loop.saver.wait()
         loop.report.event(f"stopped by {run.stop.reason} and saved", progress.step)
         return interruption.EXIT_STOPPED
     finally:
-        loop.saver.wait()
-        loop.report.close()
+        train.close(loop)
 
 
 def _make_remote(run: experiment.Run, strategy: Any, coordinator: Any, workers: int) -> Remote:
