@@ -28,7 +28,7 @@ def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int,
         outputs = model.predict_step(element["data"])
         return tf.nest.map_structure(lambda output: output[: element["count"]], outputs)
 
-    @tf.function
+    @tf.function(autograph=False)
     def call(iterator: Iterator) -> Any:
         outputs = strategy.run(predict_step, args=(next(iterator),))
         return tf.nest.map_structure(cluster.gather, outputs)

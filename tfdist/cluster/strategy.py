@@ -131,7 +131,7 @@ class Cluster:
             first = tf.equal(tf.range(self.num_workers) * local_replicas, replica_id())
             return tf.where(first[:, tf.newaxis], mine[tf.newaxis], tf.zeros([], tf.float64))
 
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)])
+        @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)])
         def gather(mine: tf.Tensor) -> tf.Tensor:
             return self.strategy.reduce("SUM", self.strategy.run(one_row, args=(mine,)), axis=None)
 
