@@ -14,7 +14,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdist import callbacks as callbacks_lib
 from tfdist import config as config_lib
@@ -308,9 +307,9 @@ def _check_same(cluster: Cluster, feed: Feed) -> None:
     if cluster.num_workers == 1:
         return
     mark = zlib.crc32(repr((feed.steps, feed.batch_size)).encode())
-    if isinstance(feed, Batches) and feed.peek:
-        for part in tf.nest.flatten(next(iter(feed.stream(0).take(1)))):
-            mark = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(part)), mark)
+    if isinstance(feed, Batches) and feed.sample is not None:
+        for part in feed.sample():
+            mark = zlib.crc32(np.ascontiguousarray(part), mark)
     if cluster.from_chief(mark) != mark:
         raise ValueError(
             f"Worker {cluster.rank} has other data than worker 0: {feed.steps} steps of {feed.batch_size} examples "

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data import order
@@ -94,7 +95,7 @@ def piece(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tuple[tf.T
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """A sequence of whole batches: every worker makes all of them, and each replica takes its share."""
+    """A sequence of whole batches, of which each replica takes its share."""
 
     # The batches of one epoch after another, from a step on: nested tensors [batch, ...].
     stream: Callable[[int], tf.data.Dataset]
@@ -102,12 +103,16 @@ class Batches:
     batch_size: int
     element_spec: Any
     smallest_batch: int
+    # Reads what workers compare, where that can be read without being lost.
+    sample: Callable[[], list[np.ndarray]] | None
     weakness: str | None = None
-    # Whether the first batch can be looked at without being lost.
-    peek: bool = True
+    # This worker's elements from a step on, made without what is other workers' work; None: each makes whole batches.
+    own: Callable[[Share, int], tf.data.Dataset] | None = None
 
     def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
         """This worker's elements; see `Feed`."""
+        if self.own is not None:
+            return self.own(share, first_step).repeat().prefetch(tf.data.AUTOTUNE)
 
         def shares(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:

@@ -1,34 +1,20 @@
 """Makes feeds of what scripts give: arrays, sources, tf.data datasets, Keras' own datasets and generators."""
 
-import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, tf_dataset_adapter
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tfdist.data import order, pipelines
+from tfdist.data import pipelines, python_data, sharing
 from tfdist.data.feeds import Batches, Examples, Feed
+from tfdist.data.stream import Share
+from tfdist.data.wish import Wish, weighted
 
 # Keras' own.
 DEFAULT_BATCH_SIZE = 32
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """How the data shall be taken."""
-
-    batch_size: int | None = None
-    # Steps in an epoch; None: until the data ends.
-    steps: int | None = None
-    shuffle: bool = False
-    class_weight: dict[int, float] | None = None
-    seed: int = 0
-    # The rank of each input of the model, with the batch's own dimension; None where the model does not say.
-    input_ranks: tuple[int, ...] | None = None
 
 
 def open_feed(x: Any, y: Any, sample_weight: Any, wish: Wish) -> Feed:
@@ -48,9 +34,9 @@ def open_feed(x: Any, y: Any, sample_weight: Any, wish: Wish) -> Feed:
     if isinstance(x, tf.data.Dataset):
         return _dataset(x, wish)
     if isinstance(x, keras.utils.PyDataset):
-        return _py_dataset(x, wish)
+        return python_data.of_py_dataset(x, wish)
     if isinstance(x, Iterator):
-        return _generator(x, wish)
+        return python_data.of_generator(x, wish)
     if _is_source(x):
         return _source(x, wish)
     return _arrays(x, y, sample_weight, wish)
@@ -109,7 +95,7 @@ def _source(source: Any, wish: Wish) -> Examples:
             inputs = {name: value for name, value in batch.items() if name not in ("label", "sample_weight")}
             weights = [batch[name] for name in ("sample_weight",) if name in batch]
             batch = (next(iter(inputs.values())) if len(inputs) == 1 else inputs, batch["label"], *weights)
-        return _weighted(batch, wish)
+        return weighted(batch, wish)
 
     return _examples(read, len(source), wish)
 
@@ -130,19 +116,9 @@ def _examples(read: Any, num_examples: int, wish: Wish) -> Examples:
     )
 
 
-def _weighted(batch: Any, wish: Wish) -> tuple:
-    """Makes (x,), (x, y) or (x, y, sample_weight) of a batch, with the weights of its classes."""
-    parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)
-    if wish.class_weight is None:
-        return parts
-    if len(parts) < 2:
-        raise ValueError("class_weight needs targets, and the data has none.")
-    return tf_dataset_adapter.make_class_weight_map_fn(wish.class_weight)(*parts)
-
-
 def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
-    dataset = dataset.map(lambda *parts: _weighted(parts if len(parts) > 1 else parts[0], wish))
-    ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(dataset.element_spec[0]))
+    inputs = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0]
+    ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(inputs))
     # Without knowledge of the model, a batch size is only given where there are no batches yet.
     single = wish.batch_size is not None
     if wish.input_ranks is not None and None not in ranks and len(ranks) == len(wish.input_ranks):
@@ -151,6 +127,8 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
             raise ValueError("The tf.data.Dataset gives single examples: pass batch_size, or batch it.")
     if single:
         dataset = dataset.batch(wish.batch_size)
+    parts = sharing.split(dataset)
+    dataset = dataset.map(lambda *given: weighted(given if len(given) > 1 else given[0], wish))
     cardinality = int(dataset.cardinality())
     if wish.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
@@ -161,112 +139,25 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
         length = pipelines.count(dataset)
     nature = pipelines.nature(dataset)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
-    known = first[0] if first.rank else None
+    static = first[0] if first.rank else None
+    known = static or wish.batch_size or (parts.batch_size if parts else None)
 
-    def stream(first_step: int) -> tf.data.Dataset:
+    def passes(first_step: int, dataset: tf.data.Dataset = dataset) -> tf.data.Dataset:
         # Without shuffling, epochs are alike: those that are done need not be read again.
         if length is not None and nature.repeats:
             return dataset.skip(first_step % length).concatenate(dataset.repeat()) if first_step else dataset.repeat()
         return dataset.repeat().skip(first_step)
 
+    def own(share: Share, first_step: int) -> tf.data.Dataset:
+        return sharing.elements(parts, lambda raw: passes(first_step, raw), share, lambda rows: weighted(rows, wish))
+
     return Batches(
-        stream=stream,
+        stream=passes,
         steps=wish.steps or length,
-        batch_size=known or wish.batch_size or pipelines.first_batch_size(dataset),
+        batch_size=known or pipelines.first_batch_size(dataset),
         element_spec=dataset.element_spec,
-        smallest_batch=known or 1,
+        smallest_batch=static or 1,
+        sample=lambda: pipelines.sample(dataset),
         weakness=nature.weakness,
-    )
-
-
-def _py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
-    try:
-        length = data.num_batches
-    except NotImplementedError:
-        length = None
-    if length == 0:
-        raise ValueError(f"The {type(data).__name__} has no batches.")
-    if length is None and wish.steps is None:
-        raise ValueError(f"The {type(data).__name__} never ends: pass steps_per_epoch (or validation_steps, or steps).")
-    samples = [_numpy_batch(data[index]) for index in range(min(2, length or 2))]
-    spec = data_adapter_utils.get_tensor_spec(samples)
-    told = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
-    per_epoch = length or wish.steps
-    epochs_told = itertools.count()
-    last_epoch = {"now": None}
-
-    def tell(epoch: int) -> None:
-        # In the order of the steps, and at a resume for the epochs before: what they do to the order is done again.
-        while last_epoch["now"] is None or last_epoch["now"] < epoch:
-            if last_epoch["now"] is not None:
-                data.on_epoch_end()
-            last_epoch["now"] = next(epochs_told)
-            data.on_epoch_begin()
-
-    def read(step: np.int64, index: np.int64) -> list[np.ndarray]:
-        if told:
-            tell(int(step) // per_epoch)
-        return [np.asarray(part) for part in keras.tree.flatten(_numpy_batch(data[int(index)]))]
-
-    def load(step: tf.Tensor) -> Any:
-        index = step
-        if length is not None:
-            epoch, index = step // length, step % length
-            if wish.shuffle:
-                index = order.permuted(index[tf.newaxis], epoch, seed=wish.seed, num_examples=length)[0]
-        flat = tf.numpy_function(read, [step, index], [one.dtype for one in tf.nest.flatten(spec)])
-        flat = flat if isinstance(flat, list | tuple) else [flat]
-        shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
-        return _weighted(tf.nest.pack_sequence_as(spec, shaped), wish)
-
-    def stream(first_step: int) -> tf.data.Dataset:
-        steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
-        parallel = 1 if told else max(1, data.workers)
-        return steps.map(load, num_parallel_calls=parallel, deterministic=True)
-
-    weakness = None
-    if told:
-        weakness = f"{type(data).__name__}.{told[-1]} must do the same in every start and on every worker"
-    return Batches(
-        stream=stream,
-        steps=wish.steps or length,
-        batch_size=len(keras.tree.flatten(samples[0])[0]),
-        element_spec=stream(0).element_spec,
-        smallest_batch=1,
-        weakness=weakness,
-    )
-
-
-def _overrides(data: keras.utils.PyDataset, name: str) -> bool:
-    return getattr(type(data), name) is not getattr(keras.utils.PyDataset, name)
-
-
-def _numpy_batch(batch: Any) -> Any:
-    if not isinstance(batch, tuple | list | dict | np.ndarray):
-        raise ValueError(
-            f"A batch must be x, (x,), (x, y) or (x, y, sample_weight) of arrays. Received: {type(batch).__name__}"
-        )
-    batch = tuple(batch) if isinstance(batch, list) else batch
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
-def _generator(generator: Iterator, wish: Wish) -> Batches:
-    if wish.steps is None:
-        raise ValueError("A generator does not tell its length: pass steps_per_epoch (or validation_steps, or steps).")
-    samples = [_numpy_batch(batch) for batch in itertools.islice(generator, 2)]
-    if not samples:
-        raise ValueError("The generator gave nothing.")
-    spec = data_adapter_utils.get_tensor_spec(samples)
-    batches = itertools.chain(samples, (_numpy_batch(batch) for batch in generator))
-    dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
-    dataset = dataset.map(lambda *parts: _weighted(parts, wish))
-    return Batches(
-        stream=dataset.skip,
-        steps=wish.steps,
-        batch_size=len(keras.tree.flatten(samples[0])[0]),
-        element_spec=dataset.element_spec,
-        smallest_batch=1,
-        weakness="a generator must give the same batches in every start and on every worker; a resumed run draws and "
-        "leaves out those that are done",
-        peek=False,
+        own=None if parts is None else own,
     )

@@ -1,7 +1,11 @@
 """What can be known of a user's `tf.data` pipeline without running it, and what only by running it."""
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -26,9 +30,7 @@ def nature(dataset: tf.data.Dataset) -> Nature:
         if hasattr(one, "_seed2"):
             unseeded |= int(one._seed) == int(one._seed2) == 0
         for function in one._functions():
-            graph = function.function.graph.as_graph_def()
-            ops |= {node.op for node in graph.node}
-            ops |= {node.op for inner in graph.library.function for node in inner.node_def}
+            ops |= set(called_ops(function.function.graph))
     shuffles = any("Shuffle" in name for name in kinds | ops)
     python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
     # Stateless ones are functions of seeds that the data carries.
@@ -44,6 +46,13 @@ def nature(dataset: tf.data.Dataset) -> Nature:
     elif random:
         weakness = "the tf.data.Dataset draws random numbers by state and not by seed: use tf.random.stateless_*"
     return Nature(repeats=not (shuffles or python or random), weakness=weakness)
+
+
+def called_ops(graph: tf.Graph) -> Iterator[str]:
+    """Yields the ops of a function, and of those that it calls."""
+    definition = graph.as_graph_def()
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        yield from (node.op for node in nodes)
 
 
 def count(dataset: tf.data.Dataset) -> int:
@@ -62,3 +71,23 @@ def first_batch_size(dataset: tf.data.Dataset) -> int:
     """The number of examples in the first batch."""
     sizes = dataset.take(1).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
     return int(next(iter(sizes)))
+
+
+def sample(dataset: tf.data.Dataset) -> list[np.ndarray]:
+    """Reads the first element that comes before any shuffle, and the seeds of the shuffles.
+
+    Nothing is read through a shuffle: a second pass has another order, which the training would then have.
+    """
+    source, seeds, waiting = dataset, [], [dataset]
+    while waiting:
+        one = waiting.pop()
+        inputs = one._inputs()
+        if hasattr(one, "_seed2"):
+            seeds += [one._seed, one._seed2]
+            source = inputs[0] if inputs else None
+        if any("Shuffle" in op for function in one._functions() for op in called_ops(function.function.graph)):
+            source = None
+            break
+        waiting += inputs
+    first = [] if source is None else itertools.chain.from_iterable(map(tf.nest.flatten, source.take(1)))
+    return [keras.ops.convert_to_numpy(part) for part in (*seeds, *first)]

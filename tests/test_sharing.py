@@ -1,0 +1,177 @@
+"""Each worker makes its own rows of a user's `tf.data` pipeline or PyDataset, and what comes out stays the same."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data import given
+from tfdist.data.stream import Share
+
+X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
+REPLICAS = 4
+calls: collections.Counter = collections.Counter()
+
+
+def work(x, y=None, *, stateful=False):
+    """What is done to each example, and counted."""
+
+    def note(array):
+        calls["made"] += 1
+        return 2 * array
+
+    made = tf.ensure_shape(tf.numpy_function(note, [x], x.dtype, stateful=stateful), x.shape)
+    return made if y is None else (made, y)
+
+
+def slices():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def row_of(index):
+    return tf.gather(X, index)
+
+
+# Each makes a dataset, and what else the feed is told of it.
+PIPELINES = {
+    "typical": lambda: (slices().shuffle(20).map(work, num_parallel_calls=4).batch(16).prefetch(2), {}),
+    "shuffled behind": lambda: (slices().map(work).shuffle(30).batch(16), {}),
+    "cut and repeated": lambda: (slices().map(work).batch(16, drop_remainder=True).repeat(3).skip(1).take(5), {}),
+    "two maps, of classes": lambda: (
+        slices().map(work).repeat(2).map(lambda x, y: ({"a": x + 1}, y)).batch(10),
+        {"class_weight": {0: 2.0, 1: 3.0, 2: 0.5}},
+    ),
+    "single": lambda: (slices().shuffle(9).map(work), {"batch_size": 7}),
+    "inputs alone": lambda: (tf.data.Dataset.range(40).map(row_of).map(work).batch(8), {}),
+}
+
+
+class Rows(keras.utils.PyDataset):
+    """Tells how many rows a batch has, and makes those that are wanted."""
+
+    order = np.arange(53)
+
+    @property
+    def num_batches(self):
+        return 4
+
+    def num_rows(self, index):
+        return len(self.order[16 * index : 16 * index + 16])
+
+    def read_rows(self, index, low, high):
+        rows = self.order[16 * index : 16 * index + 16][low:high]
+        calls["made"] += len(rows)
+        return X[rows], Y[rows]
+
+    def __getitem__(self, index):
+        return self.read_rows(index, 0, 16)
+
+    def on_epoch_end(self):
+        self.order = np.roll(self.order, 5)
+
+
+def feed(make):
+    tf.random.set_seed(3)  # As in a new process.
+    data, options = make()
+    return given.open_feed(data, None, None, given.Wish(**options))
+
+
+def elements(make, workers, steps, first_step=0):
+    """The steps of all replicas, which are divided among so many workers; and how often each worker has worked."""
+    per, made, worked = REPLICAS // workers, [], []
+    for rank in range(workers):
+        opened = feed(make)
+        opened.sample()
+        share = Share(first_replica=rank * per, local_replicas=per, num_replicas=REPLICAS)
+        calls.clear()
+        dataset = opened.dataset(share, first_step, first_step + steps).take(steps * per)
+        made.append(list(dataset.with_options(still()).as_numpy_iterator()))
+        worked.append(calls["made"])
+    return [made[replica // per][step * per + replica % per] for step in range(steps) for replica in range(4)], worked
+
+
+def still():
+    """Options that keep a pipeline from working ahead, so that its work can be counted."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.inject_prefetch = False
+    return options
+
+
+def joined(parts):
+    """Puts the replicas' shares of each step together again."""
+    batches = [parts[first : first + REPLICAS] for first in range(0, len(parts), REPLICAS)]
+    return [
+        tf.nest.map_structure(lambda *rows: np.concatenate(rows), *(one["data"] for one in batch if one["count"]))
+        for batch in batches
+    ]
+
+
+def assert_equal(first, second):
+    tf.nest.map_structure(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_workers_make_their_rows_of_the_same_batches(name):
+    make, steps = PIPELINES[name], 9
+    opened = feed(make)
+    assert opened.own is not None
+    whole, _ = elements(make, 1, steps)
+    assert_equal(joined(whole), list(opened.stream(0).take(steps).as_numpy_iterator()))
+    parts, _ = elements(make, 4, steps)
+    assert_equal(parts, whole)
+    later, _ = elements(make, 2, steps - 5, first_step=5)
+    assert_equal(later, whole[5 * REPLICAS :])
+
+
+def test_each_worker_works_on_its_rows_alone():
+    # 40 steps of 16 examples, where the smaller last batch of a pass is filled up; some more are made ahead.
+    (_, (alone,)), (_, two), (_, four) = (elements(PIPELINES["typical"], workers, 40) for workers in (1, 2, 4))
+    assert alone >= 640 and max(two) < 0.75 * 640 and max(four) < 0.5 * 640
+
+
+def test_a_py_dataset_that_can_make_rows_is_asked_for_them_alone():
+    def make():
+        return Rows(), {}
+
+    whole, (alone,) = elements(make, 1, 20)
+    parts, worked = elements(make, 4, 20)
+    assert_equal(parts, whole)
+    assert alone >= 265 and max(worked) < 0.6 * 265
+    assert joined(whole)[4][0][:, 0].tolist() == X[np.roll(np.arange(53), 5)[:16], 0].tolist()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: slices().map(lambda x, y: work(x, y, stateful=True)).batch(16),
+        lambda: slices().map(lambda x, y: (x + tf.random.uniform([3], seed=1), y)).batch(16),
+        lambda: slices().map(work).cache().batch(16),
+        lambda: slices().batch(16).map(lambda x, y: (x - tf.reduce_mean(x), y)),
+        lambda: slices().map(work).filter(lambda x, y: y > 0).batch(16),
+        lambda: slices().map(work).batch(16).cache(),
+    ],
+)
+def test_what_could_tell_the_difference_is_made_whole(make):
+    assert feed(lambda: (make(), {})).own is None
+
+
+def test_looking_at_the_first_batch_changes_no_order():
+    make = lambda: (slices().shuffle(53).batch(16), {})  # noqa: E731
+    looked, opened = feed(make), feed(make)
+    assert looked.sample()[0].dtype == np.int64
+    assert_equal(*(list(one.stream(0).take(5).as_numpy_iterator()) for one in (looked, opened)))
+
+
+def test_rows_that_do_not_come_are_missed():
+    class Short(Rows):
+        def read_rows(self, index, low, high):
+            return super().read_rows(index, low, high - 1)
+
+        def __getitem__(self, index):
+            return X[:16], Y[:16]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Short\.read_rows\(0, 0, 4\) must return 4 rows.*\[3\]"):
+        elements(lambda: (Short(), {}), 4, 1)

@@ -1,0 +1,158 @@
+"""Makes feeds of what Python code makes batch by batch: `keras.utils.PyDataset` and generators.
+
+Every worker makes whole batches, and takes its rows, but of a PyDataset that can make rows alone: one with
+
+    num_rows(index) -> int                  # how many examples the batch `index` has
+    read_rows(index, low, high) -> batch    # those of them from `low` to `high` - 1, as `__getitem__` gives all
+
+Each of its replicas then makes its own rows.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from tfdist.data import order
+from tfdist.data.feeds import Batches, piece
+from tfdist.data.stream import Share
+from tfdist.data.wish import Wish, weighted
+
+
+def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
+    """Makes a feed of Keras' own kind of dataset; see `given.open_feed`."""
+    try:
+        length = data.num_batches
+    except NotImplementedError:
+        length = None
+    if length == 0:
+        raise ValueError(f"The {type(data).__name__} has no batches.")
+    if length is None and wish.steps is None:
+        raise ValueError(f"The {type(data).__name__} never ends: pass steps_per_epoch (or validation_steps, or steps).")
+    samples = [_numpy_batch(data[index]) for index in range(min(2, length or 2))]
+    spec = data_adapter_utils.get_tensor_spec(samples)
+    steps = _Steps(data, length, wish)
+
+    def place(step: tf.Tensor) -> tf.Tensor:
+        if length is None:
+            return step
+        epoch, index = step // length, step % length
+        if not wish.shuffle:
+            return index
+        return order.permuted(index[tf.newaxis], epoch, seed=wish.seed, num_examples=length)[0]
+
+    def call(read: Callable[..., Any], step: tf.Tensor, *rows: tf.Tensor) -> tuple:
+        flat = tf.numpy_function(read, [step, place(step), *rows], [one.dtype for one in tf.nest.flatten(spec)])
+        flat = flat if isinstance(flat, list | tuple) else [flat]
+        shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
+        return weighted(tf.nest.pack_sequence_as(spec, shaped), wish)
+
+    def stream(first_step: int) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
+        load = tf.autograph.experimental.do_not_convert(lambda step: call(steps.read, step))
+        return numbers.map(load, num_parallel_calls=steps.parallel, deterministic=True)
+
+    def own(share: Share, first_step: int) -> tf.data.Dataset:
+        def load(element: tf.Tensor) -> dict[str, Any]:
+            step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
+            total = tf.ensure_shape(tf.numpy_function(steps.num_rows, [step, place(step)], tf.int64), [])
+            low, count = piece(replica, total, share.num_replicas)
+            data = call(steps.read_rows, step, low, low + tf.maximum(count, 1))
+            return {"data": data, "count": count, "total": total}
+
+        numbers = tf.data.Dataset.range(first_step * share.local_replicas, np.iinfo(np.int64).max)
+        load = tf.autograph.experimental.do_not_convert(load)
+        return numbers.map(load, num_parallel_calls=steps.parallel, deterministic=True)
+
+    weakness = None
+    if steps.told:
+        weakness = f"{type(data).__name__}.{steps.told[-1]} must do the same in every start and on every worker"
+    return Batches(
+        stream=stream,
+        steps=wish.steps or length,
+        batch_size=len(keras.tree.flatten(samples[0])[0]),
+        element_spec=stream(0).element_spec,
+        smallest_batch=1,
+        sample=lambda: _arrays(samples[0]),
+        weakness=weakness,
+        own=own if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
+    )
+
+
+class _Steps:
+    """Reads the batches of a PyDataset step by step, and tells it of the epochs as Keras does."""
+
+    def __init__(self, data: keras.utils.PyDataset, length: int | None, wish: Wish):
+        self._data, self._per_epoch, self._epoch = data, length or wish.steps, -1
+        self.told = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
+        self.parallel = 1 if self.told else max(1, data.workers)
+
+    def read(self, step: np.int64, index: np.int64) -> list[np.ndarray]:
+        self._tell(step)
+        return _arrays(self._data[int(index)])
+
+    def num_rows(self, step: np.int64, index: np.int64) -> np.int64:
+        self._tell(step)
+        return np.int64(self._data.num_rows(int(index)))
+
+    def read_rows(self, step: np.int64, index: np.int64, low: np.int64, high: np.int64) -> list[np.ndarray]:
+        self._tell(step)
+        arrays = _arrays(self._data.read_rows(int(index), int(low), int(high)))
+        if any(len(array) != high - low for array in arrays):
+            name, sizes = type(self._data).__name__, sorted({len(array) for array in arrays})
+            raise ValueError(
+                f"{name}.read_rows({index}, {low}, {high}) must return {high - low} rows. Received: {sizes}"
+            )
+        return arrays
+
+    def _tell(self, step: np.int64) -> None:
+        # In the order of the steps, and at a resume for the epochs before: what they do to the order is done again.
+        while self.told and self._epoch < int(step) // self._per_epoch:
+            if self._epoch >= 0:
+                self._data.on_epoch_end()
+            self._epoch += 1
+            self._data.on_epoch_begin()
+
+
+def _overrides(data: keras.utils.PyDataset, name: str) -> bool:
+    return getattr(type(data), name) is not getattr(keras.utils.PyDataset, name)
+
+
+def _arrays(batch: Any) -> list[np.ndarray]:
+    return [np.asarray(part) for part in keras.tree.flatten(_numpy_batch(batch))]
+
+
+def _numpy_batch(batch: Any) -> Any:
+    if not isinstance(batch, tuple | list | dict | np.ndarray):
+        raise ValueError(
+            f"A batch must be x, (x,), (x, y) or (x, y, sample_weight) of arrays. Received: {type(batch).__name__}"
+        )
+    batch = tuple(batch) if isinstance(batch, list) else batch
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def of_generator(generator: Iterator, wish: Wish) -> Batches:
+    """Makes a feed of an iterator over batches; see `given.open_feed`."""
+    if wish.steps is None:
+        raise ValueError("A generator does not tell its length: pass steps_per_epoch (or validation_steps, or steps).")
+    samples = [_numpy_batch(batch) for batch in itertools.islice(generator, 2)]
+    if not samples:
+        raise ValueError("The generator gave nothing.")
+    spec = data_adapter_utils.get_tensor_spec(samples)
+    batches = itertools.chain(samples, (_numpy_batch(batch) for batch in generator))
+    dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
+    dataset = dataset.map(lambda *parts: weighted(parts, wish))
+    return Batches(
+        stream=dataset.skip,
+        steps=wish.steps,
+        batch_size=len(keras.tree.flatten(samples[0])[0]),
+        element_spec=dataset.element_spec,
+        smallest_batch=1,
+        sample=None,
+        weakness="a generator must give the same batches in every start and on every worker; a resumed run draws and "
+        "leaves out those that are done",
+    )
