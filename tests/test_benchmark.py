@@ -1,5 +1,6 @@
 """The benchmark command: it runs, its numbers are there, and what it cannot do it says."""
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -22,17 +23,19 @@ def benchmark(*flags: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_steps_are_measured_beside_both_baselines(tmp_path):
+def test_steps_are_measured_beside_baselines_and_peers(tmp_path):
     path = tmp_path / "numbers.json"
     short = ("--workers=1", "--seconds=0.02", "--rounds=1", "--nopin")
-    done = benchmark("--sections=steps", "--works=mlp", *short, f"--json={path}")
+    done = benchmark("--sections=steps", "--works=mlp", "--peers=keras", *short, f"--json={path}")
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
-    names = ["floor", "floor, fused, looped", "textbook", "tfdist float32"]
+    names = ["floor", "floor, fused, looped", "textbook", "Keras fit", "Keras fit, 50 steps per execution"]
+    names.append("tfdist float32")
     assert [row["name"] for row in rows] == names
     for row in rows:
         assert row["milliseconds"] > 0 and row["cpu_milliseconds"] > 0 and row["peak_mb"] > 100
         assert row["name"] in done.stdout
+        assert row["steps"] % (50 if "50 steps" in row["name"] else 1) == 0
         assert row["ratio"] == pytest.approx(row["milliseconds"] / rows[-1]["milliseconds"])
 
 
@@ -56,6 +59,12 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
     [
         (["--sections=step"], "--sections: there is no 'step'; there are steps, input, all_reduce, start."),
         (["--works=vgg"], "--works: there is no 'vgg'; there are mlp, resnet20, resnet50v2."),
+        (["--peers=horovod"], "--peers: there is no 'horovod'; there are keras, ddp."),
+        pytest.param(
+            ["--peers=ddp"],
+            "--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.",
+            marks=pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed"),
+        ),
         (["--sections=all_reduce", "--link=fast"], "tfdist.benchmark: --link"),
         (["steps"], "There is no argument without a flag. Received: 'steps'"),
     ],

@@ -2,12 +2,14 @@
 
 Sections: `steps`, the training step of three networks; `input`, the pipelines without a model; `all_reduce`, the sum
 over two workers; `start`, from the command to the first finished step. The baselines: the bare floor, one `tf.function`
-over the same mathematics on a batch in memory; and the textbook loop as computing centres publish it. All take turns
-within one run, each in processes of its own, and the table gives medians and what share of tfdist's time they take.
+over the same mathematics on a batch in memory; and the textbook loop as computing centres publish it. Peers: Keras' own
+`fit`, and PyTorch's DistributedDataParallel over gloo where it is installed. All take turns within one run, each in
+processes of its own, and the table gives medians and what multiple of tfdist's time they take.
 """
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import sys
 import tempfile
@@ -22,11 +24,15 @@ from tfdist.cluster import processes
 from tfdist.contest import arena, link, starts, works
 
 SECTIONS = ("steps", "input", "all_reduce", "start")
+PEERS = ("keras", "ddp")
 _SECTIONS = flags.DEFINE_list("sections", list(SECTIONS), f"Any of {', '.join(SECTIONS)}.")
 _WORKS = flags.DEFINE_list("works", list(works.WORKS), f"What is trained in steps: any of {', '.join(works.WORKS)}.")
 _WORKERS = flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
 _VARIANTS = flags.DEFINE_list(
     "variants", ["float32"], "tfdist's own: float32, bfloat16, compressed, packs, xla, or several joined by +."
+)
+_PEERS = flags.DEFINE_list(
+    "peers", None, f"Any of {', '.join(PEERS)}, in steps; none where empty. By default all that are installed."
 )
 _SECONDS = flags.DEFINE_float("seconds", 1.0, "How long a turn lasts.", lower_bound=0.01)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How many turns each takes.", lower_bound=1)
@@ -75,12 +81,38 @@ def steps(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
                     half = _CHANGES["bfloat16"]
                     jobs["the same, bfloat16"] = _job("looped_floor", work=name, overrides=half, ours=False)
             jobs["textbook"] = _job("textbook", workers, work=name, overrides={}, ours=False)
+            jobs |= _peers(name, workers, place)
             for variant in _VARIANTS.value:
                 jobs[f"tfdist {variant}"] = _job("tfdist", workers, work=name, overrides=_overrides(variant))
             with arena.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
                 results = arena.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
             title = f"{work.title}, batch {work.batch}, {workers} worker(s)"
             yield _rows("steps", title, results, f"tfdist {_VARIANTS.value[0]}")
+
+
+def _peers(work: str, workers: int, place: arena.Place | None) -> dict[str, dict[str, Any]]:
+    jobs = {}
+    chosen = installed_peers() if _PEERS.value is None else _PEERS.value
+    if "keras" in chosen and workers == 1:
+        jobs["Keras fit"] = _job("keras_fit", work=work, overrides={}, stride=1, ours=False)
+        if work == "mlp":  # Of the others, so many steps last longer than a turn.
+            many = _job("keras_fit", work=work, overrides={}, stride=50, ours=False)
+            jobs["Keras fit, 50 steps per execution"] = many
+    elif "keras" in chosen:
+        print("Keras' fit is left out: Keras 3 fails in it with several workers (keras#20329).", flush=True)
+    if "ddp" in chosen:
+        interface = {"GLOO_SOCKET_IFNAME": link.INTERFACE if place else "lo"}
+        for variant in _VARIANTS.value:
+            words = [word for word in variant.split("+") if word in ("bfloat16", "compressed")]
+            told = {word: word in words for word in ("bfloat16", "compressed")}
+            name = " ".join(["PyTorch", "DDP" if workers > 1 else "alone", "+".join(words) or "float32"])
+            jobs[name] = _job("ddp", workers, work=work, ours=False, **told) | {"environment": interface}
+    return jobs
+
+
+def installed_peers() -> list[str]:
+    """The peers that this Python can import."""
+    return [name for name in PEERS if name != "ddp" or importlib.util.find_spec("torch")]
 
 
 def inputs(folder: Path) -> Iterator[Rows]:
@@ -156,10 +188,13 @@ def run(argv: list[str]) -> None:
         ("works", _WORKS.value, works.WORKS),
         ("variants", "+".join(_VARIANTS.value).split("+"), _CHANGES),
         ("workers", _WORKERS.value, "123456789"),
+        ("peers", _PEERS.value or [], PEERS),
     ):
         for word in chosen:
             if word not in known:
                 sys.exit(f"--{name}: there is no {word!r}; there are {', '.join(known)}.")
+    if "ddp" in (_PEERS.value or []) and "ddp" not in installed_peers():
+        sys.exit("--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.")
     found: Rows = []
     try:
         with contextlib.ExitStack() as stack:

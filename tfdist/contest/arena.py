@@ -26,6 +26,8 @@ class Contestant:
     name: str
     workers: list[subprocess.Popen]
     logs: list[Path]
+    # It does multiples of so many steps.
+    stride: int = 1
     # Of each worker, resident memory in MB at its highest.
     peak_mb: float = 0.0
 
@@ -115,14 +117,15 @@ def compete(contestants: Sequence[Contestant], case: str, *, seconds: float, rou
 
 
 def _calibrate(contestant: Contestant, case: str, seconds: float) -> int:
-    contestant.turn(case, 1)
-    contestant.turn(case, 1)
-    steps = 1
+    stride = steps = contestant.stride
+    contestant.turn(case, stride)
+    contestant.turn(case, stride)
     while True:
         taken, _ = contestant.turn(case, steps)
         if taken >= _ENOUGH * seconds or steps >= _MOST_STEPS:
-            return max(1, round(steps * seconds / taken))
-        steps = min(_MOST_STEPS, math.ceil(steps * min(10.0, 1.5 * _ENOUGH * seconds / taken)))
+            return max(1, round(steps * seconds / taken / stride)) * stride
+        strides = math.ceil(steps / stride * min(10.0, 1.5 * _ENOUGH * seconds / taken))
+        steps = min(_MOST_STEPS, strides * stride)
 
 
 def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place) -> Contestant:
@@ -151,4 +154,4 @@ def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place
             )
     for sock in reserved:
         sock.close()
-    return Contestant(name=name, workers=workers, logs=logs)
+    return Contestant(name=name, workers=workers, logs=logs, stride=job.get("stride", 1))

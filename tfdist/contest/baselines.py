@@ -24,12 +24,12 @@ def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -
         looped: many steps in one call; otherwise one.
     """
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
-    model = _model(config, fused)
+    model = config_lib.build(config.model, field="config.model") if fused else keras_model(config)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     optimizer.build(model.trainable_variables)
     objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
-    images, labels = _images(work, config)
-    batch = {"image": _scaled(tf.constant(images[: work.batch])), "label": tf.constant(labels[: work.batch])}
+    pixels, labels = images(config)
+    batch = {"image": _scaled(tf.constant(pixels[: work.batch])), "label": tf.constant(labels[: work.batch])}
 
     def one() -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -61,9 +61,9 @@ def textbook(work: Work, config: config_lib.Config, cluster: strategy_lib.Cluste
     """The loop of TensorFlow's own tutorial on custom training, as computing centres publish it, with Keras' layers."""
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
     strategy, global_batch = cluster.strategy, config.data.batch_size
-    dataset = textbook_dataset(*_images(work, config), work.pad, global_batch)
+    dataset = textbook_dataset(*images(config), work.pad, global_batch)
     with strategy.scope():
-        model = _model(config, fused=False)
+        model = keras_model(config)
         optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
         optimizer.build(model.trainable_variables)
         cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -119,13 +119,13 @@ def _scaled(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) / 255.0
 
 
-def _images(work: Work, config: config_lib.Config) -> tuple[np.ndarray, np.ndarray]:
-    del work
+def images(config: config_lib.Config) -> tuple[np.ndarray, np.ndarray]:
+    """All examples of a work: uint8 [n, height, width, channels], and their labels [n]."""
     with np.load(config.data.source["path"]) as file:
         return file["x_train"], file["y_train"]
 
 
-def _model(config: config_lib.Config, fused: bool) -> keras.Model:
-    model = config_lib.build(config.model, field="config.model")
-    # A clone has Keras' own layers: the fused computation is not part of a layer's configuration.
-    return model if fused else keras.models.clone_model(model)
+def keras_model(config: config_lib.Config) -> keras.Model:
+    """The network of a work with Keras' own layers."""
+    # A clone has those: the fused computation is not part of a layer's configuration.
+    return keras.models.clone_model(config_lib.build(config.model, field="config.model"))

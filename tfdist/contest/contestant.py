@@ -25,9 +25,13 @@ def main() -> None:
 
     memory.keep_freed(config_lib.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 
-    from tfdist.contest import entries
+    if job["kind"] == "ddp":
+        from tfdist.contest.ddp import ddp as entry
+    else:
+        from tfdist.contest import entries
 
-    cases = entries.ENTRIES[job["kind"]](job, Path(job["folder"]))
+        entry = entries.ENTRIES[job["kind"]]
+    cases = entry(job, Path(job["folder"]))
     print(json.dumps({"cases": list(cases)}), file=answers)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist import experiment, gradients, loop, step
 from tfdist.cluster import strategy
-from tfdist.contest import baselines, pipelines
+from tfdist.contest import baselines, keras_fit, pipelines
 from tfdist.contest.baselines import Runner
 from tfdist.contest.works import WORKS
 
@@ -34,6 +34,12 @@ def textbook(job: Job, folder: Path) -> dict[str, Runner]:
     """See `baselines.textbook`."""
     config = _config(job, folder)
     return {"step": baselines.textbook(WORKS[job["work"]], config, strategy.connect(config.cluster))}
+
+
+def fit(job: Job, folder: Path) -> dict[str, Runner]:
+    """See `keras_fit.fit`."""
+    config = _config(job, folder)
+    return {"step": keras_fit.fit(WORKS[job["work"]], config, steps_per_execution=job["stride"])}
 
 
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
@@ -83,6 +89,7 @@ ENTRIES: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {
     "fused_floor": functools.partial(floor, fused=True, looped=False),
     "looped_floor": functools.partial(floor, fused=True, looped=True),
     "textbook": textbook,
+    "keras_fit": fit,
     "tfdist": tfdist,
     "all_reduce": all_reduce,
     "input": pipelines.tfdist,

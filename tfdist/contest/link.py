@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from tfdist.contest.arena import Place
 
+# What the link is called on either side.
+INTERFACE = "link0"
 _HOSTS = ("10.213.77.1", "10.213.77.2")
 
 
@@ -24,12 +26,12 @@ def slow(rate: str) -> Iterator[Place]:
     try:
         for name in names:
             _do(f"ip netns add {name}")
-        _do(f"ip -n {names[0]} link add link0 type veth peer name link0 netns {names[1]}")
+        _do(f"ip -n {names[0]} link add {INTERFACE} type veth peer name {INTERFACE} netns {names[1]}")
         for name, host in zip(names, _HOSTS, strict=True):
-            _do(f"ip -n {name} addr add {host}/24 dev link0")
-            _do(f"ip -n {name} link set link0 up")
+            _do(f"ip -n {name} addr add {host}/24 dev {INTERFACE}")
+            _do(f"ip -n {name} link set {INTERFACE} up")
             _do(f"ip -n {name} link set lo up")
-            _do(f"tc -n {name} qdisc add dev link0 root tbf rate {rate} burst 1mb latency 50ms")
+            _do(f"tc -n {name} qdisc add dev {INTERFACE} root tbf rate {rate} burst 1mb latency 50ms")
         yield Place(prefixes=[["ip", "netns", "exec", name] for name in names], hosts=_HOSTS)
     finally:
         for name in names:

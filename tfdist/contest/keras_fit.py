@@ -1,0 +1,70 @@
+"""Keras' own `fit` as a peer, on one worker: with several, Keras 3 fails under MultiWorkerMirroredStrategy."""
+
+import queue
+import threading
+
+import keras
+
+from tfdist import config as config_lib
+from tfdist.contest import baselines
+from tfdist.contest.works import Work
+
+
+def fit(work: Work, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:
+    """One long `fit` with the pipeline and the layers of the tutorials, which goes on by as many steps as it is told.
+
+    Args:
+        work: what is trained.
+        config: its config.
+        steps_per_execution: as of `compile`; numbers of steps are rounded up to multiples of it.
+    """
+    model = baselines.keras_model(config)
+    model.compile(
+        keras.optimizers.SGD(0.01, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        steps_per_execution=steps_per_execution,
+        jit_compile=False,  # By default Keras lets XLA compile the step, which takes longer on CPUs.
+    )
+    dataset = baselines.textbook_dataset(*baselines.images(config), work.pad, config.data.batch_size)
+    steps_per_epoch = work.examples // config.data.batch_size // steps_per_execution * steps_per_execution
+    gate = _Gate(steps_per_execution)
+
+    def train() -> None:
+        try:
+            model.fit(dataset.repeat(), epochs=1_000_000, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[gate])
+        except BaseException as error:
+            gate.reached.put(error)
+
+    threading.Thread(target=train, daemon=True).start()
+    gate.wait()
+
+    def run(steps: int) -> None:
+        gate.allowed.put(steps)
+        gate.wait()
+
+    return run
+
+
+class _Gate(keras.callbacks.Callback):
+    """Holds `fit` before a batch until more steps are allowed; has no other hook, for which Keras would wait."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.allowed: queue.Queue[int] = queue.Queue()
+        self.reached: queue.Queue[BaseException | None] = queue.Queue()
+        self._steps = steps
+        self._left = 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        """Counts the steps of an execution."""
+        del batch, logs
+        if self._left <= 0:
+            self.reached.put(None)
+            self._left = self.allowed.get()
+        self._left -= self._steps
+
+    def wait(self) -> None:
+        """Waits until `fit` is held, or has failed."""
+        error = self.reached.get()
+        if error is not None:
+            raise error
