@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 # The rooms in the order of their dependency: a module imports from its own room and from those before it.
 ROOMS = [
     *("config", "validation", "command_line", "records", "interruption", "cluster", "rewriting", "data"),
-    *("randomness", "gradients", "agreement", "timing", "compiled", "step", "local_sgd"),
+    *("randomness", "gradients", "fused", "agreement", "timing", "compiled", "step", "local_sgd"),
     *("checkpoint", "saving", "outcome", "intervals", "console", "report", "hooks"),
     *("callback_state", "progress_bar", "callbacks", "named_callbacks", "experiment", "board", "loop", "divergence"),
     *("evaluation", "train", "updates", "main"),

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist import fused, randomness, timing
 from tfdist import gradients as gradients_lib
-from tfdist import randomness, timing
 from tfdist.cluster.strategy import Cluster, replica_id
 from tfdist.compiled import Compiled, Element
 from tfdist.data.stream import Batch
@@ -100,6 +100,7 @@ def _trainer(
     **mathematics: Objective | Compiled,
 ) -> Trainer:
     gradients_lib.take_over_reduction(optimizer)
+    fused.fuse(optimizer)
     statistics = tuple(_statistics(model))
     cluster.average_updates(statistics)
     with cluster.scope():
