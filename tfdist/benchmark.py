@@ -23,13 +23,22 @@ from tfdist import command_line, records, tables
 from tfdist.cluster import processes
 from tfdist.contest import arena, link, starts, works
 
+# Overrides of tfdist's config.
+CHANGES = {
+    "float32": {},
+    "bfloat16": {"train.precision": "bfloat16"},
+    "float16": {"train.precision": "float16"},
+    "compressed": {"communication.dtype": "bfloat16"},
+    "one_pack": {"communication.bytes_per_pack": 0},
+    "xla": {"train.xla": True},
+}
 SECTIONS = ("steps", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
 _SECTIONS = flags.DEFINE_list("sections", list(SECTIONS), f"Any of {', '.join(SECTIONS)}.")
 _WORKS = flags.DEFINE_list("works", list(works.WORKS), f"What is trained in steps: any of {', '.join(works.WORKS)}.")
 _WORKERS = flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
 _VARIANTS = flags.DEFINE_list(
-    "variants", ["float32"], "tfdist's own: float32, bfloat16, compressed, packs, xla, or several joined by +."
+    "variants", ["float32"], f"tfdist's own: any of {', '.join(CHANGES)}, or several joined by +."
 )
 _PEERS = flags.DEFINE_list(
     "peers", None, f"Any of {', '.join(PEERS)}, in steps; none where empty. By default all that are installed."
@@ -41,19 +50,11 @@ _LINK = flags.DEFINE_string("link", None, "Join two workers by a link of this ra
 _JSON = flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 
 Rows = list[dict[str, Any]]
-# Overrides of tfdist's config.
-_CHANGES = {
-    "float32": {},
-    "bfloat16": {"train.precision": "bfloat16"},
-    "compressed": {"communication.dtype": "bfloat16"},
-    "packs": {"communication.bytes_per_pack": 4_000_000},
-    "xla": {"train.xla": True},
-}
 _SIZES = (0.001, 1, 10, 100)
 
 
 def _overrides(variant: str) -> dict[str, Any]:
-    return {field: value for word in variant.split("+") for field, value in _CHANGES[word].items()}
+    return {field: value for word in variant.split("+") for field, value in CHANGES[word].items()}
 
 
 def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def steps(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
                 jobs["floor"] = _job("floor", work=name, overrides={}, ours=False)
                 jobs["floor, fused, looped"] = _job("looped_floor", work=name, overrides={}, ours=False)
                 if any("bfloat16" in variant for variant in _VARIANTS.value):
-                    half = _CHANGES["bfloat16"]
+                    half = CHANGES["bfloat16"]
                     jobs["the same, bfloat16"] = _job("looped_floor", work=name, overrides=half, ours=False)
             jobs["textbook"] = _job("textbook", workers, work=name, overrides={}, ours=False)
             jobs |= _peers(name, workers, place)
@@ -132,7 +133,7 @@ def all_reduces(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
         "TensorFlow as it is": _job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
         "tfdist": _job("all_reduce", 2, communication={}, megabytes=_SIZES),
         "tfdist compressed": _job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
-        "tfdist packs": _job("all_reduce", 2, communication={"bytes_per_pack": 4_000_000}, megabytes=_SIZES),
+        "tfdist one pack": _job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
     }
     with arena.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
         for size in _SIZES:
@@ -186,7 +187,7 @@ def run(argv: list[str]) -> None:
     for name, chosen, known in (
         ("sections", _SECTIONS.value, SECTIONS),
         ("works", _WORKS.value, works.WORKS),
-        ("variants", "+".join(_VARIANTS.value).split("+"), _CHANGES),
+        ("variants", "+".join(_VARIANTS.value).split("+"), CHANGES),
         ("workers", _WORKERS.value, "123456789"),
         ("peers", _PEERS.value or [], PEERS),
     ):

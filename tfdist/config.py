@@ -100,8 +100,8 @@ class Train:
 class Communication:
     """How gradients travel between replicas."""
 
-    # The gradients travel in packs of at most this many bytes; 0: in one pack.
-    bytes_per_pack: int = 0
+    # The gradients travel in packs of about this many bytes, each as soon as its own are there; 0: all in one.
+    bytes_per_pack: int = 8_000_000
     # "float32": as they are; "bfloat16" or "float16": halved on the wire; sums, weights and slots stay float32.
     dtype: str = "float32"
 
