@@ -14,6 +14,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 from tfdist import config as config_lib
@@ -49,6 +50,8 @@ class Crash(Exception):
 class Follower(keras.callbacks.Callback):
     """Has its own mean of the losses, and may crash or ask for an interruption."""
 
+    on_all_workers = True
+
     def __init__(self, crash_after: int | None = None, stop_at: tuple[int, int] | None = None):
         super().__init__()
         self.crash_after, self.stop_at, self.mean, self.epoch = crash_after, stop_at, 0.0, None
@@ -82,6 +85,8 @@ class Killer(Interrupter):
 class Disagreeing(keras.callbacks.Callback):
     """Wants the end on the last worker alone, and a learning rate on the chief alone."""
 
+    on_all_workers = True
+
     def __init__(self, rank: int, last_rank: int):
         super().__init__()
         self.rank, self.last_rank, self.rates = rank, last_rank, []
@@ -96,6 +101,48 @@ class Disagreeing(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+class Writer(keras.callbacks.Callback):
+    """Knows nothing of workers: writes where nothing is yet, and looks at the model by Keras' own methods."""
+
+    def __init__(self, folder: pathlib.Path):
+        super().__init__()
+        self.folder, self.rows = folder, []
+
+    def on_train_begin(self, logs=None):
+        self.folder.mkdir()
+        with open(self.folder / "rows.csv", "x") as file:
+            file.write("epoch,loss\n")
+
+    def on_epoch_end(self, epoch, logs=None):
+        predicted = self.model.predict(X, verbose=0, batch_size=32)
+        self.rows.append([len(predicted), float(predicted[-1, 0])])
+        with open(self.folder / "rows.csv", "a") as file:
+            file.write(f"{epoch},{logs['loss']}\n")
+        self.model.save_weights(self.folder / f"{epoch}.weights.h5")
+
+
+class Changer(keras.callbacks.Callback):
+    """Sets weights, a learning rate, what the loss is made of, and the end."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.optimizer.learning_rate = 0.125
+            self.model.set_weights([0.5 * weight for weight in self.model.get_weights()])
+        self.scale.assign(1.0 + epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            kernel = self.model.weights[0]
+            kernel.assign(keras.ops.clip(kernel, -0.25, 0.25))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == 2
+
+
 class Trials:
     """The trainings, each of which returns what JSON can hold."""
 
@@ -107,7 +154,7 @@ class Trials:
             self.rank, self.last_rank = self.cluster.rank, self.cluster.num_workers - 1
             self.methods = {name: functools.partial(getattr(tfdist, name), self.cluster) for name in self.methods}
 
-    def model(self, steps_per_execution: int = 1) -> keras.Model:
+    def model(self, steps_per_execution: int = 1, loss="sparse_categorical_crossentropy", use_ema=False) -> keras.Model:
         keras.utils.clear_session()  # Each start of a run names its layers anew.
         keras.utils.set_random_seed(0)
 
@@ -115,8 +162,8 @@ class Trials:
             layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2, activation="softmax")]
             model = keras.Sequential([keras.Input((4,)), *layers])
             model.compile(
-                keras.optimizers.SGD(0.5),
-                "sparse_categorical_crossentropy",
+                keras.optimizers.SGD(0.5, use_ema=use_ema, ema_momentum=0.8),
+                loss,
                 metrics=["accuracy"],
                 steps_per_execution=steps_per_execution,
             )
@@ -203,6 +250,40 @@ class Trials:
             ],
         )
         return found | {"rates": disagreeing.rates}
+
+    def own(self) -> dict:
+        """Callbacks of a user's, who knows nothing of workers."""
+        scale = tf.Variable(1.0)
+        model = self.model(loss=lambda y, output: scale * keras.losses.sparse_categorical_crossentropy(y, output))
+        writer, refused = Writer(self.directory / "own"), []
+
+        def needs_all(epoch, logs):
+            for evaluate in (
+                (self.methods["evaluate"], lambda model, *data: model.evaluate(*data)) if self.last_rank else ()
+            ):
+                try:
+                    evaluate(model, X, Y)
+                except RuntimeError as error:
+                    refused.append(str(error))
+
+        asking = keras.callbacks.LambdaCallback(on_epoch_end=needs_all)
+        asking.refused = refused
+        found = self.fit(model, [writer, Changer(scale), asking], epochs=5)
+        return found | {"rows": writer.rows, "refused": asking.refused}
+
+    def averaged(self) -> dict:
+        """Weights that are averaged over the steps, and swapped in for evaluations; in one start, and in two."""
+
+        def train(follower, **more):
+            swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+            return self.fit(self.model(use_ema=True), [swap, follower], **more)
+
+        found = train(Follower())
+        if self.cluster:
+            with contextlib.suppress(Crash):
+                train(Follower(crash_after=1), workdir=self.directory / "averaged")
+            found["again"] = train(Follower(), workdir=self.directory / "averaged")
+        return found
 
     def resumed(self) -> dict:
         """A training that goes through, one that crashes and is started again, and those that are interrupted."""

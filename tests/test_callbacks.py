@@ -12,11 +12,12 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from launching import REPOSITORY, run_all, worker_environment
 from topologies import environments
 
 import tfdist
-from tfdist import callbacks, experiment, train
+from tfdist import callbacks, experiment, following, train
 from tfdist import config as c
 
 
@@ -57,11 +58,12 @@ def on_a_terminal(command: list[str]) -> str:
 
 # What each topology tries, of what Keras does; and what Keras has nothing of.
 TRIALS = {
-    "two devices": ["epochs", "batches", "executions", "cut_short", "not_finite", "others"],
-    "two workers": ["epochs", "batches"],
+    "two devices": ["epochs", "batches", "executions", "cut_short", "not_finite", "others", "own", "averaged"],
+    "two workers": ["epochs", "batches", "own", "averaged"],
 }
 OF_TFDIST = {"two devices": ["resumed"], "two workers": ["writers", "resumed"]}
-PAIRS = [(topology, trial) for topology, trials in TRIALS.items() for trial in trials[:4]]
+TOLD = ("epochs", "batches", "executions", "cut_short")
+PAIRS = [(topology, trial) for topology, trials in TRIALS.items() for trial in trials if trial in TOLD]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,9 @@ def test_callbacks_are_told_what_keras_tells_them(followed, topology, trial):
         assert worker[trial]["seen"] == keras_own[trial]["seen"]
 
 
-@pytest.mark.parametrize(("topology", "trial"), PAIRS)
+@pytest.mark.parametrize(
+    ("topology", "trial"), [*PAIRS, *((name, trial) for name in TRIALS for trial in ("own", "averaged"))]
+)
 def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial):
     results, _, _ = followed
     ((keras_own,), ours) = results["keras"], results[topology]
@@ -149,6 +153,28 @@ def test_the_chief_alone_writes_files(followed):
     assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss" and len(lines) == 3
 
 
+def test_callbacks_that_know_nothing_of_workers_write_once(followed):
+    results, _, places = followed
+    expected = results["keras"][0]["own"]["rows"]
+    for topology in TRIALS:
+        for worker in results[topology]:  # What a callback has noted is there on all workers when `fit` returns.
+            np.testing.assert_allclose(worker["own"]["rows"], expected, atol=1e-5)
+        lines = [(places[name] / "own" / "rows.csv").read_text().splitlines() for name in (topology, "keras")]
+        assert lines[0][0] == "epoch,loss" and [len(one) for one in lines] == [4, 4]
+        files = [sorted(path.name for path in (places[name] / "own").iterdir()) for name in (topology, "keras")]
+        assert files[0] == files[1] and len(files[0]) == 4
+
+
+def test_what_needs_all_workers_is_refused_where_one_is_alone(followed):
+    chief, other = (worker["own"]["refused"] for worker in followed[0]["two workers"])
+    assert chief == other and len(chief) == 6
+    for name, message in zip(("tfdist.evaluate", "model.evaluate"), chief[:2], strict=True):
+        assert message == (
+            f"LambdaCallback.on_epoch_end runs on one worker alone, and {name} needs all of them: set "
+            "on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)."
+        )
+
+
 def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
     for rank, worker in enumerate(followed[0]["two workers"]):
         found = worker["resumed"]
@@ -157,6 +183,12 @@ def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
         assert found["crashed"] == found["whole"]
         assert len(found["whole"]["epochs"]) < 9 and len(set(found["whole"]["history"]["learning_rate"])) > 1
         assert ("log" in found["whole"]) == (rank == 0)
+
+
+def test_swapped_averages_go_on_after_a_crash(followed):
+    for worker in [worker for topology in TRIALS for worker in followed[0][topology]]:
+        again = worker["averaged"].pop("again")
+        assert again == worker["averaged"]
 
 
 def test_callbacks_go_on_in_the_midst_of_an_epoch(followed):
@@ -168,10 +200,10 @@ def test_callbacks_go_on_in_the_midst_of_an_epoch(followed):
 
 
 def shown(text: str) -> list[str]:
-    """The lines of a terminal as they look in the end, without times."""
+    """The lines of a terminal as they look in the end, without times, and without those that a warning cut short."""
     lines = re.sub(r"\x1b\[[0-9;]*[mK]", "", text.replace("\x08", "")).split("\n")
     last = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
-    return [re.sub(r"\d+s \d+[mu]?s/step", "TIME", line) for line in last if re.match(r"Epoch \d|\d+/\d+ ", line)]
+    return [re.sub(r"\d+s \d+[mu]?s/step", "TIME", line) for line in last if re.match(r"Epoch \d|4/4 ", line)]
 
 
 def assert_alike(line: str, expected: str) -> None:
@@ -253,6 +285,25 @@ def test_what_is_no_callback_is_refused(cluster):
         callbacks.of_script(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
     with pytest.raises(ValueError, match=r'verbose must be 0, 1, 2 or "auto"\. Received: 3'):
         callbacks.of_script(cluster, compiled(), [], verbose=3)
+
+
+MODULES = tf.Variable(0)
+
+
+def test_variables_that_callbacks_hold_are_found():
+    held, nested = [tf.Variable(float(index)) for index in range(2)], keras.Variable(1.0)
+
+    class Holding(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.mine, self.nested, self.other = held[0], {"a": [nested, held[0]]}, 3
+
+        def on_epoch_end(self, epoch, logs=None):
+            MODULES.assign_add(1)
+
+    setting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: held[1].assign(2.0))
+    found = following.held_variables([Holding(), setting, keras.callbacks.EarlyStopping()])
+    assert len(found) == 4 and {id(one) for one in found} == {id(one) for one in (*held, nested, MODULES)}
 
 
 def config(*specs, **changes):

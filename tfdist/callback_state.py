@@ -6,6 +6,7 @@ merely holds is not copied. Open files, functions, models, variables and locks a
 """
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -50,12 +51,16 @@ def baseline(callbacks: list[keras.callbacks.Callback]) -> Baseline:
 
 
 def snapshot(
-    callbacks: list[keras.callbacks.Callback], before: Baseline, lost: Callable[[str, str, Any], None]
+    callbacks: list[keras.callbacks.Callback],
+    before: Baseline,
+    lost: Callable[[str, str, Any], None],
+    largest_bytes: float = math.inf,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns what has changed since `before`.
 
     Args:
         lost: called with a callback's name, an attribute and its value where that has changed and cannot be kept.
+        largest_bytes: of the arrays in an attribute; one with more is left out.
 
     Returns:
         JSON values by callback, and the arrays that they name, which are copies.
@@ -67,10 +72,15 @@ def snapshot(
         for attribute, value in _attributes(callback):
             if (attribute in before[name]) and before[name][attribute][0] == _look(value):
                 continue
+            found: dict[str, np.ndarray] = {}
             try:
-                kept[attribute] = _encode(value, f"{checkpoint.CALLBACKS}{name}/{attribute}", arrays)
+                encoded = _encode(value, f"{checkpoint.CALLBACKS}{name}/{attribute}", found)
             except _Unkeepable:
                 lost(name, attribute, value)
+                continue
+            if sum(array.nbytes for array in found.values()) <= largest_bytes:
+                kept[attribute] = encoded
+                arrays |= found
         entry: dict[str, Any] = {"attributes": kept}
         if isinstance(callback, keras.callbacks.CSVLogger) and os.path.exists(callback.filename):
             entry["bytes"] = os.path.getsize(callback.filename)

@@ -1,38 +1,25 @@
 """The bridge to keras.callbacks: Keras' order and keys, one decision for all workers, files by the chief alone.
 
-Every worker holds the callbacks and calls their hooks with the same reduced values, so that they decide alike. What
-could differ all the same (a clock, a callback that one worker has alone) is settled after each hook: training stops
-where any worker's `model.stop_training` says so, and the chief's learning rate is everyone's. Keras' own callbacks that
-write files run on the chief alone; others look at `cluster.is_chief` before they write.
+Callbacks run on the chief, with values over all workers, and the others follow: see `following.py`. One that has to run
+on all workers says so by `on_all_workers = True`; training then stops where any worker's `model.stop_training` says so,
+and the chief's learning rate is everyone's.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
-from tfdist import callback_state, hooks, progress_bar
+from tfdist import callback_state, following, hooks, listening, progress_bar
+from tfdist.cluster import alone
 from tfdist.cluster.strategy import Cluster
 from tfdist.progress_bar import ProgressBar
 
-# Keras' own that write, and decide nothing: the chief alone runs them.
-_WRITERS = tuple(
-    getattr(keras.callbacks, name)
-    for name in ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "OrbaxCheckpoint")
-    if hasattr(keras.callbacks, name)
-)
-# Keras' own whose hooks for each batch do something only where they are set so.
-_IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
-    keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
-    keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not callback._should_trace,
-    keras.callbacks.TerminateOnNaN: lambda callback: True,  # `KerasHooks.not_finite` calls it.
-}
 # tfdist's own bar takes its place.
 _PROGRESS = keras.callbacks.ProgbarLogger
-KINDS = ("train", "test", "predict")
 
 
 class KerasHooks(hooks.Hooks):
@@ -52,24 +39,36 @@ class KerasHooks(hooks.Hooks):
         super().__init__()
         self._cluster, self._model, self._optimizer, self._bar = cluster, model, optimizer, bar
         self._gather = cluster.make_gather()
-        self._agree_on_batches(given)
-        mine = [callback for callback in given if cluster.is_chief or not isinstance(callback, _WRITERS)]
-        self._history = next((c for c in mine if isinstance(c, keras.callbacks.History)), keras.callbacks.History())
+        self._history = next((c for c in given if isinstance(c, keras.callbacks.History)), keras.callbacks.History())
         # What a checkpoint remembers; the bar, which stands last, shows what they add to the logs.
-        self._kept = [*(callback for callback in mine if callback is not self._history), self._history]
+        self._kept = [*(callback for callback in given if callback is not self._history), self._history]
+        self._agree(given)
+        mine = [callback for callback in self._kept if cluster.is_chief or following.runs_everywhere(callback)]
         with _silence(not cluster.is_chief):
-            listed = [*self._kept, *([bar] if bar else [])]
+            listed = [*mine, *([bar] if bar else [])]
             self._list = keras.callbacks.CallbackList(listed, model=model, **params)
-        self._baseline: callback_state.Baseline = {}
+        self._baseline = callback_state.baseline(self._kept)
         self._lost: set[str] = set()
         self._training = False
 
-    def _agree_on_batches(self, given: list[keras.callbacks.Callback]) -> None:
+    def _agree(self, given: list[keras.callbacks.Callback]) -> None:
         # Asked of all workers: those who come from Horovod give some callbacks to the chief alone.
-        wanted = [*(_wants_batches(given, kind) for kind in KINDS), self._bar is not None and self._bar.moves]
-        *kinds, self._shows = np.any(self._gather([float(want) for want in wanted]), axis=0).tolist()
+        held = following.held_variables(given)
+        shown = self._bar is not None and self._bar.moves
+        batches = [listening.wants_batches(given, kind) for kind in listening.KINDS]
+        acting = [any(listening.acts(callback, hook) for callback in given) for hook in listening.HOOKS]
+        workers = self._gather([float(one) for one in (shown, *batches, *acting, len(held))])
+        self._shows, *wanted = np.any(workers[:, :-1], axis=0).tolist()
         steps = getattr(self._model, "steps_per_execution", 1)
-        self.each_steps = {kind: steps for kind, wants in zip(KINDS, kinds, strict=True) if wants}
+        self.each_steps = {kind: steps for kind, wants in zip(listening.KINDS, wanted[:3], strict=True) if wants}
+        # After these the workers agree on what has come of it.
+        self._settled = {hook for hook, acts in zip(listening.HOOKS, wanted[3:], strict=True) if acts}
+        trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
+        variables = [variable for variable in trained if variable is not self._settable_rate()]
+        if len(set(workers[:, -1])) == 1:  # Otherwise they are those of callbacks that the chief alone was given.
+            known = {id(variable) for variable in trained}
+            variables += [variable for variable in held if id(variable) not in known]
+        self._following = following.Following(self._cluster, variables)
 
     @property
     def history(self) -> keras.callbacks.History:
@@ -83,13 +82,12 @@ class KerasHooks(hooks.Hooks):
 
     def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
         self._model.stop_training, self._training = False, True
-        if saved:
+        if saved and self._cluster.is_chief:
             callback_state.rewind_files(self._kept, saved["callbacks"])
         self._call("on_train_begin")
         self._baseline = callback_state.baseline(self._kept)
         if epoch is not None:  # Once more: a callback may open there what a checkpoint cannot hold.
             self._call("on_epoch_begin", epoch)
-        self._settle()
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         new = callback_state.restore(self._kept, saved["callbacks"], arrays)
@@ -104,27 +102,28 @@ class KerasHooks(hooks.Hooks):
 
     def train_end(self, logs: dict[str, float]) -> None:
         self._call("on_train_end", logs)
+        self._training = False
+        self._send()
+        self._model.history = self._history
         if not self._model.compiled:
             del self._model.optimizer  # The exported model shall not hold it.
 
     def epoch_begin(self, epoch: int) -> None:
         self._call("on_epoch_begin", epoch)
-        self._settle()
 
     def epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         self._call("on_epoch_end", epoch, logs)
-        self._settle()
 
     def batch_begin(self, step: int) -> None:
         self._call("on_train_batch_begin", step)
-        self._settle()
 
     def batch_end(self, step: int, logs: dict[str, float]) -> None:
         self._call("on_train_batch_end", step, logs)
-        self._settle()
 
     def not_finite(self, step: int, loss: float) -> bool:
-        watching = [callback for callback in self._kept if isinstance(callback, keras.callbacks.TerminateOnNaN)]
+        watching = [
+            callback for callback in self._list.callbacks if isinstance(callback, keras.callbacks.TerminateOnNaN)
+        ]
         for callback in watching:
             with _silence(not self._cluster.is_chief):
                 callback.on_batch_end(step, {"loss": loss})
@@ -147,6 +146,7 @@ class KerasHooks(hooks.Hooks):
 
     def test_end(self, logs: dict[str, float]) -> None:
         self._call("on_test_end", logs)
+        self._send()
 
     def predict_begin(self) -> None:
         self._call("on_predict_begin")
@@ -159,23 +159,50 @@ class KerasHooks(hooks.Hooks):
 
     def predict_end(self) -> None:
         self._call("on_predict_end")
+        self._send()
 
     def _call(self, hook: str, *arguments: Any) -> None:
-        # Rounded as Keras' own are: the last bits of a sum depend on how many steps a call has taken.
-        rounded = [_rounded(argument) if isinstance(argument, dict) else argument for argument in arguments]
+        # Sorted and rounded as Keras' own are: the last bits of a sum depend on how many steps a call has taken.
+        *index, logs = arguments if arguments and isinstance(arguments[-1], dict) else (*arguments, {})
+        logs = _rounded(logs)
+        settles = hook in self._settled and self._cluster.num_workers > 1
+        watched = settles and self._cluster.is_chief
+        if watched:
+            self._following.begin()
         with _silence(not self._cluster.is_chief):
-            getattr(self._list, hook)(*rounded)
+            for callback in self._list.callbacks:
+                with self._alone(callback, hook):
+                    getattr(callback, hook)(*index, logs)
+        if watched:
+            self._following.end()
+        if settles:
+            self._settle()
+
+    @contextlib.contextmanager
+    def _alone(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
+        if self._cluster.num_workers == 1 or following.runs_everywhere(callback):
+            yield
+            return
+        advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
+        with alone.alone(f"{type(callback).__name__}.{hook}", advice), alone.local(self._model):
+            yield
 
     def _settle(self) -> None:
-        """Makes the workers agree after a hook: any one stops all, and the chief's learning rate is everyone's."""
+        """Makes the workers agree: any one stops all, and the chief's variables and learning rate are everyone's."""
         if self._cluster.num_workers == 1:
             return
         rate = self._settable_rate()
         mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
-        workers = self._gather([float(self.stop()), mine])
+        workers = self._gather([float(self.stop()), mine, float(self._following.changed)])
         self._model.stop_training = bool(np.any(workers[:, 0]))
+        if workers[0, 2]:
+            self._following.copy()
         if rate is not None and workers[0, 1] != mine:
             rate.assign(workers[0, 1])
+
+    def _send(self) -> None:
+        if self._cluster.num_workers > 1 and not self._training:
+            following.send_attributes(self._cluster, self._kept, self._baseline)
 
     def _settable_rate(self) -> keras.Variable | None:
         rate = getattr(self._optimizer, "learning_rate", None)
@@ -196,7 +223,9 @@ class KerasHooks(hooks.Hooks):
 
 
 def _rounded(logs: dict[str, Any]) -> dict[str, Any]:
-    return {name: float(np.float32(value)) if isinstance(value, float) else value for name, value in logs.items()}
+    return {
+        name: float(np.float32(value)) if isinstance(value, float) else value for name, value in sorted(logs.items())
+    }
 
 
 def of_script(
@@ -247,23 +276,6 @@ def of_script(
     found = KerasHooks(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
     found.console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return found
-
-
-def _wants_batches(callbacks: list[keras.callbacks.Callback], kind: str) -> bool:
-    names = [f"on_{kind}_batch_begin", f"on_{kind}_batch_end"]
-    if kind == "train":
-        names += ["on_batch_begin", "on_batch_end"]  # Keras' older names, which the newer ones call.
-    return any(not _is_idle(callback, name) for callback in callbacks for name in names)
-
-
-def _is_idle(callback: keras.callbacks.Callback, name: str) -> bool:
-    method = getattr(callback, name)
-    if getattr(method, "_is_default", False):  # Keras' mark of what nobody has overridden.
-        return True
-    return any(
-        isinstance(callback, kind) and getattr(method, "__func__", None) is getattr(kind, name) and idle(callback)
-        for kind, idle in _IDLE_BETWEEN_EPOCHS.items()
-    )
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from tfdist import callbacks as callbacks_lib
 from tfdist import config as config_lib
 from tfdist import evaluation, experiment, interruption, loop, outcome, predictions, randomness, step, train
-from tfdist.cluster import strategy
+from tfdist.cluster import alone, strategy
 from tfdist.cluster.strategy import Cluster
 from tfdist.compiled import Compiled
 from tfdist.data import given
@@ -112,7 +112,8 @@ def fit(
             examples is put into batches of it.
         verbose: 1 and "auto" for Keras' bar, or one line an epoch where the output is no terminal; 2 for Keras' line at
             the end of an epoch; 0 for neither. The chief alone prints.
-        callbacks: Keras callbacks, Keras' own and others; the same on every worker.
+        callbacks: Keras callbacks, Keras' own and others; the same on every worker. They run on the chief, and all
+            workers follow; one with `on_all_workers = True` runs on all.
         workdir: where the run lives, the same for all workers: the same script in the same workdir resumes. None:
             nothing is written, and nothing resumed.
         seed: decides the order of the examples.
@@ -126,6 +127,7 @@ def fit(
         ValueError: says which argument cannot be used, and what to do.
         SystemExit: with code 75, when the run was asked to stop and is saved in the workdir: start it again to go on.
     """
+    alone.check("tfdist.fit")
     check_model(cluster, model, "fit")
     if epochs < 1 or initial_epoch < 0 or not isinstance(validation_freq, int) or validation_freq < 1:
         raise ValueError(
@@ -198,6 +200,7 @@ def evaluate(
     Raises:
         ValueError: says which argument cannot be used, and what to do.
     """
+    alone.check("tfdist.evaluate")
     check_model(cluster, model, "evaluate")
     feed = _feed(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
@@ -233,6 +236,7 @@ def predict(
     Raises:
         ValueError: says which argument cannot be used, and what to do.
     """
+    alone.check("tfdist.predict")
     feed = _feed(model, x, None, None, batch_size, steps)
     _check_same(cluster, feed)
     dataset = feed.dataset(experiment.share(cluster), 0, feed.steps)

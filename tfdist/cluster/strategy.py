@@ -16,7 +16,7 @@ from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
 from tfdist import interruption
-from tfdist.cluster import environment, iterators, memory, peers, preflight, resolver, starting
+from tfdist.cluster import alone, environment, iterators, memory, peers, preflight, resolver, starting
 from tfdist.cluster import placement as placement_lib
 
 # How long a worker that has finished waits for the others before it leaves.
@@ -91,9 +91,19 @@ class Cluster:
         """Returns whether `value` is true of any worker; all must call it."""
         return self._sum(value, lambda mine: mine) > 0
 
+    def bytes_from_chief(self, value: bytes) -> bytes:
+        """Returns the chief's `value` on every worker; all must call it."""
+        size = self.from_chief(len(value))
+        if self.num_workers == 1 or size == 0:
+            return value[:size]
+        mine = np.frombuffer(value, np.uint8) if self.is_chief else np.zeros(size, np.uint8)
+        (chiefs,) = self._make_chiefs()([tf.constant(mine, tf.int32)])
+        return chiefs.numpy().astype(np.uint8).tobytes()
+
     def _sum(self, value: int, part: Callable[[tf.Tensor], tf.Tensor]) -> int:
         if self.num_workers == 1:
             return int(value)
+        alone.check("to talk to the other workers")
 
         @tf.function(autograph=False)
         def share(mine: tf.Tensor) -> tf.Tensor:
@@ -101,11 +111,7 @@ class Cluster:
 
         return int(share(tf.constant(int(value), tf.int64)))
 
-    def copy_from_chief(self, variables: Iterable[Any]) -> None:
-        """Gives every worker the chief's values of these Keras variables; all must call it."""
-        if self.num_workers == 1:
-            return
-
+    def _make_chiefs(self) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         @tf.function(autograph=False)
         def share(mine: list[tf.Tensor]) -> list[tf.Tensor]:
             chosen = self.strategy.run(
@@ -113,9 +119,31 @@ class Cluster:
             )
             return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
 
-        floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating]
-        for variable, value in zip(floats, share([tf.convert_to_tensor(v.value) for v in floats]), strict=True):
-            variable.assign(value)
+        return share
+
+    def make_copy_from_chief(self, variables: Iterable[Any]) -> Callable[[], None]:
+        """Makes a function that gives every worker the chief's values of these variables; all must call it.
+
+        Args:
+            variables: of Keras or TensorFlow; those that hold no floats and no signed integers are passed over.
+        """
+        kinds = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+        copied = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
+        copied = [variable for variable in copied if tf.as_dtype(variable.dtype) in kinds]
+        if self.num_workers == 1 or not copied:
+            return lambda: None
+        share = self._make_chiefs()
+
+        def copy() -> None:
+            alone.check("to copy variables")
+            for variable, value in zip(copied, share([tf.convert_to_tensor(one) for one in copied]), strict=True):
+                variable.assign(value)
+
+        return copy
+
+    def copy_from_chief(self, variables: Iterable[Any]) -> None:
+        """Gives every worker the chief's values of these Keras variables; all must call it."""
+        self.make_copy_from_chief(variables)()
 
     def make_gather(self) -> Callable[[Sequence[float]], np.ndarray]:
         """Makes a function that gives every worker the numbers of all: [k] -> float64 [num_workers, k].
@@ -135,7 +163,11 @@ class Cluster:
         def gather(mine: tf.Tensor) -> tf.Tensor:
             return self.strategy.reduce("SUM", self.strategy.run(one_row, args=(mine,)), axis=None)
 
-        return lambda mine: gather(tf.constant(mine, tf.float64)).numpy()
+        def told(mine: Sequence[float]) -> np.ndarray:
+            alone.check("to talk to the other workers")
+            return gather(tf.constant(mine, tf.float64)).numpy()
+
+        return told
 
     @property
     def variables_are_central(self) -> bool:
