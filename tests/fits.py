@@ -192,7 +192,7 @@ def subclass() -> Case:
 
 
 def transformer() -> Case:
-    """Weights of classes; epochs of 3 steps over shuffled batches that come again after 4."""
+    """Weights of classes; epochs of 3 steps over shuffled batches that come again after 4, of mapped examples."""
 
     def build():
         inputs = keras.Input((7,))
@@ -204,7 +204,7 @@ def transformer() -> Case:
         return compiled(model, "sgd", metrics=["accuracy"])
 
     dataset = tf.data.Dataset.from_tensor_slices((TOKENS, LABELS)).shuffle(53, 3, reshuffle_each_iteration=False)
-    dataset = dataset.batch(16).repeat()
+    dataset = dataset.map(lambda tokens, label: (tokens, label)).batch(16).repeat()
     options = {"steps_per_epoch": 3, "validation_data": dataset.take(9), "validation_steps": 2}
     return Case(build=build, data=(dataset,), options=options | {"class_weight": {0: 0.5, 2: 3.0}}, batch_size=None)
 
@@ -367,6 +367,22 @@ def resumed(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def application(cluster: Cluster) -> dict[str, Any]:
+    """Trains a network of keras.applications for a step."""
+    keras.utils.set_random_seed(7)
+    with cluster.scope():
+        net = keras.applications.MobileNet((32, 32, 3), alpha=0.25, weights=None, classes=3, classifier_activation=None)
+        compiled(net, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = net.get_weights()
+    history = tfdist.fit(cluster, net, RANDOM.normal(size=(8, 32, 32, 3)), LABELS[:8], batch_size=8, verbose=0)
+    after = net.get_weights()
+    return {
+        "loss": history.history["loss"],
+        "norms": [float(np.linalg.norm(weights)) for weights in after],
+        "moved": [bool(np.any(one != other)) for one, other in zip(before, after, strict=True)],
+    }
+
+
 class Preprocessing(keras.Sequential):
     """Prepares its data in `fit`, as the tasks of keras-hub do."""
 
@@ -399,6 +415,7 @@ def main() -> None:
     trials = {
         "refused": lambda: refused(cluster),
         "resumed": lambda: resumed(cluster, path.parent),
+        "application": lambda: application(cluster),
     }
     results = {}
     for name in sys.argv[3:]:

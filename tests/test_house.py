@@ -28,7 +28,7 @@ ROOMS = [
     ),
     *("evaluation", "train", "updates", "main"),
     # For scripts.
-    *("model_check", "predictions", "script"),
+    *("model_check", "predictions", "compiled_run", "script"),
     # Commands built on the above.
     *("launch", "tables", "trials", "scaling", "trajectories", "batch_trial", "batch_size", "prepare", "all_reduce"),
     "asynchronous",

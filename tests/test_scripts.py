@@ -11,8 +11,7 @@ import pytest
 from launching import REPOSITORY, run_all
 from topologies import command, environments
 
-# Those of tests/scripts that say the most: the others are run by hand, by trial.py.
-SCRIPTS = ("mnist_convnet", "transfer_learning")
+SCRIPTS = ("mnist_convnet", "transfer_learning", "timeseries", "text_classification", "autoencoder")
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +26,23 @@ def found(tmp_path_factory):
     return results
 
 
-def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found):
-    before, after = found["keras"]["transfer_learning"], found["tfdist"]["transfer_learning"]
+@pytest.mark.parametrize("name", ["transfer_learning", "timeseries", "autoencoder"])
+def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, name):
+    before, after = found["keras"][name], found["tfdist"][name]
     assert list(after["history"]) == list(before["history"])
     for key, values in before["history"].items():
         np.testing.assert_allclose(after["history"][key], values, rtol=2e-4, atol=2e-4, err_msg=key)
     np.testing.assert_allclose(after["evaluated"], before["evaluated"], rtol=2e-4, atol=2e-4)
-    np.testing.assert_allclose(after["predicted"], before["predicted"], rtol=1e-3, atol=1e-3)
+    # Adam makes whole steps of gradients that are no more than roundings.
+    np.testing.assert_allclose(after["predicted"], before["predicted"], rtol=1e-3, atol=5e-3)
 
 
-def test_with_dropout_they_learn_as_much(found):
-    before, after = found["keras"]["mnist_convnet"], found["tfdist"]["mnist_convnet"]
+@pytest.mark.parametrize("name", ["mnist_convnet", "text_classification"])
+def test_with_dropout_they_learn_as_much(found, name):
+    before, after = found["keras"][name], found["tfdist"][name]
     assert list(after["history"]) == list(before["history"])
     assert np.shape(after["predicted"]) == np.shape(before["predicted"])
-    assert before["evaluated"][1] > 0.95 and after["evaluated"][1] > 0.95
+    assert before["evaluated"][1] > 0.9 and after["evaluated"][1] > 0.9
     assert abs(after["evaluated"][0] - before["evaluated"][0]) < 0.25
 
 
@@ -97,15 +99,15 @@ def test_from_fit(lab):
 
 def test_from_horovod(lab):
     shortened = ("WARMUP_EPOCHS = 24, 3", "WARMUP_EPOCHS = 3, 3")
-    (chief,) = script(lab, "from-horovod.md", "my_horovod.py", shortened)
+    chief, other = script(lab, "from-horovod.md", "my_horovod.py", shortened, workers=2)
     rates = re.findall(r"learning_rate: (\S+)$", chief, re.MULTILINE)
     # 0.001 for each replica, after three epochs of warm-up; a batch is 128 for each of them.
-    assert rates == ["3.3333e-04", "6.6667e-04", "0.0010"] and "Epoch 3/3 - 5/5" in chief
+    assert rates == ["6.6667e-04", "0.0013", "0.0020"] and "Epoch 3/3 - 3/3" in chief and "Epoch" not in other
     assert sorted(path.name for path in lab.glob("*.h5")) == [f"checkpoint-{n}.weights.h5" for n in (1, 2, 3)]
 
 
 def test_from_ddp(lab):
-    (chief,) = script(lab, "from-ddp.md", "my_ddp.py")
+    chief, _ = script(lab, "from-ddp.md", "my_ddp.py", workers=2)
     losses = [float(loss) for loss in re.findall(r"^Epoch \d/3 - 5/5 - .* loss: (\S+)$", chief, re.MULTILINE)]
     assert len(losses) == 3 and losses[2] < losses[0]
 
@@ -114,7 +116,7 @@ def test_from_a_loop(lab):
     for file, text in scripts("from-tf-distribute.md").items():
         compile(text, file, "exec")
         (lab / file).write_text(text)
-    on_workers(lab, command(lab / "runs/loop", config="my_loop_config.py"), workers=1)
+    on_workers(lab, command(lab / "runs/loop", config="my_loop_config.py"), workers=2)
     records = [json.loads(text) for text in (lab / "runs/loop/metrics.jsonl").read_text().splitlines()]
     evaluations = [record["accuracy"] for record in records if record["kind"] == "evaluation"]
     assert len(evaluations) == 3 and evaluations[-1] > 0.5

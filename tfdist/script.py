@@ -7,22 +7,19 @@ import os
 import signal
 import sys
 import types
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfdist import callbacks as callbacks_lib
+from tfdist import compiled_run, evaluation, experiment, interruption, loop, outcome, predictions, train
 from tfdist import config as config_lib
-from tfdist import evaluation, experiment, interruption, loop, outcome, predictions, randomness, step, train
 from tfdist.cluster import alone, strategy
 from tfdist.cluster.strategy import Cluster
-from tfdist.compiled import Compiled
 from tfdist.data import given
-from tfdist.data.feeds import Batches, Feed
+from tfdist.data.feeds import Feed
 from tfdist.model_check import check_model
 
 
@@ -149,17 +146,10 @@ def fit(
     if validation_data is not None:
         batch_size = validation_batch_size or batch_size
         validation = _feed(model, *keras.utils.unpack_x_y_sample_weight(validation_data), batch_size, validation_steps)
-    config = config_lib.Config(
-        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
-        data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=feed.batch_size, shuffle=bool(shuffle)),
-        train=config_lib.Train(epochs=epochs, precision=_precision(model)),
-        evaluation=config_lib.Evaluation(every=config_lib.Every(epochs=validation_freq)),
-        report=config_lib.Report(every=config_lib.Every(epochs=1)),
-        seed=seed,
-    )
+    config = _config(model, type(x).__name__, feed.batch_size, epochs, validation_freq, bool(shuffle), seed)
     workdir = None if workdir is None else Path(workdir).expanduser()
     with _stoppable(workdir) as stop:
-        run = make_run(cluster, model, config, feed, validation, workdir, stop)
+        run = compiled_run.make_run(cluster, model, config, feed, validation, workdir, stop)
         hooks = callbacks_lib.of_script(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
         )
@@ -204,7 +194,7 @@ def evaluate(
     check_model(cluster, model, "evaluate")
     feed = _feed(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
-    run = make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
+    run = compiled_run.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
     hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
     logs = evaluation.evaluate(loop.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
     cluster.pause()
@@ -238,7 +228,7 @@ def predict(
     """
     alone.check("tfdist.predict")
     feed = _feed(model, x, None, None, batch_size, steps)
-    _check_same(cluster, feed)
+    compiled_run.check_same(cluster, feed)
     dataset = feed.dataset(experiment.share(cluster), 0, feed.steps)
     hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
     outputs = predictions.gather(cluster, model, cluster.distribute(dataset), feed.steps, hooks)
@@ -256,67 +246,15 @@ def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:
     return tuple(len(one.shape) for one in inputs) if inputs else None
 
 
-def _precision(model: keras.Model) -> str:
-    return "float16" if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) else "float32"
-
-
-def make_run(
-    cluster: Cluster,
-    model: keras.Model,
-    config: config_lib.Config,
-    feed: Feed,
-    validation: Feed | None,
-    workdir: Path | None,
-    stop: interruption.StopRequest,
-) -> experiment.Run:
-    """Makes a run of a compiled model, without callbacks, that trains on `feed`.
-
-    Raises:
-        ValueError: the model was not made in the cluster's scope, or the workers have different data.
-    """
-    used = [feed] if validation is None else [feed, validation]
-    for one in {id(one): one for one in used}.values():
-        _check_same(cluster, one)
-    with cluster.scope():
-        model._symbolic_build(data_batch=feed.element_spec)
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer  # tfdist scales the loss itself: Keras looks at replica 0 alone.
-    compiled = Compiled(
-        model=model, optimizer=optimizer, may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in used)
+def _config(
+    model: keras.Model, data: str, batch_size: int, epochs: int, validation_freq: int, shuffle: bool, seed: int
+) -> config_lib.Config:
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return config_lib.Config(
+        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
+        data=config_lib.Data(source={"kind": data}, batch_size=batch_size, shuffle=shuffle),
+        train=config_lib.Train(epochs=epochs, precision="float16" if scaled else "float32"),
+        evaluation=config_lib.Evaluation(every=config_lib.Every(epochs=validation_freq)),
+        report=config_lib.Report(every=config_lib.Every(epochs=1)),
+        seed=seed,
     )
-    trainer = step.compiled_trainer(cluster, config, compiled, optimizer)
-    randomness.address(model, optimizer.iterations, strategy.replica_id)
-    share = experiment.share(cluster)
-    return experiment.make_run(
-        config,
-        workdir,
-        cluster,
-        stop,
-        trainer,
-        training_data=lambda first_step, last_step: feed.dataset(share, first_step, last_step),
-        evaluation_data=None
-        if validation is None
-        else lambda: (validation.dataset(share, 0, validation.steps), validation.steps),
-        evaluation_examples=None,
-        steps_per_epoch=feed.steps,
-        total_steps=round(config.train.epochs * feed.steps),
-        batch_size=feed.batch_size,
-        notes=() if feed.weakness is None else (f"An exact resume needs care: {feed.weakness}.",),
-    )
-
-
-def _check_same(cluster: Cluster, feed: Feed) -> None:
-    """Compares the size of the data with the chief's, and the first batch where every worker makes whole batches."""
-    if cluster.num_workers == 1:
-        return
-    mark = zlib.crc32(repr((feed.steps, feed.batch_size)).encode())
-    if isinstance(feed, Batches) and feed.sample is not None:
-        for part in feed.sample():
-            mark = zlib.crc32(np.ascontiguousarray(part), mark)
-    if cluster.from_chief(mark) != mark:
-        raise ValueError(
-            f"Worker {cluster.rank} has other data than worker 0: {feed.steps} steps of {feed.batch_size} examples "
-            "here, or another first batch. All workers must give the same data in the same order, of which each takes "
-            "its share: seed what shuffles it, by keras.utils.set_random_seed before the dataset is made."
-        )

@@ -1,0 +1,76 @@
+"""Makes a run of a compiled model, for `script.py`, and compares the workers' data."""
+
+import zlib
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from tfdist import config as config_lib
+from tfdist import experiment, interruption, randomness, step
+from tfdist.cluster import strategy
+from tfdist.cluster.strategy import Cluster
+from tfdist.compiled import Compiled
+from tfdist.data.feeds import Batches, Feed
+
+
+def make_run(
+    cluster: Cluster,
+    model: keras.Model,
+    config: config_lib.Config,
+    feed: Feed,
+    validation: Feed | None,
+    workdir: Path | None,
+    stop: interruption.StopRequest,
+) -> experiment.Run:
+    """Makes a run of a compiled model, without callbacks, that trains on `feed`.
+
+    Raises:
+        ValueError: the model was not made in the cluster's scope, or the workers have different data.
+    """
+    used = [feed] if validation is None else [feed, validation]
+    for one in {id(one): one for one in used}.values():
+        check_same(cluster, one)
+    with cluster.scope():
+        model._symbolic_build(data_batch=feed.element_spec)
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer  # tfdist scales the loss itself: Keras looks at replica 0 alone.
+    compiled = Compiled(
+        model=model, optimizer=optimizer, may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in used)
+    )
+    trainer = step.compiled_trainer(cluster, config, compiled, optimizer)
+    randomness.address(model, optimizer.iterations, strategy.replica_id)
+    share = experiment.share(cluster)
+    return experiment.make_run(
+        config,
+        workdir,
+        cluster,
+        stop,
+        trainer,
+        training_data=lambda first_step, last_step: feed.dataset(share, first_step, last_step),
+        evaluation_data=None
+        if validation is None
+        else lambda: (validation.dataset(share, 0, validation.steps), validation.steps),
+        evaluation_examples=None,
+        steps_per_epoch=feed.steps,
+        total_steps=round(config.train.epochs * feed.steps),
+        batch_size=feed.batch_size,
+        notes=() if feed.weakness is None else (f"An exact resume needs care: {feed.weakness}.",),
+    )
+
+
+def check_same(cluster: Cluster, feed: Feed) -> None:
+    """Compares the size of the data with the chief's, and the first batch where every worker makes whole batches."""
+    if cluster.num_workers == 1:
+        return
+    mark = zlib.crc32(repr((feed.steps, feed.batch_size)).encode())
+    if isinstance(feed, Batches) and feed.sample is not None:
+        for part in feed.sample():
+            mark = zlib.crc32(np.ascontiguousarray(part), mark)
+    if cluster.from_chief(mark) != mark:
+        raise ValueError(
+            f"Worker {cluster.rank} has other data than worker 0: {feed.steps} steps of {feed.batch_size} examples "
+            "here, or another first batch. All workers must give the same data in the same order, of which each takes "
+            "its share: seed what shuffles it, by keras.utils.set_random_seed before the dataset is made."
+        )
