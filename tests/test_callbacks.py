@@ -296,7 +296,8 @@ def test_variables_that_callbacks_hold_are_found():
     class Holding(keras.callbacks.Callback):
         def __init__(self):
             super().__init__()
-            self.mine, self.nested, self.other = held[0], {"a": [nested, held[0]]}, 3
+            self.mine, self.nested, self.other = held[0], {"a": [nested, held[0]]}, [3]
+            self.other.append(self.other)
 
         def on_epoch_end(self, epoch, logs=None):
             MODULES.assign_add(1)

@@ -116,7 +116,7 @@ def test_from_a_loop(lab):
     for file, text in scripts("from-tf-distribute.md").items():
         compile(text, file, "exec")
         (lab / file).write_text(text)
-    on_workers(lab, command(lab / "runs/loop", config="my_loop_config.py"), workers=2)
+    on_workers(lab, command(lab / "runs/loop", config="my_loop_config.py"), workers=1)
     records = [json.loads(text) for text in (lab / "runs/loop/metrics.jsonl").read_text().splitlines()]
     evaluations = [record["accuracy"] for record in records if record["kind"] == "evaluation"]
     assert len(evaluations) == 3 and evaluations[-1] > 0.5

@@ -6,6 +6,7 @@ functions hold (what a loss is annealed by, say), the learning rate, `model.stop
 scripts may read of it: its attributes. A callback with the attribute `on_all_workers = True` runs everywhere.
 """
 
+import collections
 import contextlib
 import inspect
 import json
@@ -31,10 +32,9 @@ def runs_everywhere(callback: keras.callbacks.Callback) -> bool:
 
 def held_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
     """Returns the variables that callbacks hold: attributes, and what their functions find in closures and globals."""
-    found: dict[int, Any] = {}
+    waiting: collections.deque[Any] = collections.deque()
     for callback in callbacks:
-        for value in vars(callback).values():
-            _add(value, found)
+        waiting += vars(callback).values()
         functions = [value for value in vars(callback).values() if inspect.isfunction(value)]
         for kind in type(callback).__mro__:
             if not kind.__module__.startswith("keras."):
@@ -42,17 +42,18 @@ def held_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
         for function in functions:
             with contextlib.suppress(ValueError):  # A name of a closure that has no value yet.
                 known = inspect.getclosurevars(function)
-                for value in (*known.nonlocals.values(), *known.globals.values()):
-                    _add(value, found)
-    return list(found.values())
-
-
-def _add(value: Any, found: dict[int, Any]) -> None:
-    if isinstance(value, keras.Variable | tf.Variable):
-        found[id(value)] = value
-    elif isinstance(value, list | tuple | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            _add(one, found)
+                waiting += [*known.nonlocals.values(), *known.globals.values()]
+    found, seen = [], set()
+    while waiting:
+        value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, keras.Variable | tf.Variable):
+            found.append(value)
+        elif isinstance(value, list | tuple | dict):
+            waiting += value.values() if isinstance(value, dict) else value
+    return found
 
 
 class Following:
