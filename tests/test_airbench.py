@@ -1,4 +1,4 @@
-"""The quick network for CIFAR-10: its sizes, its whitening layer, and lookahead SGD against NumPy."""
+"""The quick network for CIFAR-10: its sizes, its whitening layer, and its two optimizers against NumPy."""
 
 import subprocess
 import sys
@@ -99,6 +99,49 @@ def test_lookahead_sgd_refuses_what_it_cannot_use():
         optimizers.lookahead_sgd(0.1)
     with pytest.raises(ValueError, match=r"Received: interval=0, decay=0\.95"):
         optimizers.lookahead_sgd(0.1, total_steps=3, interval=0)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 3, 5), (1, 2, 2, 6)], ids=["tall", "wide"])
+def test_muon_moves_kernels_by_orthogonal_matrices(shape):
+    rate, momentum = 0.1, 0.6
+    optimizer = optimizers.muon(schedules.constant(rate, total_steps=3), momentum=momentum, iterations=30)
+    random = np.random.default_rng(0)
+    kernel = keras.Variable(random.normal(size=shape), name="kernel")
+    optimizer.build([kernel])
+    velocity = np.zeros(shape)
+    for _ in range(3):
+        before, gradient = kernel.numpy(), random.normal(size=shape)
+        optimizer.apply([tf.constant(gradient, tf.float32)], [kernel])
+        velocity = momentum * velocity + gradient
+        left, _, right = np.linalg.svd((gradient + momentum * velocity).reshape(-1, shape[-1]), full_matrices=False)
+        scaled = before * np.sqrt(shape[-1]) / np.linalg.norm(before)
+        moved = ((scaled - kernel.numpy()) / rate).reshape(-1, shape[-1])
+        # The polynomial leaves singular values between 0.68 and 1.13, and the singular vectors as they are.
+        values = left.T @ moved @ right.T
+        assert np.all((np.diag(values) > 0.67) & (np.diag(values) < 1.14))
+        np.testing.assert_allclose(values, np.diag(np.diag(values)), atol=1e-3)
+
+
+def test_muon_moves_other_weights_by_sgd():
+    schedule = schedules.constant(0.1, total_steps=3)
+    optimizer = optimizers.muon(schedule, other_rate=3.0, other_momentum=0.5, offset_rate=4.0, weight_decay=0.02)
+    reference = [keras.optimizers.SGD(0.1 * factor, 0.5, nesterov=True) for factor in (3.0, 12.0)]
+    with keras.name_scope("norm"):
+        weights = [keras.Variable([[1.0, -2.0]], name="kernel"), keras.Variable([0.5], name="beta")]
+        expected = [keras.Variable(weight, name="expected") for weight in weights]
+    for gradients in np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32):
+        gradients = [tf.constant(gradients[None, :2]), tf.constant(gradients[2:])]
+        optimizer.apply(gradients, weights)
+        for sgd, gradient, variable in zip(reference, gradients, expected, strict=True):
+            variable.assign(variable * (1 - 0.1 * 0.02))
+            sgd.apply([gradient], [variable])
+    for weight, variable in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(weight, variable, rtol=1e-5)
+
+
+def test_muon_refuses_what_it_cannot_use():
+    with pytest.raises(ValueError, match=r"Received: iterations=0, momentum=0\.6"):
+        optimizers.muon(0.1, iterations=0)
 
 
 def test_adapted_run_is_the_same_on_two_workers(tmp_path):

@@ -320,11 +320,12 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
         (["--config"], "Name a config file"),
         (["--config=nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
+        (["--config=base.py", "eval"], "There is no argument without a flag. Received: 'eval'"),
         (["--config=other.py"], "get_config() must return a tfdist.config.Config. Received: dict"),
         (["--config.seed=3", "--config=base.py"], "Found --config.seed=3 in argv before a value for --config"),
     ],
 )
-def test_a_missing_or_wrong_config_file_is_named(command_line, arguments, message):
+def test_a_command_line_that_cannot_be_meant_so_is_refused(command_line, arguments, message):
     done = command_line(*arguments)
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 

@@ -117,7 +117,6 @@ def find(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the search, or one trial of it; a mistake ends it with one message."""
-    command_line.flags_only(argv[1:])
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
         outcome.end(lambda: batch_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))

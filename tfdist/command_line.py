@@ -71,7 +71,8 @@ def define_config() -> flags.FlagHolder:
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line, for `app.run(main, flags_parser=parse)`; ends the process where it is wrong.
 
-    `none` stands for None in a field that may be None, and in a number of a spec.
+    `none` stands for None in a field that may be None, and in a number of a spec. An argument without a flag is
+    refused: a forgotten "--" would otherwise be passed over.
     """
     if not {"--help", "--helpfull", "--helpshort", "-help", "-?"} & set(argv):
         _check_file(argv)
@@ -85,6 +86,7 @@ def parse(argv: list[str]) -> list[str]:
         sys.exit(f"--config={path}: get_config() must return a tfdist.config.Config. Received: {type(config).__name__}")
     for name, value in flags.FLAGS["config"].override_values.items():
         _none_where_meant(config, name, value)
+    flags_only(rest[1:])
     return rest
 
 

@@ -73,7 +73,7 @@ def parse(argv: list[str]) -> list[str]:
             name = re.match(r"--?(?:no)?(\w+)", argument)
             if name and name[1] in foreign:
                 sys.exit(f"--{name[1]} belongs {side} the lone --. Received: {' '.join(argv[1:])}")
-    command_line.flags_only(command_line.parse([argv[0], *ours, *theirs])[1:])
+    command_line.parse([argv[0], *ours, *theirs])
     if _WORKERS.value is None:
         sys.exit("Say how many workers to start, such as --workers=2")
     if (_MIN_WORKERS.value or 1) > _WORKERS.value:

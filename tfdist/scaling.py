@@ -158,7 +158,6 @@ def study(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    command_line.flags_only(argv[1:])
     with command_line.one_message("tfdist.scaling"):
         study(sys.argv)
     return 0

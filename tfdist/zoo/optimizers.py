@@ -1,5 +1,7 @@
 """Optimizers that Keras does not have. Saved models need none of them."""
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -76,3 +78,84 @@ class LookaheadSGD(keras.optimizers.SGD):
         now = keras.ops.equal(done % self._interval, 0)
         self.assign(average, keras.ops.where(now, looked_back, average))
         self.assign(variable, keras.ops.where(now, looked_back, variable))
+
+
+def muon(
+    schedule: keras.optimizers.schedules.LearningRateSchedule,
+    *,
+    momentum: float = 0.6,
+    iterations: int = 3,
+    other_rate: float = 1.0,
+    other_momentum: float = 0.85,
+    offset_rate: float = 1.0,
+    weight_decay: float = 0.0,
+) -> "Muon":
+    """Returns an optimizer that moves the kernels of convolutions by orthogonal matrices, and all else by SGD.
+
+    After K. Jordan (https://kellerjordan.github.io/posts/muon): the Nesterov momentum of a kernel, written as a matrix
+    of (height x width x inputs) rows and a column for each filter, is replaced by the orthogonal matrix next to it, so
+    that all directions are learnt at one pace. A few Newton-Schulz iterations come near enough. Before it, the kernel
+    is scaled so that its filters have the norm 1 in the root mean square: only for kernels that a normalisation
+    follows.
+
+    Args:
+        schedule: the learning rate of the kernels of convolutions (all weights of rank 4).
+        momentum: how much of the gradients before stays, in a kernel.
+        iterations: of Newton and Schulz.
+        other_rate: what the learning rate is multiplied by for all other weights; they are moved by SGD with
+            Nesterov momentum, as `keras.optimizers.SGD` does it.
+        other_momentum: its momentum.
+        offset_rate: what the learning rate of offsets ("beta") of normalisation layers is multiplied by, beyond that.
+        weight_decay: as in `keras.optimizers.SGD`: learning rate x weight_decay of each of the other weights is taken
+            away in every step. Of kernels the scaling leaves nothing of it.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if iterations < 1 or not 0.0 <= momentum < 1.0:
+        raise ValueError(
+            "config.optimizer: iterations must be at least 1 and momentum within 0 .. 1. "
+            f"Received: iterations={iterations}, momentum={momentum}"
+        )
+    return Muon(schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay)
+
+
+class Muon(keras.optimizers.SGD):
+    """Made by `muon`."""
+
+    def __init__(self, schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay):
+        super().__init__(schedule, momentum=other_momentum, nesterov=True, weight_decay=weight_decay or None)
+        self._kernel_momentum = momentum
+        self._newton_schulz_iterations = iterations
+        self._other_rate = other_rate
+        self._offset_rate = offset_rate
+
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
+        """Updates one weight and its momentum."""
+        index = self._get_variable_index(variable)
+        if len(variable.shape) != 4:
+            factor = self._offset_rate if self._trainable_variables[index].path.endswith("/beta") else 1.0
+            super().update_step(gradient, variable, learning_rate * self._other_rate * factor)
+            return
+        velocity = self.momentums[index]
+        gradient = keras.ops.cast(gradient, variable.dtype)
+        self.assign(velocity, self._kernel_momentum * velocity + gradient)
+        direction = keras.ops.reshape(gradient + self._kernel_momentum * velocity, [-1, variable.shape[-1]])
+        direction = keras.ops.reshape(_orthogonal(direction, self._newton_schulz_iterations), variable.shape)
+        norm = keras.ops.sqrt(keras.ops.sum(keras.ops.square(variable)))
+        scaled = variable * (math.sqrt(variable.shape[-1]) / norm)
+        self.assign(variable, scaled - keras.ops.cast(learning_rate, variable.dtype) * direction)
+
+
+def _orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:
+    """Returns about the orthogonal matrix nearest to `matrix` [rows, columns]: its singular values become 0.7 to 1.2.
+
+    The polynomial is that of the source named at `muon`; singular values far below the largest need more iterations.
+    """
+    wide = matrix.shape[0] < matrix.shape[1]
+    x = matrix if wide else keras.ops.transpose(matrix)
+    x = x / (keras.ops.sqrt(keras.ops.sum(keras.ops.square(x))) + 1e-7)
+    for _ in range(iterations):
+        square = keras.ops.matmul(x, keras.ops.transpose(x))
+        x = 3.4445 * x + keras.ops.matmul(2.0315 * keras.ops.matmul(square, square) - 4.7750 * square, x)
+    return x if wide else keras.ops.transpose(x)
