@@ -1,0 +1,31 @@
+"""configs/cifar.py with Muon, which learns more in the first epochs, and with six views of each test image.
+
+    python -m tfdist.launch --workers=2 -- --config=configs/cifar_fast.py --workdir=runs/cifar_fast \\
+        --config.data.source="{'target': 'tfdist.zoo.sources:image_folder', 'path': 'DIR'}"
+
+On CIFAR-10 as JPEG files of quality 75, with halved colour, two workers with one core each of an AMD EPYC (bfloat16,
+no AMX) reached 91.48 % of the 10,000 test images after these 16 epochs, and 98 % of the training images in the last.
+"""
+
+from configs import cifar
+from tfdist import config as c
+
+
+def get_config() -> c.Config:
+    """Returns the configuration of the run."""
+    config = cifar.get_config()
+    config.objective["shift"] = 1
+    config.optimizer = {
+        "target": "tfdist.zoo.optimizers:muon",
+        # The kernels' rate is the peak; all else learns at the rates of arXiv 2404.00498.
+        "other_rate": 6.25,
+        "offset_rate": 64.0,
+        "weight_decay": 0.055,
+    }
+    config.learning_rate = c.LearningRate(
+        peak=0.12, schedule={"target": "tfdist.zoo.schedules:one_cycle", "peak_at": 0.0, "initial": 1.0}
+    )
+    config.train.epochs = 16
+    # To look at six views of each image takes as long as half an epoch: once, at the end.
+    config.evaluation = c.Evaluation(every=c.Every())
+    return config
