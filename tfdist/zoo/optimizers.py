@@ -45,12 +45,25 @@ def lookahead_sgd(
     return LookaheadSGD(schedule, momentum, weight_decay, offset_rate, interval, decay, total_steps)
 
 
-class LookaheadSGD(keras.optimizers.SGD):
+class _SGD(keras.optimizers.SGD):
+    """Keras' SGD with Nesterov momentum, and a learning rate of their own for the offsets of normalisation layers."""
+
+    def __init__(self, schedule, momentum, weight_decay, offset_rate):
+        super().__init__(schedule, momentum=momentum, nesterov=True, weight_decay=weight_decay or None)
+        self._offset_rate = offset_rate
+
+    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
+        """Updates one weight and its momentum."""
+        path = self._trainable_variables[self._get_variable_index(variable)].path
+        factor = self._offset_rate if path.endswith("/beta") else 1.0
+        super().update_step(gradient, variable, learning_rate * factor)
+
+
+class LookaheadSGD(_SGD):
     """Made by `lookahead_sgd`."""
 
     def __init__(self, schedule, momentum, weight_decay, offset_rate, interval, decay, total_steps):
-        super().__init__(schedule, momentum=momentum, nesterov=True, weight_decay=weight_decay or None)
-        self._offset_rate = offset_rate
+        super().__init__(schedule, momentum, weight_decay, offset_rate)
         self._interval = interval
         self._decay = decay
         self._total_steps = total_steps
@@ -67,10 +80,8 @@ class LookaheadSGD(keras.optimizers.SGD):
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         """Updates one weight, its momentum and its average."""
-        index = self._get_variable_index(variable)
-        factor = self._offset_rate if self._trainable_variables[index].path.endswith("/beta") else 1.0
-        super().update_step(gradient, variable, learning_rate * factor)
-        average = self._averages[index]
+        super().update_step(gradient, variable, learning_rate)
+        average = self._averages[self._get_variable_index(variable)]
         done = self.iterations + 1
         share = self._decay**self._interval * (keras.ops.cast(done, "float32") / self._total_steps) ** 3
         share = keras.ops.cast(share, average.dtype)
@@ -120,24 +131,21 @@ def muon(
     return Muon(schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay)
 
 
-class Muon(keras.optimizers.SGD):
+class Muon(_SGD):
     """Made by `muon`."""
 
     def __init__(self, schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay):
-        super().__init__(schedule, momentum=other_momentum, nesterov=True, weight_decay=weight_decay or None)
+        super().__init__(schedule, other_momentum, weight_decay, offset_rate)
         self._kernel_momentum = momentum
         self._newton_schulz_iterations = iterations
         self._other_rate = other_rate
-        self._offset_rate = offset_rate
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         """Updates one weight and its momentum."""
-        index = self._get_variable_index(variable)
         if len(variable.shape) != 4:
-            factor = self._offset_rate if self._trainable_variables[index].path.endswith("/beta") else 1.0
-            super().update_step(gradient, variable, learning_rate * self._other_rate * factor)
+            super().update_step(gradient, variable, learning_rate * self._other_rate)
             return
-        velocity = self.momentums[index]
+        velocity = self.momentums[self._get_variable_index(variable)]
         gradient = keras.ops.cast(gradient, variable.dtype)
         self.assign(velocity, self._kernel_momentum * velocity + gradient)
         direction = keras.ops.reshape(gradient + self._kernel_momentum * velocity, [-1, variable.shape[-1]])
