@@ -53,7 +53,8 @@ class KerasHooks(hooks.Hooks):
 
     def _agree(self, given: list[keras.callbacks.Callback]) -> None:
         # Asked of all workers: those who come from Horovod give some callbacks to the chief alone.
-        held = following.held_variables(given)
+        # With one worker nobody follows, and a script's globals may be long lists.
+        held = following.held_variables(given) if self._cluster.num_workers > 1 else []
         shown = self._bar is not None and self._bar.moves
         batches = [listening.wants_batches(given, kind) for kind in listening.KINDS]
         acting = [any(listening.acts(callback, hook) for callback in given) for hook in listening.HOOKS]
