@@ -27,7 +27,7 @@ def get_config() -> c.Config:
     config.learning_rate = c.LearningRate(
         peak=0.12, schedule={"target": "tfdist.zoo.schedules:one_cycle", "peak_at": 0.0, "initial": 1.0}
     )
-    config.train.epochs = 16
+    config.train.epochs = 12
     # To look at six views of each image takes as long as half an epoch: once, at the end.
     config.evaluation = c.Evaluation(every=c.Every())
     return config

@@ -159,11 +159,19 @@ def _orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:
     """Returns about the orthogonal matrix nearest to `matrix` [rows, columns]: its singular values become 0.7 to 1.2.
 
     The polynomial is that of the source named at `muon`; singular values far below the largest need more iterations.
+    All that an iteration does is to multiply by a polynomial of the square matrix x x'. So three of them are taken on
+    that small matrix, and `matrix` itself is multiplied twice for the three; beyond three, rounding errors would grow.
     """
     wide = matrix.shape[0] < matrix.shape[1]
     x = matrix if wide else keras.ops.transpose(matrix)
     x = x / (keras.ops.sqrt(keras.ops.sum(keras.ops.square(x))) + 1e-7)
-    for _ in range(iterations):
+    identity = keras.ops.eye(x.shape[0], dtype=x.dtype)
+    for start in range(0, iterations, 3):
         square = keras.ops.matmul(x, keras.ops.transpose(x))
-        x = 3.4445 * x + keras.ops.matmul(2.0315 * keras.ops.matmul(square, square) - 4.7750 * square, x)
+        product = identity
+        for _ in range(min(3, iterations - start)):
+            factor = 3.4445 * identity - 4.7750 * square + 2.0315 * keras.ops.matmul(square, square)
+            square = keras.ops.matmul(factor, keras.ops.matmul(square, factor))
+            product = keras.ops.matmul(factor, product)
+        x = keras.ops.matmul(product, x)
     return x if wide else keras.ops.transpose(x)
