@@ -7,8 +7,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
+
+from tfdist.contest import works
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed; only the benchmark's peer needs it"
+)
 
 
 def benchmark(*flags: str) -> subprocess.CompletedProcess:
@@ -37,6 +44,30 @@ def test_steps_are_measured_beside_baselines_and_peers(tmp_path):
         assert row["name"] in done.stdout
         assert row["steps"] % (50 if "50 steps" in row["name"] else 1) == 0
         assert row["ratio"] == pytest.approx(row["milliseconds"] / rows[-1]["milliseconds"])
+
+
+@needs_torch
+def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
+    path = tmp_path / "numbers.json"
+    flags = ["--workers=1,2", "--variants=float32,bfloat16+compressed", "--seconds=0.02", "--rounds=1", "--nopin"]
+    done = benchmark("--sections=steps", "--works=mlp", "--peers=ddp", *flags, f"--json={path}")
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    for name in ("alone", "DDP"):
+        for variant in ("float32", "bfloat16+compressed"):
+            assert rows[f"PyTorch {name} {variant}"]["milliseconds"] > 0
+
+
+@needs_torch
+@pytest.mark.parametrize("name", works.WORKS)
+def test_pytorchs_networks_learn_as_many_numbers(name):
+    from tfdist import config
+    from tfdist.contest import torch_networks
+
+    work = works.WORKS[name]
+    keras_model = config.build(work.model, field="config.model")
+    count = sum(int(np.prod(weight.shape)) for weight in keras_model.trainable_variables)
+    assert sum(weight.numel() for weight in torch_networks.network(name).parameters()) == count
 
 
 def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
