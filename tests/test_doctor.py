@@ -50,6 +50,14 @@ def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
     assert found.rstrip().endswith("BAD: 1 of 9 findings.")
 
 
+def test_a_step_that_fails_is_a_finding(tmp_path):
+    bad = command(f"--workdir={tmp_path}", "--config.model.group_size=48")
+    done = subprocess.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    found = re.search(r"^step +BAD +.*", done.stdout, re.MULTILINE)
+    assert found and "group_size=48" in found[0] and "must divide" in found[0], done.stdout + done.stderr
+
+
 def worker(**facts):
     """What a healthy worker says of itself."""
     return {"versions": {"tensorflow": "2.21.0"}, "unresolved": [], "gpus": 4, "on_host": 4} | facts

@@ -92,6 +92,8 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
 
 def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> None:
     """Opens the data, builds the model, and runs a few steps: what a training does first."""
+    import tensorflow as tf
+
     from tfdist import all_reduce, batch_trial, checkpoint, experiment
     from tfdist.cluster import strategy
 
@@ -113,7 +115,11 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     free = device_bytes(plan) or batch_trial.free_bytes() // (plan.placement.local_size * plan.local_replicas)
     findings.append(checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(checks.disk(workdir, stored, config.checkpoint.keep))
-    bare = batch_trial.step_seconds(started, _STEPS, communication=False)
+    try:
+        bare = batch_trial.step_seconds(started, _STEPS, communication=False)
+    except (ValueError, tf.errors.OpError) as error:
+        findings.append(checks.failed("step", error))
+        return
     seconds = all_reduce.measure(cluster, num_bytes) if replicas > 1 else 0.0
     findings.append(checks.communication(seconds, num_bytes, replicas, bare))
     strategy.leave(cluster)
