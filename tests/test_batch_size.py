@@ -38,6 +38,7 @@ def test_the_search_finds_the_largest_that_fits_and_asks_for_none_twice(smallest
 
 def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path):
     options = ["--smallest=32", "--multiple_of=16", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
+    options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
     found = run(*options, "--config.data.train_split=train[:40]")
     with (tmp_path / "batch_size.csv").open(newline="") as file:
         rows = {int(row["batch_a_replica"]): row for row in csv.DictReader(file)}

@@ -115,6 +115,37 @@ def test_prepared_examples_are_kept_where_nothing_is_random(tmp_path):
     assert keep(source, tmp_path, "prepared", flipped, training=False)[0].read(ids)["image"].shape == (10, 4, 4, 1)
 
 
+def test_what_numpys_files_do_not_know_is_kept_by_its_bits(tmp_path):
+    def halves(batch, seeds, *, training):
+        return {"x": tf.cast(batch["label"], tf.bfloat16)[:, None] / 3, "label": batch["label"]}
+
+    ids, nothing = tf.range(4, dtype=tf.int64), tf.zeros([4, 2], tf.int64)
+    expected = halves(Source(10).read(ids), nothing, training=True)
+    for directory in (None, tmp_path, tmp_path):  # In memory; written; found again.
+        found = keep(Source(10), directory, "prepared", halves)[0].read(ids)
+        assert found["x"].dtype == tf.bfloat16
+        np.testing.assert_array_equal(found["x"], expected["x"])
+        np.testing.assert_array_equal(found["label"], expected["label"])
+    (manifest,) = tmp_path.glob("*/manifest.json")
+    assert json.loads(manifest.read_text())["arrays"] == {"x": "bfloat16", "label": "numbers"}
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_examples_that_differ_in_shape_are_refused(where, tmp_path):
+    class Padded(Source):
+        """Pads to the longest example that is read at a time."""
+
+        def read(self, ids):
+            return {"tokens": tf.tile(ids[:, None], [1, 2 + tf.cast(tf.reduce_max(ids) // 400, tf.int32)])}
+
+    directory = tmp_path / "ram" if where == "disk" else None
+    with pytest.raises(
+        ValueError, match=r"those of 'tokens' differ: \[2\] in the first 256 .* \[3\] from example 256 on. "
+    ):
+        keep(Padded(500), directory)[0].read(tf.constant([0], tf.int64))
+    assert directory is None or [path.suffix for path in directory.iterdir()] == [".lock"]
+
+
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"config.data.cache_dir=.*file/x' cannot hold the examples: .* Free space there"):

@@ -37,6 +37,8 @@ def size_of_picture(path):
 
 def test_scaling_trains_on_each_number_of_replicas_and_the_same_command_goes_on(tmp_path):
     options = ["--replicas=1,2", "--epochs=3", f"--workdir={tmp_path}", "--config.learning_rate.peak=0.05"]
+    # There is no such value without evaluations.
+    options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
     first = study("scaling", *options)
     rows = read(tmp_path / "scaling.csv")
     assert [(row["replicas"], row["batch_size"]) for row in rows] == [("1", "8"), ("2", "16")]
@@ -50,6 +52,10 @@ def test_scaling_trains_on_each_number_of_replicas_and_the_same_command_goes_on(
     pytest.importorskip("matplotlib")
     assert min(size_of_picture(tmp_path / "scaling.png")) > 300
     assert study("scaling", *options).splitlines()[-3:] == first.splitlines()[-3:]
+    path = tmp_path / "weak-1" / "metrics.jsonl"
+    path.write_text("")  # As if it had been tidied away, and the checkpoints had not.
+    error = study("scaling", *options, code=1)
+    assert "weak-1 holds the reports of 0 epoch(s), and two are needed" in error
 
 
 def test_trajectories_on_one_replica_and_on_two_are_one(tmp_path):

@@ -32,7 +32,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
     """Runs a few steps with `batch` examples on each replica, and writes what it found into `folder`.
 
     Args:
-        config: of the run; its batch size is replaced.
+        config: of the run; its batch size is replaced, evaluations and callbacks are left out.
         batch: examples of a replica.
         folder: gets a file from each worker; see `judge`.
         memory_mb: what this worker may take on a CPU, in MiB; None: its share of what is free.
@@ -54,6 +54,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
     found: dict[str, Any] = {"replicas": replicas}
     config.data.batch_size = batch * replicas
     config.data.evaluation_split = config.checkpoint.best_metric = None
+    config.callbacks = []  # They may look for an evaluation.
     config.train.epochs, config.train.steps, config.learning_rate.warmup_epochs = None, _STEPS + 1, 0.0
     if not plan.gpus:
         limit = memory_mb * 2**20 if memory_mb else _SHARE * free_bytes() / plan.placement.local_size

@@ -58,14 +58,17 @@ class Measured:
 
 
 def measure(arguments: Sequence[str], batch_size: int, *, replicas: int, epochs: int, way: str, to: Path) -> Measured:
-    """Trains `epochs` epochs on `replicas` replicas in the folder `to`, without evaluations, and reads its reports.
+    """Trains `epochs` epochs on `replicas` replicas in the folder `to`, and reads its reports.
+
+    Evaluations and callbacks are left out: these may look for an evaluation, or end the training early.
 
     Raises:
-        ValueError: the training has failed.
+        ValueError: the training has failed, or has left fewer than two reports.
     """
     settings = {
         "data.batch_size": batch_size,
         "data.evaluation_split": "none",
+        "callbacks": "[]",
         "train.epochs": epochs,
         "train.steps": "none",
         "report.every.epochs": 1,
@@ -79,6 +82,11 @@ def measure(arguments: Sequence[str], batch_size: int, *, replicas: int, epochs:
     changes = [f"--config.{name}={value}" for name, value in settings.items()]
     trials.train([*arguments, *changes], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
     lines = trials.reports(to)
+    if len(lines) < 2:
+        raise ValueError(
+            f"{to} holds the reports of {len(lines)} epoch(s), and two are needed: the first is not counted. Remove "
+            "that folder, and give the command again."
+        )
     steps = lines[-1]["step"] - lines[-2]["step"]
     return Measured(
         replicas=replicas,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -42,7 +43,7 @@ def keep(
 
     Raises:
         ValueError: when the first batch is traced: "prepared", and `prepare` uses its seeds, so that what it makes of
-            an example differs from epoch to epoch.
+            an example differs from epoch to epoch; or examples differ in shape.
         OSError: then, too: the directory cannot be written, or is too small.
     """
     if options.cache == "none" or source is None:
@@ -131,6 +132,7 @@ class Kept:
         """Writes the split where it is not there whole; returns its directory. Safe in several processes at once.
 
         Raises:
+            ValueError: examples differ in shape; names the feature.
             OSError: the directory cannot be written, or is too small; names it.
         """
         self._check()
@@ -178,7 +180,11 @@ class Bytes:
 
 
 def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examples: int) -> dict[str, str]:
-    """Writes the joined chunks, an .npy file for each name; returns name -> "numbers" or "bytes"."""
+    """Writes the joined chunks, an .npy file for each name; returns name -> "numbers", "bytes", or how to read bits.
+
+    NumPy's format knows its own dtypes alone: bfloat16 and the like are written as their bits, and their kind is the
+    dtype's name.
+    """
     files: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     ends: dict[str, list[int]] = {}
@@ -188,15 +194,16 @@ def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examp
                 if name not in kinds:
                     if not re.fullmatch(r"\w+", name):
                         raise ValueError(f"A batch's names must be words to be kept on disk. Received: {name!r}")
-                    kinds[name] = "bytes" if values.dtype == object else "numbers"
+                    kinds[name] = _kind(values.dtype)
                     suffix = "bytes" if kinds[name] == "bytes" else "npy"
                     files[name] = stack.enter_context(open(folder / f"{name}.{suffix}", "wb"))
                     ends[name] = []
-                    if kinds[name] == "numbers":
+                    if kinds[name] != "bytes":
                         shape = (num_examples, *values.shape[1:])
-                        described = {"descr": values.dtype.str, "fortran_order": False, "shape": shape}
+                        stored = values.dtype if kinds[name] == "numbers" else np.dtype(f"u{values.itemsize}")
+                        described = {"descr": stored.str, "fortran_order": False, "shape": shape}
                         np.lib.format.write_array_header_2_0(files[name], described)
-                if kinds[name] == "numbers":
+                if kinds[name] != "bytes":
                     files[name].write(np.ascontiguousarray(values).tobytes())
                 else:
                     for string in values:
@@ -212,6 +219,10 @@ def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examp
     return kinds
 
 
+def _kind(dtype: np.dtype) -> str:
+    return {"O": "bytes", "V": dtype.name}.get(dtype.kind, "numbers")
+
+
 def _is_whole(folder: Path) -> bool:
     try:
         sizes = json.loads((folder / _MANIFEST).read_text())["bytes"]
@@ -223,10 +234,14 @@ def _is_whole(folder: Path) -> bool:
 def open_files(folder: Path) -> dict[str, Any]:
     """Opens what `write_files` has written: name -> an array in the file, or `Bytes`."""
     kinds = json.loads((folder / _MANIFEST).read_text())["arrays"]
-    numbers = {
-        name: np.load(folder / f"{name}.npy", mmap_mode="r") for name, kind in kinds.items() if kind == "numbers"
+    return {
+        name: Bytes(folder, name) if kind == "bytes" else _numbers(folder, name, kind) for name, kind in kinds.items()
     }
-    return {name: numbers[name] if kind == "numbers" else Bytes(folder, name) for name, kind in kinds.items()}
+
+
+def _numbers(folder: Path, name: str, kind: str) -> np.ndarray:
+    array = np.load(folder / f"{name}.npy", mmap_mode="r")
+    return array if kind == "numbers" else array.view(getattr(ml_dtypes, kind))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -239,7 +254,18 @@ def _gather(array: Any, ids: tf.Tensor) -> tf.Tensor:
 
 def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[dict[str, np.ndarray]]:
     ids = tf.data.Dataset.range(num_examples).batch(CHUNK)
-    return ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1).as_numpy_iterator()
+    chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, chunk in enumerate(chunks.as_numpy_iterator()):
+        for name, values in chunk.items():
+            first, shape = shapes.setdefault(name, values.shape[1:]), values.shape[1:]
+            if shape != first:
+                raise ValueError(
+                    f"Examples that are kept have one shape, and those of {name!r} differ: {list(first)} in the first "
+                    f"{CHUNK} examples, {list(shape)} from example {number * CHUNK} on. Pad all to one length where "
+                    "they are read or prepared, or set config.data.cache to none."
+                )
+        yield chunk
 
 
 @contextlib.contextmanager
