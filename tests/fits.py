@@ -20,6 +20,7 @@ from topologies import environments
 
 import tfdist
 from tfdist import config as c
+from tfdist import gradients
 from tfdist.cluster.strategy import Cluster
 
 RANDOM = np.random.default_rng(0)
@@ -72,11 +73,12 @@ def classification() -> Case:
 
 
 def regression() -> Case:
-    """Weights of examples, penalties, a last batch of one example, for which one of two replicas has none."""
+    """Weights of examples, penalties, a learning rate that is a function, and one example in the last batch: one of two
+    replicas has none."""
 
     def build():
         model = dense(2, kernel_regularizer=keras.regularizers.L2(0.01), activity_regularizer="l1")
-        sgd = keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
+        sgd = keras.optimizers.SGD(lambda: 0.1, momentum=0.9, clipnorm=0.5)
         return compiled(model, sgd, keras.losses.MeanSquaredError(), metrics=["mae"], weighted_metrics=["mse"])
 
     options = {"sample_weight": WEIGHTS, "validation_split": 0.2}
@@ -286,6 +288,7 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
         "evaluated": np.asarray(evaluated).tolist(),
         "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
         "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
+        "left_on_optimizer": [name for name in gradients.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)],
     }
 
 
@@ -300,6 +303,9 @@ def refused(cluster: Cluster) -> dict[str, str]:
         own_step = compiled(OwnStep(), loss="mse")
         preprocessing = compiled(Preprocessing(), loss="mse")
         vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
+        frozen = dense(3)
+        frozen.trainable = False
+        compiled(frozen, loss="mse")
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS))
     endless_data = dataset.batch(8).repeat()
     attempts = {
@@ -310,6 +316,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "own_step": lambda: tfdist.fit(cluster, own_step, X, TARGETS),
         "preprocessing": lambda: tfdist.fit(cluster, preprocessing, X, TARGETS),
         "vectors": lambda: tfdist.fit(cluster, vectors, X, X[:, :3]),
+        "frozen": lambda: tfdist.fit(cluster, frozen, X, X[:, :3]),
         "lengths": lambda: tfdist.fit(cluster, good, X, LABELS[:9]),
         "objects": lambda: tfdist.fit(cluster, good, {"x": object()}, LABELS),
         "targets_twice": lambda: tfdist.fit(cluster, good, dataset.batch(8), LABELS),

@@ -121,6 +121,11 @@ def sums(options: c.Cluster) -> Arrays:
         total = tf.function(lambda replica=replica: cluster.strategy.run(replica, args=(dense, rows, values)))()
         for name, value in zip(("matrix", "sparse", "vector", "scalar"), total, strict=True):
             found[f"{dtype}/{pack}/{name}"] = on_each(cluster, value)
+    exact = per_replica(cluster, [np.array([1.0, 2.0**-40 * (replica + 1)]) for replica in range(2)])
+    mixed = tf.function(
+        lambda: cluster.strategy.run(lambda: gradients.all_reduce([dense[0], exact], c.Communication()))
+    )
+    found["float64"] = on_each(cluster, mixed()[1])
     return found
 
 

@@ -142,6 +142,8 @@ def test_muon_moves_other_weights_by_sgd():
 def test_muon_refuses_what_it_cannot_use():
     with pytest.raises(ValueError, match=r"Received: iterations=0, momentum=0\.6"):
         optimizers.muon(0.1, iterations=0)
+    with pytest.raises(ValueError, match=r"other_momentum=0\.0"):
+        optimizers.muon(0.1, other_momentum=0.0)
 
 
 def test_adapted_run_is_the_same_on_two_workers(tmp_path):

@@ -170,6 +170,17 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     assert all(np.isfinite(array.astype(np.float32)).all() for array in end.values())
 
 
+def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path):
+    made = config("stop")
+    made.model = {"target": "tests.lab:linear", "num_classes": 10}
+    made.data.prepare = {"target": "tests.lab:with_epoch"}
+    made.objective = {"target": "tests.lab:bad_gradient_from_epoch", "epoch": 0}
+    made.train.precision = "float16"
+    keras.utils.clear_session()
+    with pytest.raises(divergence.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
+        train.train(experiment.start(made, tmp_path))
+
+
 @pytest.mark.parametrize("objective", ["nan_from_epoch", "bad_gradient_from_epoch"])
 def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, objective):
     made = config("skip")

@@ -43,7 +43,7 @@ def leaves(result):
 
 
 def assert_close(ours, theirs):
-    assert list(ours["history"]) == list(theirs["history"])
+    assert list(ours["history"]) == list(theirs["history"]) and ours["left_on_optimizer"] == []
     for part in ("history", "weights", "evaluated", "predicted"):
         for mine, yours in zip(leaves(ours[part]), leaves(theirs[part]), strict=True):
             np.testing.assert_allclose(mine, yours, rtol=0, atol=2e-5, err_msg=part)
@@ -74,6 +74,7 @@ def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
             r"Preprocessing has a preprocessor, which keras-hub's own fit would call: map it over the data",
         ),
         ("vectors", r'^A loss with reduction=None is no number to minimise: use reduction="sum_over_batch_size"'),
+        ("frozen", r"has no weights to train: of its 4 all are frozen"),
         ("lengths", r"same number of examples\. Received: \[9, 53\]"),
         ("objects", r"Data must be arrays .* Received: ndarray of object"),
         ("targets_twice", r"Dataset gives targets and weights itself: leave out y"),

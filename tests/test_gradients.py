@@ -92,6 +92,10 @@ def test_what_xla_compiles_comes_to_the_same(measured):
         np.testing.assert_allclose(measured[key.replace("plain", "compiled")], value, rtol=0, atol=1e-6)
 
 
+def test_float64_travels_as_it_is(measured):
+    np.testing.assert_array_equal(measured["sums/float64"], [[2.0, 3 * 2.0**-40]] * 2)
+
+
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_sparse_and_absent_gradients_go_through_a_step(measured, pieces):
     before, after = ({k: measured[f"embedding/{pieces}/{w}/{k}"] for k in KEYS} for w in ("before", "after"))

@@ -102,7 +102,7 @@ class Communication:
 
     # The gradients travel in packs of about this many bytes, each as soon as its own are there; 0: all in one.
     bytes_per_pack: int = 8_000_000
-    # "float32": as they are; "bfloat16" or "float16": halved on the wire; sums, weights and slots stay float32.
+    # "float32": as they are, float64 too; "bfloat16" or "float16": halved on the wire; weights and slots stay float32.
     dtype: str = "float32"
 
 

@@ -32,9 +32,12 @@ def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, fl
         in_epoch = (last_step - 1) % loop.run.steps_per_epoch
         if not math.isfinite(totals["loss"]) and not loop.run.hooks.not_finite(in_epoch, totals["loss"]):
             raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {last_step}")
-        return False
     skipped, bad_step = round(totals["skipped"]), first_step + round(totals["clean"])
     what = f"The loss or a gradient is not finite in step {bad_step}"
+    if options.nonfinite == "stop":
+        if skipped:  # In float16, where no scale of the loss makes a gradient finite.
+            raise diverged(loop, what)
+        return False
     if options.nonfinite == "rollback":
         if not skipped and save_is_due(loop.run, last_step) and not loop.is_finite():
             # A gradient may be finite, and its square in an optimizer's slot not.

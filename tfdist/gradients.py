@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfdist import config as config_lib
 
 Gradients = list[tf.Tensor | None]
+# The methods of an optimizer in whose place a step puts others: `take_over_reduction` here, and fused.py.
+PUT_ON_OPTIMIZERS = ("_all_reduce_sum_gradients", "update_step")
 
 
 def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradients:
@@ -17,7 +19,8 @@ def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradi
     Args:
         gradients: one tensor per variable, of any shapes; `None` where a variable has no gradient. Sparse gradients
             become dense.
-        options: `dtype` is the type on the wire; the sums are handed back in the gradients' own type.
+        options: `dtype` is the type on the wire; the sums are handed back in the gradients' own type. With "float32",
+            float64 travels as it is.
 
     Returns:
         The sums, in the same places.
@@ -25,12 +28,22 @@ def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradi
     context = tf.distribute.get_replica_context()
     present = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     if context.num_replicas_in_sync > 1 and present:
-        wire = [tf.cast(gradient, options.dtype) for gradient in present]
+        wire = [tf.cast(gradient, _wire_type(gradient, options)) for gradient in present]
         communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack)
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, wire, options=communication)
-        present = [tf.cast(total, gradient.dtype) for total, gradient in zip(summed, present, strict=True)]
+        # What travels together has one type.
+        for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
+            chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
+            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
+            for i, total in zip(chosen, sums, strict=True):
+                wire[i] = total
+        present = [tf.cast(total, gradient.dtype) for total, gradient in zip(wire, present, strict=True)]
     results = iter(present)
     return [None if gradient is None else next(results) for gradient in gradients]
+
+
+def _wire_type(gradient: tf.Tensor, options: config_lib.Communication) -> tf.DType:
+    exact = options.dtype == "float32" and gradient.dtype == tf.float64
+    return gradient.dtype if exact else tf.as_dtype(options.dtype)
 
 
 def replicas() -> int:
@@ -54,7 +67,7 @@ def all_finite(gradients: Gradients) -> tf.Tensor:
     """Whether no summed gradient holds an infinity or NaN: bool [], the same on every replica."""
     # A sum is not finite as soon as one term is not, so one reduction per tensor tells.
     sums = [tf.reduce_sum(tf.abs(tf.cast(gradient, tf.float32))) for gradient in gradients if gradient is not None]
-    return tf.reduce_all(tf.math.is_finite(tf.stack(sums)))
+    return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
 
 def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:

@@ -30,6 +30,7 @@ def train_round(trainer: step.Trainer, batch: Batch) -> tf.Tensor:
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
+    step.check_trainable(trainer.model)
     config, replicas = trainer.config, trainer.cluster.num_replicas
     pieces = config.train.local_steps
     # As if a piece of each replica were the global batch: a replica's loss is then its own mean, divided by `replicas`.
@@ -43,7 +44,7 @@ def train_round(trainer: step.Trainer, batch: Batch) -> tf.Tensor:
     for piece in range(pieces):
         part = {name: value[piece] for name, value in split.items()}
         more, gradients = step.forward_backward(of_piece, part, tf.constant(piece))
-        step.apply(trainer, [None if gradient is None else replicas * gradient for gradient in gradients])
+        step.apply(trainer, [None if g is None else replicas * tf.convert_to_tensor(g) for g in gradients])
         sums += more
     if replicas > 1:
         changes = [(variable.value - old) / replicas for variable, old in zip(moving, before, strict=False)]

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from tfdist import callbacks as callbacks_lib
-from tfdist import compiled_run, evaluation, experiment, interruption, loop, outcome, predictions, train
+from tfdist import compiled_run, evaluation, experiment, gradients, interruption, loop, outcome, predictions, train
 from tfdist import config as config_lib
 from tfdist.cluster import alone, strategy
 from tfdist.cluster.strategy import Cluster
@@ -71,6 +71,20 @@ def _stoppable(workdir: Path | None) -> Iterator[interruption.StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _optimizer_as_found(model: keras.Model) -> Iterator[None]:
+    """Takes from the optimizer, in the end, what a step has put on it: a loop of one's own finds Keras' methods."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    before = dict(vars(optimizer))
+    try:
+        yield
+    finally:
+        for name in gradients.PUT_ON_OPTIMIZERS:
+            vars(optimizer).pop(name, None)
+            if name in before:
+                vars(optimizer)[name] = before[name]
 
 
 def fit(
@@ -148,7 +162,7 @@ def fit(
         validation = _feed(model, *keras.utils.unpack_x_y_sample_weight(validation_data), batch_size, validation_steps)
     config = _config(model, type(x).__name__, feed.batch_size, epochs, validation_freq, bool(shuffle), seed)
     workdir = None if workdir is None else Path(workdir).expanduser()
-    with _stoppable(workdir) as stop:
+    with _stoppable(workdir) as stop, _optimizer_as_found(model):
         run = compiled_run.make_run(cluster, model, config, feed, validation, workdir, stop)
         hooks = callbacks_lib.of_script(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
@@ -194,9 +208,10 @@ def evaluate(
     check_model(cluster, model, "evaluate")
     feed = _feed(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
-    run = compiled_run.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
-    hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
-    logs = evaluation.evaluate(loop.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
+    with _optimizer_as_found(model):
+        run = compiled_run.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
+        hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+        logs = evaluation.evaluate(loop.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 

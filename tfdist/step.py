@@ -159,12 +159,26 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
+def check_trainable(model: keras.Model) -> None:
+    """Checks that a model has something to train.
+
+    Raises:
+        ValueError: it has no trainable weights.
+    """
+    if not model.trainable_variables:
+        raise ValueError(
+            f"The model {model.name!r} has no weights to train: of its {len(model.weights)} all are frozen. "
+            "Set `trainable` of a layer to True."
+        )
+
+
 def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
     """One optimizer step on one replica's share of the global batch; runs in `strategy.run`.
 
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
+    check_trainable(trainer.model)
     before = [tf.convert_to_tensor(statistic.value) for statistic in trainer.statistics]
     if trainer.compiled is None:
         sums, gradients = _accumulate(trainer, batch)
@@ -191,12 +205,12 @@ def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
 
 def _apply_if_finite(
     trainer: Trainer, gradients: gradients_lib.Gradients, bad_loss: tf.Tensor, before: list[tf.Tensor]
-) -> tf.Tensor | None:
+) -> tf.Tensor:
     """Makes the update where loss and gradients are finite; else leaves nothing of the step but that it was made.
 
     Returns:
-        bool []: whether the step counts as skipped; None where nothing is guarded. Overflows of scaled gradients do
-        not count: a smaller scale mends them.
+        bool []: whether the step counts as skipped. Overflows of scaled gradients do not count: a smaller scale mends
+        them.
     """
     scale = None if trainer.loss_scale is None else tf.convert_to_tensor(trainer.loss_scale.value)
     if scale is not None:
@@ -212,8 +226,6 @@ def _apply_if_finite(
     gradients_lib.apply_if(finite, gradients, lambda finite_gradients: apply(trainer, finite_gradients), leave_out)
     for statistic, old in zip(trainer.statistics, before, strict=True):
         statistic.assign(tf.where(finite, statistic.value, old))
-    if not trainer.guarded:
-        return None
     return ~finite if scale is None else bad_loss | (~finite & (scale <= 1.0))
 
 
@@ -241,12 +253,14 @@ def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_li
     pieces = trainer.config.train.micro_batches
     if pieces == 1:
         return forward_backward(trainer, batch, tf.constant(0))
-    split = {name: tf.reshape(value, [pieces, -1, *value.shape[1:]]) for name, value in batch.items()}
+    # Each takes every so many-th example: on any number of replicas the same examples of the global batch, and so the
+    # same groups of a normalisation, and the same changes of its moving statistics.
+    split = {name: tf.reshape(value, [-1, pieces, *value.shape[1:]]) for name, value in batch.items()}
     variables = trainer.model.trainable_variables
     initial = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
 
     def body(piece: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
-        more, these = forward_backward(trainer, {name: value[piece] for name, value in split.items()}, piece)
+        more, these = forward_backward(trainer, {name: value[:, piece] for name, value in split.items()}, piece)
         added = [
             old if new is None else old + tf.convert_to_tensor(new) for old, new in zip(gradients, these, strict=True)
         ]
@@ -278,10 +292,11 @@ def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple
                 f"alone: {', '.join(sorted(names))}"
             )
         # Divided once, by the true global count: the optimizer applies the sum over replicas and micro-batches.
-        loss = tf.nn.compute_average_loss(tf.cast(values["loss"], tf.float32), global_batch_size=config.data.batch_size)
+        dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
+        loss = tf.nn.compute_average_loss(tf.cast(values["loss"], dtype), global_batch_size=config.data.batch_size)
         regularization = None
         if trainer.model.losses:
-            regularization = tf.cast(tf.add_n(trainer.model.losses), tf.float32)
+            regularization = tf.cast(tf.add_n(trainer.model.losses), dtype)
             loss += tf.nn.scale_regularization_loss(regularization) / config.train.micro_batches
         if trainer.loss_scale is not None:
             loss *= trainer.loss_scale.value
@@ -305,7 +320,7 @@ def sum_over_replicas(
         # Dense, as sums over replicas are: of rows that come twice in a sparse one, Keras squares each alone.
         return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
     ready = timing.ready(gradients)
-    changes = [(s.value - old) * weight for s, old in zip(trainer.statistics, before, strict=True)]
+    changes = [(s.value - old) * tf.cast(weight, old.dtype) for s, old in zip(trainer.statistics, before, strict=True)]
     if options.dtype == "float32":
         reduced = gradients_lib.all_reduce([*gradients, *changes], options)
         gradients, changes = reduced[: len(gradients)], reduced[len(gradients) :]

@@ -201,9 +201,11 @@ def report_interval(loop: Loop, progress: Progress) -> None:
     """Reports the means since the last report, and begins a new interval."""
     run = loop.run
     rate = run.trainer.optimizer._learning_rate
-    if callable(rate):
-        # A schedule: the rate of the step that is done, not of the next.
-        rate = rate(progress.step * run.config.train.local_steps - 1)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        # The rate of the step that is done, not of the next.
+        rate = rate(run.trainer.optimizer.iterations - 1)
+    elif callable(rate):
+        rate = rate()
     loop.report.train(
         progress.step,
         # An interval of a compiled model is an epoch, of which the logs hold the metrics, too.

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist import fused as fused_lib
 from tfdist.cluster import strategy as strategy_lib
 from tfdist.contest.works import Work
 
@@ -20,12 +21,14 @@ def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -
     """The mathematics of a step in one `tf.function`, on one batch in memory, without a strategy.
 
     Args:
-        fused: with the normalisation of tfdist.zoo; otherwise with Keras' own.
+        fused: with the normalisation of tfdist.zoo and the fused update; otherwise with Keras' own.
         looped: many steps in one call; otherwise one.
     """
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
     model = config_lib.build(config.model, field="config.model") if fused else keras_model(config)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    if fused:
+        fused_lib.fuse(optimizer)
     optimizer.build(model.trainable_variables)
     objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
     pixels, labels = images(config)

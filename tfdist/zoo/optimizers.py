@@ -83,7 +83,8 @@ class LookaheadSGD(_SGD):
         super().update_step(gradient, variable, learning_rate)
         average = self._averages[self._get_variable_index(variable)]
         done = self.iterations + 1
-        share = self._decay**self._interval * (keras.ops.cast(done, "float32") / self._total_steps) ** 3
+        progress = keras.ops.minimum(keras.ops.cast(done, "float32") / self._total_steps, 1.0)
+        share = self._decay**self._interval * progress**3
         share = keras.ops.cast(share, average.dtype)
         looked_back = share * average + (1 - share) * variable
         now = keras.ops.equal(done % self._interval, 0)
@@ -123,10 +124,10 @@ def muon(
     Raises:
         ValueError: an argument is out of its range.
     """
-    if iterations < 1 or not 0.0 <= momentum < 1.0:
+    if iterations < 1 or not 0.0 <= momentum < 1.0 or not 0.0 < other_momentum < 1.0:
         raise ValueError(
-            "config.optimizer: iterations must be at least 1 and momentum within 0 .. 1. "
-            f"Received: iterations={iterations}, momentum={momentum}"
+            "config.optimizer: iterations must be at least 1, momentum within 0 .. 1, and other_momentum above 0 and "
+            f"below 1. Received: iterations={iterations}, momentum={momentum}, other_momentum={other_momentum}"
         )
     return Muon(schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay)
 
@@ -150,7 +151,7 @@ class Muon(_SGD):
         self.assign(velocity, self._kernel_momentum * velocity + gradient)
         direction = keras.ops.reshape(gradient + self._kernel_momentum * velocity, [-1, variable.shape[-1]])
         direction = keras.ops.reshape(_orthogonal(direction, self._newton_schulz_iterations), variable.shape)
-        norm = keras.ops.sqrt(keras.ops.sum(keras.ops.square(variable)))
+        norm = keras.ops.maximum(keras.ops.sqrt(keras.ops.sum(keras.ops.square(variable))), 1e-7)
         scaled = variable * (math.sqrt(variable.shape[-1]) / norm)
         self.assign(variable, scaled - keras.ops.cast(learning_rate, variable.dtype) * direction)
 
