@@ -253,14 +253,18 @@ def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_li
     pieces = trainer.config.train.micro_batches
     if pieces == 1:
         return forward_backward(trainer, batch, tf.constant(0))
-    # Each takes every so many-th example: on any number of replicas the same examples of the global batch, and so the
-    # same groups of a normalisation, and the same changes of its moving statistics.
-    split = {name: tf.reshape(value, [-1, pieces, *value.shape[1:]]) for name, value in batch.items()}
+    count = next(iter(batch.values())).shape[0] // pieces
+    group = _group_size(trainer.model)
+    group = 1 if count % group else group
+    # Each takes every so many-th group: on any number of replicas the same examples of the global batch, and so the
+    # same changes of a normalisation's moving statistics.
+    split = {name: tf.reshape(value, [-1, pieces, group, *value.shape[1:]]) for name, value in batch.items()}
     variables = trainer.model.trainable_variables
     initial = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
 
     def body(piece: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
-        more, these = forward_backward(trainer, {name: value[:, piece] for name, value in split.items()}, piece)
+        part = {name: tf.reshape(value[:, piece], [count, *value.shape[3:]]) for name, value in split.items()}
+        more, these = forward_backward(trainer, part, piece)
         added = [
             old if new is None else old + tf.convert_to_tensor(new) for old, new in zip(gradients, these, strict=True)
         ]
@@ -269,6 +273,12 @@ def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_li
     start = (tf.constant(0), tf.zeros([len(trainer.names) + 1], tf.float64), initial)
     _, sums, gradients = tf.while_loop(lambda piece, *_: piece < pieces, body, start, parallel_iterations=1)
     return sums, gradients
+
+
+def _group_size(model: keras.Model) -> int:
+    """How many examples of a batch belong together: a multiple of the sizes of all groups with statistics."""
+    normalisations = (one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization))
+    return math.lcm(*(getattr(layer, "group_size", None) or 1 for layer in normalisations))
 
 
 def forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:

@@ -76,6 +76,7 @@ def _install(layer: keras.layers.BatchNormalization, group_size: int | None) -> 
                 )
     # On the object, not in a subclass: Keras writes the class into a saved model, and must find its own there.
     layer.call = functools.partial(_call, layer, group_size)
+    layer.group_size = group_size  # For a step that cuts a batch into micro-batches.
     return layer
 
 
