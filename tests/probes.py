@@ -186,7 +186,7 @@ def embedding(options: c.Cluster) -> Arrays:
     """One step of a table of which few rows are read, beside a weight that nothing depends on."""
     splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
     found = {}
-    for pieces in (1, 2):
+    for name, pieces in (("plain", {}), ("micro", {"micro_batches": 2}), ("local", {"local_steps": 2})):
         run = start(
             options,
             model={"target": "lab:Table", "rows": 30, "columns": 4},
@@ -198,11 +198,11 @@ def embedding(options: c.Cluster) -> Arrays:
                 shuffle=False,
             ),
             objective={"target": "lab:sum_of_outputs", "inputs": "token"},
-            train=c.Train(steps=20, micro_batches=pieces),
+            train=c.Train(steps=20, **pieces),
         )
-        found |= {f"{pieces}/before/{key}": value for key, value in weights(run).items()}
+        found |= {f"{name}/before/{key}": value for key, value in weights(run).items()}
         run_steps(run, 1)
-        found |= {f"{pieces}/after/{key}": value for key, value in weights(run).items()}
+        found |= {f"{name}/after/{key}": value for key, value in weights(run).items()}
     return found
 
 
