@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,18 +12,18 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.contest import works
+from tfdist.contest import arena, works
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed; only the benchmark's peer needs it"
 )
 
 
-def benchmark(*flags: str) -> subprocess.CompletedProcess:
+def benchmark(*flags: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "tfdist.benchmark", *flags],
         cwd=REPOSITORY,
-        env=worker_environment(),
+        env=worker_environment(**variables),
         capture_output=True,
         text=True,
         timeout=300,
@@ -30,18 +31,34 @@ def benchmark(*flags: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_steps_are_measured_beside_baselines_and_peers(tmp_path):
-    path = tmp_path / "numbers.json"
-    short = ("--workers=1", "--seconds=0.02", "--rounds=1", "--nopin")
-    done = benchmark("--sections=steps", "--works=mlp", "--peers=keras", *short, f"--json={path}")
-    assert done.returncode == 0, done.stderr
+def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_terminal(tmp_path):
+    path, output, folders = tmp_path / "numbers.json", tmp_path / "output", tmp_path / "folders"
+    folders.mkdir()
+    flags = ["--sections=steps,all_reduce", "--works=mlp", "--peers=keras", f"--json={path}"]
+    flags += ["--workers=1", "--seconds=0.02", "--rounds=1", "--nopin"]
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            # The tests themselves may run under nohup.
+            ["env", "--default-signal=HUP", sys.executable, "-m", "tfdist.benchmark", *flags],
+            cwd=REPOSITORY,
+            env=worker_environment(TMPDIR=str(folders)),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + 300
+    while not re.search("^tfdist float32 .*\n", output.read_text(), re.MULTILINE) and time.monotonic() < deadline:
+        assert process.poll() is None, output.read_text()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)  # Now that the first table stands there, and the second does not.
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert list(folders.iterdir()) == []
     rows = json.loads(path.read_text())["rows"]
     names = ["floor", "floor, fused, looped", "textbook", "Keras fit", "Keras fit, 50 steps per execution"]
     names.append("tfdist float32")
     assert [row["name"] for row in rows] == names
     for row in rows:
         assert row["milliseconds"] > 0 and row["cpu_milliseconds"] > 0 and row["peak_mb"] > 100
-        assert row["name"] in done.stdout
+        assert row["name"] in output.read_text()
         assert row["steps"] % (50 if "50 steps" in row["name"] else 1) == 0
         assert row["ratio"] == pytest.approx(row["milliseconds"] / rows[-1]["milliseconds"])
 
@@ -96,7 +113,11 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
             "--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.",
             marks=pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed"),
         ),
-        (["--sections=all_reduce", "--link=fast"], "tfdist.benchmark: --link"),
+        (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist.benchmark: --link"),
+        (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
+        (["--workers=2,5000"], "5000 workers, each pinned to a processor of its own, and there are"),
+        (["--json=/nowhere/x.json", "--nopin"], "--json=/nowhere/x.json cannot be written: No such file or directory."),
+        (["--json=/tmp", "--nopin"], "--json=/tmp cannot be written: Is a directory."),
         (["steps"], "There is no argument without a flag. Received: 'steps'"),
     ],
 )
@@ -104,3 +125,27 @@ def test_what_cannot_be_measured_is_said(flags, message):
     done = benchmark(*flags)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+def test_it_is_not_started_by_another_launcher():
+    hosts = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    done = benchmark(TF_CONFIG=json.dumps(hosts))
+    assert done.returncode == 1
+    assert "start the benchmark once, outside of other launchers: this is already process 1 of 2" in done.stderr
+
+
+def test_the_worker_that_fails_first_is_heard_first(tmp_path):
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    logs[1].write_text("the cause\n")
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for command in (["sleep", "600"], ["false"])
+    ]
+    try:
+        with pytest.raises(ValueError, match="tfdist: worker 1 has failed:\n  the cause"):
+            arena.Contestant(name="tfdist", workers=workers, logs=logs).hear()
+        assert workers[0].poll() is None
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()

@@ -9,8 +9,10 @@ processes of its own, and the table gives medians and what multiple of tfdist's 
 
 import contextlib
 import dataclasses
+import errno
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from typing import Any
 from absl import app, flags
 
 from tfdist import command_line, records, tables
-from tfdist.cluster import processes
+from tfdist.cluster import local, processes
 from tfdist.contest import arena, link, starts, works
 
 # Overrides of tfdist's config.
@@ -181,6 +183,32 @@ def _reference(rows: Rows) -> str:
     return next(row["name"] for row in rows if row["ratio"] == 1.0)
 
 
+def check_machine() -> None:
+    """Finds out before anything is measured that this process cannot measure what the flags say, or not keep it.
+
+    Raises:
+        ValueError: another launcher has started several of it, workers cannot each have a processor, or --json cannot
+            be written.
+    """
+    try:
+        local.refuse_other_launchers(os.environ)
+    except ValueError as error:
+        raise ValueError(f"start the benchmark once, outside of other launchers: {error}") from None
+    if _PIN.value:
+        counts = [2] if "all_reduce" in _SECTIONS.value else []
+        if "steps" in _SECTIONS.value:
+            counts += map(int, _WORKERS.value) if _LINK.value is None else [2]
+        arena.processors(max(counts, default=1))
+    if _JSON.value:
+        try:
+            if os.path.isdir(_JSON.value):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with tempfile.TemporaryFile(dir=os.path.dirname(_JSON.value) or "."):
+                pass
+        except OSError as error:
+            raise ValueError(f"--json={_JSON.value} cannot be written: {error.strerror}. Give another path.") from None
+
+
 def run(argv: list[str]) -> None:
     """Measures the sections that the flags name."""
     command_line.flags_only(argv[1:])
@@ -188,18 +216,23 @@ def run(argv: list[str]) -> None:
         ("sections", _SECTIONS.value, SECTIONS),
         ("works", _WORKS.value, works.WORKS),
         ("variants", "+".join(_VARIANTS.value).split("+"), CHANGES),
-        ("workers", _WORKERS.value, "123456789"),
         ("peers", _PEERS.value or [], PEERS),
     ):
         for word in chosen:
             if word not in known:
                 sys.exit(f"--{name}: there is no {word!r}; there are {', '.join(known)}.")
+    if not all(word.isdecimal() and int(word) > 0 for word in _WORKERS.value):
+        sys.exit(f"--workers must be numbers from 1 on, as 1,2. Received: {','.join(_WORKERS.value)!r}")
     if "ddp" in (_PEERS.value or []) and "ddp" not in installed_peers():
         sys.exit("--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.")
     found: Rows = []
-    try:
+    with command_line.one_message("tfdist.benchmark"):
+        check_machine()
         with contextlib.ExitStack() as stack:
             stack.enter_context(processes.leaving_on_sigterm())  # No folder and no network of ours shall stay behind.
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As nohup leaves it. Else the terminal has gone.
+                before = signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+                stack.callback(signal.signal, signal.SIGHUP, before)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-benchmark-")))
             place = stack.enter_context(link.slow(_LINK.value)) if _LINK.value else None
             for section in _SECTIONS.value:
@@ -210,12 +243,10 @@ def run(argv: list[str]) -> None:
                     "start": lambda: start(folder),
                 }[section]()
                 for rows in measured:
-                    show(rows)
                     found += rows
-    except ValueError as error:
-        sys.exit(f"tfdist.benchmark: {error}")
-    if _JSON.value:
-        records.write_json(_JSON.value, {"link": _LINK.value, "rows": found})
+                    if _JSON.value:  # After each table: what comes may fail, or be interrupted.
+                        records.write_json(_JSON.value, {"link": _LINK.value, "rows": found})
+                    show(rows)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import selectors
 import statistics
 import subprocess
 import sys
@@ -41,17 +42,32 @@ class Contestant:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.write(json.dumps({"case": case, "steps": steps}) + "\n")
                 worker.stdin.flush()
-        answers = [self._hear(rank) for rank in range(len(self.workers))]
+        answers = self.hear()
         self.peak_mb = max(self.peak_mb, *(answer["peak_mb"] for answer in answers))
         cpu = statistics.mean(answer["cpu_seconds"] for answer in answers)
         return max(answer["seconds"] for answer in answers), cpu
 
-    def _hear(self, rank: int) -> dict[str, Any]:
-        line = self.workers[rank].stdout.readline()
-        if not line:
-            end = "\n".join(f"  {text}" for text in self.logs[rank].read_text(errors="replace").splitlines()[-15:])
-            raise ValueError(f"{self.name}: worker {rank} has failed:\n{end}")
-        return json.loads(line)
+    def hear(self) -> list[dict[str, Any]]:
+        """Waits for an answer of each worker.
+
+        Raises:
+            ValueError: a worker has failed; shows the end of what the first to end said, for others only miss it.
+        """
+        answers: dict[int, dict[str, Any]] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, worker in enumerate(self.workers):
+                selector.register(worker.stdout, selectors.EVENT_READ, rank)
+            while len(answers) < len(self.workers):
+                for key, _ in selector.select():
+                    # A worker says one line, and no more until it is asked again: none waits unseen in a buffer.
+                    line = key.fileobj.readline()
+                    if not line:
+                        raise ValueError(f"{self.name}: worker {key.data} has failed:\n{self._end_of_log(key.data)}")
+                    answers[key.data] = json.loads(line)
+        return [answers[rank] for rank in range(len(self.workers))]
+
+    def _end_of_log(self, rank: int) -> str:
+        return "\n".join(f"  {text}" for text in self.logs[rank].read_text(errors="replace").splitlines()[-15:])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +94,16 @@ class Place:
 def open_arena(
     jobs: Mapping[str, dict[str, Any]], folder: Path, *, pin: bool, place: Place | None = None
 ) -> Iterator[list[Contestant]]:
-    """Starts a contestant for each job, by name, and waits until it is ready; at the end of the block none is left."""
+    """Starts a contestant for each job, by name, and waits until it is ready; at the end of the block none is left.
+
+    Raises:
+        ValueError: `pin`, and a contestant has more workers than there are processors; or a worker has failed.
+    """
     contestants: list[Contestant] = []
     try:
         for name, job in jobs.items():
             contestants.append(_start(name, job, folder, pin, place or Place()))
-            for rank in range(len(contestants[-1].workers)):
-                contestants[-1]._hear(rank)
+            contestants[-1].hear()
         yield contestants
     finally:
         for worker in [worker for contestant in contestants for worker in contestant.workers]:
@@ -128,23 +147,39 @@ def _calibrate(contestant: Contestant, case: str, seconds: float) -> int:
         steps = min(_MOST_STEPS, strides * stride)
 
 
+def processors(count: int) -> list[int]:
+    """A processor for each of `count` workers.
+
+    Raises:
+        ValueError: this process may use fewer.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if count > len(cores):
+        raise ValueError(
+            f"{count} workers, each pinned to a processor of its own, and there are {len(cores)} processor(s): measure "
+            "fewer workers, or let them share with --nopin."
+        )
+    return cores[:count]
+
+
 def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place) -> Contestant:
     count = job["processes"]
     reserved = local.reserve_ports(count)
     ports = [sock.getsockname()[1] for sock in reserved]
     # Without GPUs: all contestants would share them.
     environments = local.environments(dict(os.environ) | job["environment"], ports, [("",)] * count, place.hosts)
-    cores = sorted(os.sched_getaffinity(0))
+    cores = processors(count) if pin else [None] * count
     logs = [folder / f"{name.replace(' ', '_')}-{rank}.log" for rank in range(count)]
     workers = []
     for rank in range(count):
-        told = job | {"core": cores[rank % len(cores)] if pin else None, "folder": str(folder)}
+        told = job | {"core": cores[rank], "folder": str(folder)}
         command = [*(place.prefixes[rank] if place.prefixes else ()), sys.executable]
         with logs[rank].open("w") as log:
             workers.append(
                 subprocess.Popen(
                     [*command, "-m", "tfdist.contest.contestant", json.dumps(told)],
-                    env={"TF_CPP_MIN_LOG_LEVEL": "2", **environments[rank]},
+                    # It will be killed, and what TensorFlow writes there shall go with the folder.
+                    env={"TF_CPP_MIN_LOG_LEVEL": "2", **environments[rank], "TMPDIR": str(folder)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
