@@ -47,6 +47,7 @@ def die(): os.kill(os.getpid(), signal.SIGKILL)
 @contextlib.contextmanager
 def launched(command, **variables):
     """Starts a launcher, whose output goes to one pipe; it and its workers are gone at the end."""
+    heeded = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup pytest` would have the launcher ignore it.
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -56,6 +57,7 @@ def launched(command, **variables):
         stdin=subprocess.DEVNULL,
         text=True,
     )
+    signal.signal(signal.SIGHUP, heeded)
     try:
         yield process
     finally:

@@ -1,6 +1,5 @@
 """TensorFlow's cluster resolvers, made from the environments that launchers set."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ import tensorflow as tf
 from launching import free_ports
 from test_environment import CYCLIC_UNEVEN, FOUR_ON_TWO, FOUR_ON_TWO_CYCLIC, STEPS, TWO_ON_ONE, slurm
 
-from tfdist.cluster import environment, wire
+from tfdist.cluster import environment
 from tfdist.cluster.resolver import SlurmClusterResolver, resolver
 
 STOCK = tf.distribute.cluster_resolver.SlurmClusterResolver
@@ -136,10 +135,10 @@ context.context().wait_at_barrier("done", 60_000)
 
 
 def free_pair() -> int:
-    """Finds a port that is free together with the next one."""
+    """Finds a port that is free together with the next one, and gives neither to another test."""
     while True:
-        first = free_ports(1)[0]
-        with contextlib.suppress(OSError), wire.listen(first + 1):
+        first, second = free_ports(2)
+        if second == first + 1:
             return first
 
 

@@ -113,6 +113,19 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
+def check_trainable(model: keras.Model) -> None:
+    """Checks that a model has something to train.
+
+    Raises:
+        ValueError: it has no trainable weights.
+    """
+    if not model.trainable_variables:
+        raise ValueError(
+            f"The model {model.name!r} has no weights to train: of its {len(model.weights)} all are frozen. "
+            "Set `trainable` of a layer to True."
+        )
+
+
 def apply_if(
     finite: tf.Tensor, gradients: Gradients, apply: Callable[[Gradients], None], otherwise: Callable[[], None]
 ) -> None:

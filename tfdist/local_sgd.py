@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist import gradients as gradients_lib
 from tfdist import step
 from tfdist.data.stream import Batch
 
@@ -30,7 +31,7 @@ def train_round(trainer: step.Trainer, batch: Batch) -> tf.Tensor:
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
-    step.check_trainable(trainer.model)
+    gradients_lib.check_trainable(trainer.model)
     config, replicas = trainer.config, trainer.cluster.num_replicas
     pieces = config.train.local_steps
     # As if a piece of each replica were the global batch: a replica's loss is then its own mean, divided by `replicas`.

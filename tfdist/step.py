@@ -159,26 +159,13 @@ def _statistics(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
-def check_trainable(model: keras.Model) -> None:
-    """Checks that a model has something to train.
-
-    Raises:
-        ValueError: it has no trainable weights.
-    """
-    if not model.trainable_variables:
-        raise ValueError(
-            f"The model {model.name!r} has no weights to train: of its {len(model.weights)} all are frozen. "
-            "Set `trainable` of a layer to True."
-        )
-
-
 def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
     """One optimizer step on one replica's share of the global batch; runs in `strategy.run`.
 
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
-    check_trainable(trainer.model)
+    gradients_lib.check_trainable(trainer.model)
     before = [tf.convert_to_tensor(statistic.value) for statistic in trainer.statistics]
     if trainer.compiled is None:
         sums, gradients = _accumulate(trainer, batch)
@@ -253,8 +240,7 @@ def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_li
     pieces = trainer.config.train.micro_batches
     if pieces == 1:
         return forward_backward(trainer, batch, tf.constant(0))
-    count = next(iter(batch.values())).shape[0] // pieces
-    group = _group_size(trainer.model)
+    count, group = next(iter(batch.values())).shape[0] // pieces, _group_size(trainer.model)
     group = 1 if count % group else group
     # Each takes every so many-th group: on any number of replicas the same examples of the global batch, and so the
     # same changes of a normalisation's moving statistics.
