@@ -12,7 +12,6 @@ import dataclasses
 import errno
 import importlib.util
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -229,10 +228,7 @@ def run(argv: list[str]) -> None:
     with command_line.one_message("tfdist.benchmark"):
         check_machine()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(processes.leaving_on_sigterm())  # No folder and no network of ours shall stay behind.
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As nohup leaves it. Else the terminal has gone.
-                before = signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
-                stack.callback(signal.signal, signal.SIGHUP, before)
+            stack.enter_context(processes.leaving_in_order())  # No folder and no network of ours shall stay behind.
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-benchmark-")))
             place = stack.enter_context(link.slow(_LINK.value)) if _LINK.value else None
             for section in _SECTIONS.value:

@@ -28,13 +28,12 @@ def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, fl
         DivergedError: something is not finite, and the config says that the run stops there.
     """
     options, last_step = loop.run.config.train, progress.step
+    skipped, bad_step = round(totals["skipped"]), first_step + round(totals["clean"])
+    what = f"The loss or a gradient is not finite in step {bad_step}"
     if options.nonfinite == "stop":
         in_epoch = (last_step - 1) % loop.run.steps_per_epoch
         if not math.isfinite(totals["loss"]) and not loop.run.hooks.not_finite(in_epoch, totals["loss"]):
             raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {last_step}")
-    skipped, bad_step = round(totals["skipped"]), first_step + round(totals["clean"])
-    what = f"The loss or a gradient is not finite in step {bad_step}"
-    if options.nonfinite == "stop":
         if skipped:  # In float16, where no scale of the loss makes a gradient finite.
             raise diverged(loop, what)
         return False

@@ -67,7 +67,7 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None)
     """Runs a command to its end, its output in `log`; it gets SIGTERM when this process ends before it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     bound = processes.bound_to(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    with processes.leaving_on_sigterm(), log.open("wb") as file:
+    with processes.leaving_in_order(), log.open("wb") as file:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=bound
         )

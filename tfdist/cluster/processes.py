@@ -202,8 +202,8 @@ def _line(rank: int, line: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def leaving_on_sigterm() -> Iterator[None]:
-    """Within, SIGTERM ends this process as an exception does: what is to be tidied up is."""
+def leaving_in_order() -> Iterator[None]:
+    """Within, SIGTERM and a lost terminal end this process as an exception does: what is to be tidied up is."""
 
     def leave(number: int, frame: Any) -> None:
         del number, frame
@@ -212,7 +212,10 @@ def leaving_on_sigterm() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
             raise SystemExit(128 + signal.SIGTERM)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGALRM)}
+    numbers = [signal.SIGTERM, signal.SIGALRM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As nohup leaves it.
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
