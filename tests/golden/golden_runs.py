@@ -1,0 +1,256 @@
+"""Starts the golden runs as processes, reads what they leave behind, and compares it with what was recorded.
+
+Uses what users use: command lines, config fields and the files of a workdir. It imports nothing of tfdist.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import pathlib
+import platform
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+VALUES = HERE / "values.json"
+OLD_WORKDIRS = HERE / "workdir_ebcda36"
+# (workers, logical devices of each)
+TOPOLOGIES = {"one_device": (1, 1), "two_devices": (1, 2), "two_workers": (2, 1)}
+_DIGITS = [
+    *("--config=configs/digits.py", "--config.train.epochs=none", "--config.train.steps=24"),
+    *("--config.learning_rate.warmup_epochs=0.2", "--config.learning_rate.peak=0.02"),
+    *("--config.train.micro_batches=2", "--config.data.cache=prepared", "--config.train.call_seconds=1e-6"),
+    *("--config.evaluation.every.epochs=1", "--config.checkpoint.every.epochs=1", "--config.report.every.steps=1"),
+    *("--config.report.every.epochs=none", "--config.cluster.connect_seconds=240"),
+]
+_EVERYTHING = ["--config=tests/golden/configs/everything.py"]
+_SMALL = ["--config=tests/golden/configs/small.py"]
+# The flags of tfdist.main; None: script.py.
+RUNS = {
+    "digits": _DIGITS,
+    "everything": _EVERYTHING,
+    "small": _SMALL,
+    "local": [
+        *(*_SMALL, "--config.train.local_steps=2", "--config.train.precision=bfloat16"),
+        "--config.communication.dtype=bfloat16",
+    ],
+    "half": [
+        *(*_SMALL, "--config.train.precision=float16", "--config.train.nonfinite=rollback"),
+        "--config.train.micro_batches=2",
+    ],
+    "script": None,
+}
+CASES = [
+    *((name, topology) for name in ("digits", "everything", "script") for topology in TOPOLOGIES),
+    *(("local", "two_workers"), ("half", "two_devices")),
+]
+# The old workdirs, and the runs that they hold.
+RESUMED = {"config": "small", "script": "script"}
+# On a class of machines that was never recorded: the relative differences of losses that are allowed in the first
+# steps, and from then on, for the differences grow. Measured without oneDNN, with its kernels for AVX2 and on one core:
+# at most 5e-7 and 8e-6 for digits, 2e-7 for everything and script, 3e-5 for half, 3e-4 and 1e-2 for local.
+FIRST_STEPS = 5
+TOLERANCE = (1e-6, 1e-6)
+TOLERANCES = {"digits": (1e-6, 5e-5), "half": (1e-4, 1e-4), "local": (1e-3, 3e-2)}
+# Likewise of the weights of the resumed runs, absolute.
+WEIGHTS_TOLERANCE = 1e-6
+# Fields of metrics.jsonl that tell of time, and those that jump where a rounding decides which class wins.
+_TIMES = ("time", "seconds", "worker_shares", "slowest_worker", "input_wait_share")
+_JUMPING = ("accuracy", "top5", "top2", "best")
+_REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL", "GOLDEN_")
+# What decides which kernels a processor runs.
+_FLAGS = {
+    *("avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_fp16", "amx_int8", "asimd", "sve", "sve2", "bf16", "i8mm"),
+}
+_SETTINGS = ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS")
+
+
+def machine_class() -> str:
+    """Names all machines on which the bits of a run are expected to be equal."""
+    facts = {}
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            facts.setdefault(name.strip(), value.strip())
+    flags = sorted(_FLAGS & {*facts.get("flags", facts.get("Features", "")).split()})
+    vendor = facts.get("vendor_id") or facts.get("CPU implementer") or platform.processor()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "keras", "numpy")]
+    settings = [f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ]
+    where = [platform.system(), platform.machine(), vendor, " ".join(flags), f"{cores} cores"]
+    return ", ".join([*where, *versions, *settings])
+
+
+def _environments(workers: int) -> list[dict[str, str]]:
+    """The environments of the workers of a script, which find each other by TF_CONFIG."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+    if workers == 1:
+        return [env]
+    addresses = [f"localhost:{port}" for port in _free_ports(workers)]
+    tasks = [{"type": "worker", "index": index} for index in range(workers)]
+    return [env | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})} for task in tasks]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that no program uses, outside the range of outgoing connections."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            ports.add(port)
+    return sorted(ports)
+
+
+def _run_all(command: list[str], environments: list[dict[str, str]], code: int) -> None:
+    """Runs a process in each environment, side by side; all must end with `code`, and none is left behind."""
+    processes = [
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        for env in environments
+    ]
+    try:
+        outputs = [process.communicate(timeout=300)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()  # A launcher that is killed would leave its workers behind.
+        for process in processes:
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    assert [process.returncode for process in processes] == [code] * len(processes), "\n".join(outputs)
+
+
+def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | None = None) -> dict[str, Any]:
+    """Trains in directory/workdir, or goes on there, and returns what is recorded of the run.
+
+    Args:
+        name: of `RUNS`.
+        topology: of `TOPOLOGIES`.
+        directory: for all that the run writes.
+        stop_after: the step after which the run is sent SIGTERM; None: it is not.
+    """
+    workers, devices = TOPOLOGIES[topology]
+    workdir, result = directory / "workdir", directory / "result.json"
+    environments = _environments(workers if name == "script" else 1)
+    if stop_after is not None:
+        environments = [env | {"GOLDEN_STOP_AFTER": str(stop_after)} for env in environments]
+    if name == "script":
+        command = [sys.executable, "tests/golden/script.py", str(result), str(workdir), str(devices)]
+    else:
+        launcher = ["tfdist.launch", f"--workers={workers}", "--"] if workers > 1 else ["tfdist.main"]
+        flags = [*RUNS[name], f"--workdir={workdir}", f"--config.cluster.logical_devices={devices}"]
+        command = [sys.executable, "-m", *launcher, *flags]
+    _run_all(command, environments, 0 if stop_after is None else 75)
+    found = {"records": _records(workdir)}
+    arrays = final_arrays(workdir)
+    found["variables"] = [f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items()]
+    found["checkpoint"] = _digest(arrays)
+    if result.exists():
+        script = json.loads(result.read_text())
+        found["weights"] = script["weights"]
+        values = {name: values for name, values in sorted(script["values"].pop("history").items())}
+        values |= script["values"].pop("evaluated") | script["values"]
+        found["records"] += [" ".join(["script", *_words({name: value})]) for name, value in values.items()]
+    return found
+
+
+def _records(workdir: pathlib.Path) -> list[str]:
+    """The reports of training and evaluation without their times; one line of text each, floats as hexadecimals."""
+    found = []
+    for line in (workdir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        kind = record.pop("kind")
+        if kind in ("train", "evaluation"):
+            kept = {k: v for k, v in record.items() if k not in _TIMES and not k.startswith("examples_per_second")}
+            found.append(" ".join([kind, *_words(kept)]))
+    return found
+
+
+def _words(record: dict[str, Any]) -> list[str]:
+    """Each field of a record as name=value; the items of a list have commas between them."""
+    return [f"{name}={','.join(map(_text, v if isinstance(v, list) else [v]))}" for name, v in record.items()]
+
+
+def _text(value: Any) -> str:
+    return value.hex() if isinstance(value, float) else str(value)
+
+
+def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every array of the newest checkpoint, sorted by name."""
+    newest = max((workdir / "checkpoints").glob("step-????????"))
+    with np.load(newest / "arrays.npz") as file:
+        return {name: file[name] for name in sorted(file)}
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def resume(name: str, directory: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Goes on with a copy of an old workdir to the end; returns what is recorded, and the final arrays."""
+    shutil.copytree(OLD_WORKDIRS / name / "workdir", directory / "workdir")
+    found = train(RESUMED[name], "one_device", directory)
+    return found, final_arrays(directory / "workdir")
+
+
+def differences(found: dict[str, Any], classes: dict[str, dict[str, Any]], name: str) -> list[str]:
+    """Lists what differs from what was recorded: to the bit on a known class of machines, else within a tolerance.
+
+    Args:
+        found: what `train` returned.
+        classes: class of machines -> what was recorded there.
+        name: of the run, which decides the tolerance.
+    """
+    machine = machine_class()
+    exact = machine in classes
+    expected = classes[machine] if exact else next(iter(classes.values()))
+    problems = [f"{key}: not in both" for key in sorted(found.keys() ^ expected.keys())]
+    for key in sorted(found.keys() & expected.keys()):
+        if isinstance(found[key], str):
+            if exact and found[key] != expected[key]:
+                problems.append(f"{key}: {expected[key]} was recorded, now {found[key]}")
+            continue
+        if len(found[key]) != len(expected[key]):
+            problems.append(f"{key}: {len(expected[key])} lines were recorded, now {len(found[key])}")
+        tolerances = (0.0, 0.0) if exact or key == "variables" else TOLERANCES.get(name, TOLERANCE)
+        for before, now in zip(expected[key], found[key], strict=False):
+            if before != now and not _close(before, now, tolerances):
+                problems.append(f"{key}: {before!r} was recorded, now {now!r}")
+    return problems
+
+
+def _close(before: str, now: str, tolerances: tuple[float, float]) -> bool:
+    """Whether two records agree: floats within the tolerance of the first steps or of later ones, all else exactly."""
+    first, second = (dict(word.partition("=")[::2] for word in line.split()) for line in (before, now))
+    tolerance = tolerances[int(first.get("step", FIRST_STEPS + 1)) > FIRST_STEPS]
+    if not tolerance or first.keys() != second.keys():
+        return False
+    for name in first.keys() - {*_JUMPING, *(f"val_{name}" for name in _JUMPING)}:
+        pairs = list(itertools.zip_longest(first[name].split(","), second[name].split(",")))
+        if any(one != other and not _near(one, other, tolerance) for one, other in pairs):
+            return False
+    return True
+
+
+def _near(one: str | None, other: str | None, tolerance: float) -> bool:
+    floats = [float.fromhex(text) for text in (one, other) if text is not None and "0x" in text]
+    return len(floats) == 2 and math.isclose(*floats, rel_tol=tolerance)

@@ -1,0 +1,54 @@
+"""What the configs and the script of the golden runs name: a model, a prepare function and a callback."""
+
+import os
+import signal
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.zoo import prepare
+
+# Set to a number of steps, it makes the callback `Stop` ask the run to stop after them.
+STOP_AFTER = "GOLDEN_STOP_AFTER"
+# An example that is damaged in the second epoch alone.
+_DAMAGED_EPOCH, _DAMAGED_EXAMPLE = 1, 7
+
+
+def everything(num_classes: int = 10) -> keras.Model:
+    """Returns a convolution, synchronised normalisation, dropout, a nested list of layers and an L2 penalty."""
+    penalty = keras.regularizers.L2(1e-3)
+    images = keras.Input((8, 8, 1), name="image")
+    hidden = keras.layers.Conv2D(6, 3, use_bias=False, kernel_regularizer=penalty, name="conv")(images)
+    hidden = keras.layers.BatchNormalization(synchronized=True, momentum=0.9, name="norm")(hidden)
+    hidden = keras.layers.Flatten(name="flatten")(keras.layers.ReLU(name="relu")(hidden))
+    hidden = keras.layers.Dropout(0.2, seed=5, name="dropout")(hidden)
+    outputs = keras.layers.Dense(num_classes, kernel_regularizer=penalty, name="logits")(hidden)
+    return keras.Model(images, outputs, name="everything")
+
+
+def damaged(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool, **options: Any) -> dict[str, tf.Tensor]:
+    """Prepares images as `prepare.image` does; one example becomes NaN in one epoch, so that one update is left out."""
+    batch = prepare.image(batch, seeds, training=training, **options)
+    if not training:
+        return batch
+    # Rows of `seeds` are ((seed << 32) | epoch, example).
+    bad = (tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF) == _DAMAGED_EPOCH) & (seeds[:, 1] == _DAMAGED_EXAMPLE)
+    images = tf.where(bad[:, tf.newaxis, tf.newaxis, tf.newaxis], float("nan"), batch["image"])
+    return batch | {"image": images}
+
+
+class Stop(keras.callbacks.Callback):
+    """Sends SIGTERM to its own process after so many steps as the environment says; does nothing where it says nothing.
+
+    It watches every batch, of training and of evaluation, so that each call makes one step: how sums are split into
+    calls would otherwise depend on the clock, and so their last bit.
+    """
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Asks the run to stop where it is due."""
+        if STOP_AFTER in os.environ and int(self.model.optimizer.iterations.numpy()) == int(os.environ[STOP_AFTER]):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Does nothing."""

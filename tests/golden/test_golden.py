@@ -1,0 +1,34 @@
+"""The golden runs: what was computed on a known commit is computed still, to the bit where the machine allows it."""
+
+import json
+import sys
+
+import golden_runs as golden
+import numpy as np
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def topology_can_be_had(request: pytest.FixtureRequest) -> None:
+    """Skips what needs several workers on one machine where that does not work."""
+    if "two_workers" in request.node.name and sys.platform != "linux":
+        pytest.skip("several workers on one machine need Linux")
+
+
+@pytest.mark.parametrize(("name", "topology"), golden.CASES)
+def test_a_golden_run_comes_out_as_recorded(name, topology, tmp_path):
+    recorded = json.loads(golden.VALUES.read_text())[f"{name}/{topology}"]
+    found = golden.train(name, topology, tmp_path)
+    assert golden.differences(found, recorded, name) == []
+
+
+@pytest.mark.parametrize("name", golden.RESUMED)
+def test_a_run_that_was_interrupted_on_an_old_commit_goes_on_to_the_same_end(name, tmp_path):
+    old = golden.OLD_WORKDIRS / name
+    recorded = json.loads((old / "uninterrupted.json").read_text())
+    found, arrays = golden.resume(name, tmp_path)
+    assert golden.differences(found, recorded, golden.RESUMED[name]) == []
+    with np.load(old / "final.npz") as expected:
+        assert sorted(expected) == list(arrays)
+        for key in arrays:
+            np.testing.assert_allclose(arrays[key], expected[key], rtol=0, atol=golden.WEIGHTS_TOLERANCE, err_msg=key)
