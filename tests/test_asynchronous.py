@@ -15,8 +15,9 @@ from launching import REPOSITORY, worker_environment
 from topologies import arrays, records
 
 from tfdist import config as c
-from tfdist import interruption, validation
+from tfdist import interruption
 from tfdist.cluster import servers
+from tfdist.config import validate
 from tfdist.zoo import prepare
 
 BATCHES = []
@@ -115,4 +116,4 @@ def test_a_missing_worker_is_named():
 def test_what_does_not_go_with_it_is_refused(field, value):
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, asynchronous=True, **{field: value}))
     with pytest.raises(ValueError, match=r"train.asynchronous needs local_steps=1, micro_batches=1"):
-        validation.validate(config)
+        validate.validate(config)

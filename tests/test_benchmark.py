@@ -77,11 +77,11 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
 @needs_torch
 @pytest.mark.parametrize("name", works.WORKS)
 def test_pytorchs_networks_learn_as_many_numbers(name):
-    from tfdist import config
+    from tfdist.config import specs
     from tfdist.contest import torch_networks
 
     work = works.WORKS[name]
-    keras_model = config.build(work.model, field="config.model")
+    keras_model = specs.build(work.model, field="config.model")
     count = sum(int(np.prod(weight.shape)) for weight in keras_model.trainable_variables)
     assert sum(weight.numel() for weight in torch_networks.network(name).parameters()) == count
 

@@ -9,7 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tfdist import config as c
-from tfdist import experiment, report, train, validation
+from tfdist import experiment, report, train
+from tfdist.config import validate
 
 LOGITS = [f"model/logits/{name}" for name in ("bias", "kernel")]
 
@@ -80,4 +81,4 @@ def test_a_profile_is_two_steps(profile):
     with pytest.raises(
         ValueError, match=r"report.profile must be \[first, last\], two steps counted from 1. Received: "
     ):
-        validation.validate(config)
+        validate.validate(config)

@@ -13,7 +13,8 @@ import tensorflow as tf
 from launching import REPOSITORY, worker_environment
 
 from tfdist import config as c
-from tfdist import experiment, validation
+from tfdist import experiment
+from tfdist.config import diff, validate
 from tfdist.data import cache
 from tfdist.zoo import prepare, sources
 
@@ -218,10 +219,10 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         for name, value in plain.items():
             np.testing.assert_array_equal(value, kept[name])
     old, new = ({"data": {"cache": kind}} for kind in ("none", "raw"))
-    assert c.differences(old, new) == []
+    assert diff.differences(old, new) == []
 
 
 def test_a_place_for_nothing_is_refused():
     config = c.Config(model={"target": "x:y"}, data=c.Data(cache_dir="/ram"), train=c.Train(steps=1))
     with pytest.raises(ValueError, match=r'data.cache_dir=\'/ram\' keeps nothing, since data.cache is "none"'):
-        validation.validate(config)
+        validate.validate(config)

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tfdist import config, validation
+from tfdist import config
+from tfdist.config import diff, specs, validate
 
 LAB = """
 def losses(model, batch, *, training, gamma=1.0):
@@ -44,16 +45,16 @@ def make(**changes):
 
 def test_build_calls_the_target_with_the_other_items(lab):
     spec = {"target": f"{lab}:scale", "offset": 2}
-    assert config.build(spec, 4, field="config.model") == 42
-    assert config.build({"target": f"{lab}:scale"}, field="config.model", factor=5) == 50
-    assert config.build({"target": f"{lab}:Family.member", "width": 7}, field="config.model") == 7
-    assert config.build({"target": f"{lab}:anything", "x": 1}, field="config.model", y=2) == {"x": 1, "y": 2}
+    assert specs.build(spec, 4, field="config.model") == 42
+    assert specs.build({"target": f"{lab}:scale"}, field="config.model", factor=5) == 50
+    assert specs.build({"target": f"{lab}:Family.member", "width": 7}, field="config.model") == 7
+    assert specs.build({"target": f"{lab}:anything", "x": 1}, field="config.model", y=2) == {"x": 1, "y": 2}
     assert spec == {"target": f"{lab}:scale", "offset": 2}
 
 
 def test_partial_calls_later_with_the_arguments_of_both(lab):
     spec = {"target": f"{lab}:losses", "gamma": 2.0}
-    call = config.partial(spec, field="config.objective", positional=2, training=True)
+    call = specs.partial(spec, field="config.objective", positional=2, training=True)
     assert call("model", "batch", training=False) == ("model", "batch", False, 2.0)
 
 
@@ -77,31 +78,31 @@ def test_partial_calls_later_with_the_arguments_of_both(lab):
 def test_a_spec_that_cannot_be_built_says_why(lab, spec, message):
     spec = {key: value.format(lab=lab) if isinstance(value, str) else value for key, value in spec.items()}
     with pytest.raises(ValueError, match=message):
-        config.build(spec, field="config.f")
+        specs.build(spec, field="config.f")
     with pytest.raises(ValueError, match=message):
-        config.partial(spec, field="config.f")
+        specs.partial(spec, field="config.f")
 
 
 def test_a_spec_may_not_repeat_what_the_framework_gives(lab):
     spec = {"target": f"{lab}:losses", "training": True}
     with pytest.raises(ValueError, match=r"config\.objective\.training is given by the framework: remove it"):
-        config.partial(spec, field="config.objective", positional=2, training=True)
+        specs.partial(spec, field="config.objective", positional=2, training=True)
     with pytest.raises(ValueError, match=r"config\.objective: .* cannot be called so: too many positional"):
-        config.partial({"target": f"{lab}:scale"}, field="config.objective", positional=3)
+        specs.partial({"target": f"{lab}:scale"}, field="config.objective", positional=3)
 
 
 def test_an_import_error_inside_the_target_is_not_disguised(lab):
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
-        config.resolve({"target": "my_broken_lab:f"}, field="config.model")
+        specs.resolve({"target": "my_broken_lab:f"}, field="config.model")
 
 
 def test_the_default_config_is_valid_but_for_its_length():
-    validation.validate(make())
-    validation.validate(make(train=config.Train(steps=5)))
+    validate.validate(make())
+    validate.validate(make(train=config.Train(steps=5)))
     for train in (config.Train(), config.Train(epochs=1, steps=5)):
         received = f"epochs={train.epochs}, steps={train.steps}"
         with pytest.raises(ValueError, match=f"exactly one of epochs and steps. Received: {received}"):
-            validation.validate(make(train=train))
+            validate.validate(make(train=train))
 
 
 @pytest.mark.parametrize(
@@ -150,14 +151,14 @@ def test_a_wrong_value_is_refused_with_its_field(name, value, message):
         holder = getattr(holder, section)
     setattr(holder, field, value)
     with pytest.raises(ValueError, match=rf"(?s)^The config cannot be used:\n  config\.{name} {message}[^\n]*$"):
-        validation.validate(whole)
+        validate.validate(whole)
 
 
 def test_contradictions_between_fields_are_refused():
     with pytest.raises(
         ValueError, match=r"config\.cluster: .* 1024\.\.65535\. Received: port_base=60000, port_count=9999"
     ):
-        validation.validate(make(cluster=config.Cluster(port_base=60000, port_count=9999)))
+        validate.validate(make(cluster=config.Cluster(port_base=60000, port_count=9999)))
     contradiction = {
         "data": config.Data(evaluation_split=None),
         "checkpoint": config.Checkpoint(best_metric="accuracy"),
@@ -165,18 +166,18 @@ def test_contradictions_between_fields_are_refused():
     with pytest.raises(
         ValueError, match=r"checkpoint\.best_metric='accuracy' needs evaluations, and data\.evaluation_split"
     ):
-        validation.validate(make(**contradiction))
+        validate.validate(make(**contradiction))
 
 
 def test_all_wrong_fields_are_named_at_once():
     with pytest.raises(ValueError) as raised:
-        validation.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))
+        validate.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))
     lines = str(raised.value).splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["config.data.batch_size", "config.seed", "config.train:"]
 
 
 def test_a_whole_number_will_do_where_a_float_is_meant():
-    validation.validate(make(train=config.Train(epochs=3, clip_norm=1), learning_rate=config.LearningRate(peak=1)))
+    validate.validate(make(train=config.Train(epochs=3, clip_norm=1), learning_rate=config.LearningRate(peak=1)))
 
 
 def test_a_field_that_does_not_exist_cannot_be_set():
@@ -193,21 +194,21 @@ def test_defaults_are_not_shared():
 
 def test_flatten_names_every_leaf():
     whole = make(model={"target": "a:b", "sub": {"x": 1, "empty": {}}}, train=config.Train(steps=5))
-    flat = dict(config.flatten(whole))
+    flat = dict(diff.flatten(whole))
     assert flat["model.target"] == "a:b" and flat["model.sub.x"] == 1 and flat["model.sub.empty"] == {}
     assert flat["evaluation.every.epochs"] == 1 and flat["seed"] == 0
-    assert list(flat) == [name for name, _ in config.flatten(dataclasses.asdict(whole))]
-    assert config.nearest_field(whole, "data.batchsize") == " Did you mean 'data.batch_size'?"
+    assert list(flat) == [name for name, _ in diff.flatten(dataclasses.asdict(whole))]
+    assert diff.nearest_field(whole, "data.batchsize") == " Did you mean 'data.batch_size'?"
 
 
 def test_differences_name_what_decides_the_weights_and_nothing_else():
     old, new = make(seed=1), make(seed=2)
-    assert config.differences(dataclasses.asdict(old), dataclasses.asdict(old)) == []
+    assert diff.differences(dataclasses.asdict(old), dataclasses.asdict(old)) == []
     new.model = {"target": "a:b", "width": 3}
     new.data.batch_size = 64
     new.checkpoint.keep, new.evaluation.every.epochs, new.report.tensorboard = 9, 7, False
     new.cluster.heartbeat_seconds = 3.0
-    assert config.differences(dataclasses.asdict(old), dataclasses.asdict(new)) == [
+    assert diff.differences(dataclasses.asdict(old), dataclasses.asdict(new)) == [
         "data.batch_size: 128 was saved, now 64",
         "seed: 1 was saved, now 2",
         "model.width: '(absent)' was not set, now 3",

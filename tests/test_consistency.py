@@ -7,8 +7,8 @@ import probes
 import pytest
 
 from tfdist import config as c
-from tfdist import validation
 from tfdist.cluster import strategy
+from tfdist.config import validate
 from tfdist.zoo import sources
 
 
@@ -78,14 +78,14 @@ def test_what_does_not_go_together_is_refused(field, value):
     with pytest.raises(
         ValueError, match=r"train.local_steps=2 needs micro_batches=1, nonfinite=.* Received: .*" + str(value)
     ):
-        validation.validate(config)
+        validate.validate(config)
 
 
 def test_central_storage_is_of_one_worker_and_its_plain_arithmetic():
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, nonfinite="skip"))
     config.cluster.central_storage = True
     with pytest.raises(ValueError, match=r"cluster.central_storage needs train.local_steps=1, .* nonfinite='skip'"):
-        validation.validate(config)
+        validate.validate(config)
     workers = {"cluster": {"worker": ["localhost:23450", "localhost:23451"]}, "task": {"type": "worker", "index": 0}}
     with pytest.raises(ValueError, match=r"central_storage keeps the weights .* one machine, and there are 2 workers"):
         strategy.plan(config.cluster, {"TF_CONFIG": json.dumps(workers)})

@@ -15,7 +15,7 @@ import typing
 import pytest
 
 from tfdist import config as config_lib
-from tfdist import validation
+from tfdist.config import diff, specs, validate
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Flags of other programs that prose may name; commands are checked by the program they run.
@@ -130,9 +130,9 @@ def fields():
 
     walk(config_lib.Config, "")
     for config in [load(path) for path in configs()]:
-        names |= {name for name, _ in config_lib.flatten(config)}
+        names |= {name for name, _ in diff.flatten(config)}
         for spec in CALLS:
-            target = config_lib.resolve(at(config, spec), field=spec)
+            target = specs.resolve(at(config, spec), field=spec)
             names |= {f"{spec}.target", *(f"{spec}.{name}" for name in inspect.signature(target).parameters)}
     return names
 
@@ -184,10 +184,10 @@ python -m tfdist.mian --config=tests/test_report.py
 def test_shipped_configs_are_valid_and_their_specs_can_be_called(path):
     config, text = load(path), docstring_as_document(path)
     assert path_problems(text) + flag_problems(text) + field_problems(text) == [] and f"configs/{path.name}" in text
-    validation.validate(config)
+    validate.validate(config)
     for name, (positional, keywords) in CALLS.items():
         expected = dict.fromkeys(keywords)
-        config_lib.partial(at(config, name), field=f"config.{name}", positional=positional, **expected)
+        specs.partial(at(config, name), field=f"config.{name}", positional=positional, **expected)
 
 
 def test_the_shipped_configs_are_there():

@@ -21,6 +21,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfdist import config, console, records, report
+from tfdist.config import diff
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100, global_batch=64)
 
@@ -465,9 +466,9 @@ def test_the_config_is_read_back_as_it_was_written(tmp_path):
     records.write_config(tmp_path, whole)
     read = records.read_config(tmp_path)
     assert read["model"] == {"target": "a:b", "shape": [8, 8], "rate": 0.1} and read["train"]["epochs"] == 0.5
-    assert config.differences(read, records.plain(whole)) == []
+    assert diff.differences(read, records.plain(whole)) == []
     whole.train.epochs = 0.25
-    assert config.differences(read, records.plain(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
+    assert diff.differences(read, records.plain(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
 
 
 def test_a_damaged_config_is_named(tmp_path):

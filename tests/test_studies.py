@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist import command_line, scaling, tables, trajectories, trials
+from tfdist import scaling, tables, trajectories, trials
+from tfdist.config import flags as config_flags
 
 
 def study(module, *options, code=0):
@@ -121,7 +122,7 @@ def test_tables_and_what_is_handed_on(tmp_path):
     tables.write_csv(tmp_path / "t.csv", ("name", "n", "x"), rows)
     assert (tmp_path / "t.csv").read_text() == "name,n,x\na,1,0.123456\nbb,20000,\n"
     words = ["x", "--config=c.py", "--replicas=1", "--config.a.b=1", "--noconfig.c", "--configure", "--workdir", "y"]
-    assert command_line.config_arguments(words) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
+    assert config_flags.config_arguments(words) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
 
 
 def test_ways_apart_are_measured_against_the_fewest_replicas():

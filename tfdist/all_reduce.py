@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from tfdist import batch_trial, command_line, outcome, tables
+from tfdist import batch_trial, outcome, tables
 from tfdist import config as config_lib
+from tfdist.config import flags as config_flags
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
 STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
@@ -25,7 +26,7 @@ STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
 
 def define_flags() -> None:
     """Defines the flags; not at import, for each command has flags of the same names."""
-    command_line.define_config()
+    config_flags.define_config()
     flags.DEFINE_string("workdir", None, "Where all_reduce.csv goes. Default: runs/NAME-all_reduce.")
     flags.DEFINE_integer("steps", 10, "Steps of the config that are measured.", lower_bound=1)
     flags.DEFINE_float("largest_mb", 64.0, "The largest tensor, in MiB.", lower_bound=0.001)
@@ -98,7 +99,7 @@ def run() -> int:
     from tfdist import experiment
     from tfdist.cluster import strategy
 
-    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}-all_reduce").expanduser()
+    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-all_reduce").expanduser()
     config = flags.FLAGS["config"].value
     started = experiment.start(config, workdir)
     cluster = started.cluster
@@ -131,4 +132,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)
+    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)

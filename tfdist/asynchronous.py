@@ -14,12 +14,13 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import command_line, interruption, outcome
+from tfdist import interruption, outcome
+from tfdist.config import flags as config_flags
 
 
 def define_flags() -> None:
     """Defines the flags; not at import, for each command has flags of the same names."""
-    command_line.define_config()
+    config_flags.define_config()
     flags.DEFINE_string("workdir", None, "Where the run lives. Default: runs/NAME for a config file NAME.py.")
     flags.DEFINE_integer("workers", 2, "Workers on this machine.", lower_bound=1)
     flags.DEFINE_integer("servers", 1, "Parameter servers on this machine.", lower_bound=1)
@@ -33,8 +34,8 @@ def run() -> int:
 
     config = flags.FLAGS["config"].value
     config.train.asynchronous = True
-    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}").expanduser()
-    arguments = [*command_line.config_arguments(sys.argv), "--config.train.asynchronous=true", f"--workdir={workdir}"]
+    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
+    arguments = [*config_flags.config_arguments(sys.argv), "--config.train.asynchronous=true", f"--workdir={workdir}"]
 
     def give_up(text: str) -> None:
         print(f"tfdist: {text}: start again, and the run goes on from its newest checkpoint", file=sys.stderr)
@@ -66,4 +67,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)
+    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)

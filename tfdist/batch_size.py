@@ -14,14 +14,16 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import batch_trial, command_line, outcome, tables, trials, validation
+from tfdist import batch_trial, outcome, tables, trials
+from tfdist.config import flags as config_flags
+from tfdist.config import validate
 
 HEADER = ("batch_a_replica", "batch_size", "replicas", "result", "memory_mb_a_replica", "step_ms")
 
 
 def define_flags() -> None:
     """Defines the flags; not at import, for each command has flags of the same names."""
-    command_line.define_config()
+    config_flags.define_config()
     flags.DEFINE_integer("smallest", 8, "Batch of a replica to begin with; halved if need be.", lower_bound=1)
     flags.DEFINE_integer("largest", 1 << 20, "Batch of a replica to end with.", lower_bound=1)
     flags.DEFINE_integer("multiple_of", 1, "The answer is a multiple of this.", lower_bound=1)
@@ -93,12 +95,12 @@ class Bench:
 
 def find(argv: list[str]) -> None:
     """Runs the search, and writes its table."""
-    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}-batch_size").expanduser()
+    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-batch_size").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
     way = trials.choose_way(flags.FLAGS.by, os.environ)
-    validation.validate(flags.FLAGS["config"].value)
+    validate.validate(flags.FLAGS["config"].value)
     bench = Bench(
-        arguments=command_line.config_arguments(argv), way=way, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
+        arguments=config_flags.config_arguments(argv), way=way, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
     )
     best = search(
         bench.fits, smallest=flags.FLAGS.smallest, largest=flags.FLAGS.largest, multiple_of=flags.FLAGS.multiple_of
@@ -120,11 +122,11 @@ def run(argv: list[str]) -> int:
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
         outcome.end(lambda: batch_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))
-    with command_line.one_message("tfdist.batch_size"):
+    with config_flags.one_message("tfdist.batch_size"):
         find(sys.argv)
     return 0
 
 
 if __name__ == "__main__":
     define_flags()
-    app.run(run, flags_parser=command_line.parse)
+    app.run(run, flags_parser=config_flags.parse)

@@ -20,8 +20,9 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import command_line, records, tables
+from tfdist import records, tables
 from tfdist.cluster import local, processes
+from tfdist.config import flags as config_flags
 from tfdist.contest import arena, link, starts, works
 
 # Overrides of tfdist's config.
@@ -210,7 +211,7 @@ def check_machine() -> None:
 
 def run(argv: list[str]) -> None:
     """Measures the sections that the flags name."""
-    command_line.flags_only(argv[1:])
+    config_flags.flags_only(argv[1:])
     for name, chosen, known in (
         ("sections", _SECTIONS.value, SECTIONS),
         ("works", _WORKS.value, works.WORKS),
@@ -225,7 +226,7 @@ def run(argv: list[str]) -> None:
     if "ddp" in (_PEERS.value or []) and "ddp" not in installed_peers():
         sys.exit("--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.")
     found: Rows = []
-    with command_line.one_message("tfdist.benchmark"):
+    with config_flags.one_message("tfdist.benchmark"):
         check_machine()
         with contextlib.ExitStack() as stack:
             stack.enter_context(processes.leaving_in_order())  # No folder and no network of ours shall stay behind.

@@ -14,15 +14,17 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import checks, command_line, outcome, records, tables, validation
+from tfdist import checks, outcome, records, tables
 from tfdist.checks import BAD, OK, Finding
+from tfdist.config import flags as config_flags
+from tfdist.config import validate
 
 _STEPS = 3
 
 
 def define_flags() -> None:
     """Defines the flags; not at import, for each command has flags of the same names."""
-    command_line.define_config()
+    config_flags.define_config()
     flags.DEFINE_string("workdir", None, "The workdir of the run to come. Default: runs/NAME for NAME.py.")
     flags.DEFINE_float("seconds", 2.0, "How long reading is measured.", lower_bound=0.1)
 
@@ -32,11 +34,11 @@ def run() -> int:
     from tfdist.cluster import strategy
 
     config = flags.FLAGS["config"].value
-    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}").expanduser()
+    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     findings: list[Finding] = []
     rank = 0
     try:
-        validation.validate(config)
+        validate.validate(config)
         findings.append(Finding("config", OK, "types, ranges and names"))
         plan = strategy.plan(config.cluster)
         rank = plan.placement.rank
@@ -172,4 +174,4 @@ def tell(findings: list[Finding], rank: int) -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)
+    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)

@@ -5,7 +5,8 @@ import time
 
 from tfdist import config as config_lib
 from tfdist import experiment, intervals, step
-from tfdist.loop import Loop, ends
+from tfdist import loop as loop_lib
+from tfdist.loop import Loop
 
 
 def values(run: experiment.Run, sums: dict[str, float]) -> dict[str, float]:
@@ -17,9 +18,11 @@ def evaluation_is_due(run: experiment.Run, now: int) -> bool:
     """Whether an evaluation belongs after step `now`."""
     if run.evaluation_data is None:
         return False
-    if run.compiled is not None and ends(run, now):  # As Keras does: by epochs, and one that is cut short counts.
+    if run.compiled is not None and loop_lib.ends(
+        run, now
+    ):  # As Keras does: by epochs, and one that is cut short counts.
         now = math.ceil(now / run.steps_per_epoch) * run.steps_per_epoch
-    elif ends(run, now):
+    elif loop_lib.ends(run, now):
         return True
     return intervals.is_due(run.config.evaluation.every, now, run.steps_per_epoch)
 

@@ -12,22 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import (
-    agreement,
-    checkpoint,
-    interruption,
-    named_callbacks,
-    randomness,
-    records,
-    report,
-    rewriting,
-    step,
-    validation,
-)
+from tfdist import agreement, checkpoint, interruption, named_callbacks, randomness, records, report, rewriting, step
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import batch, strategy
 from tfdist.compiled import Compiled
+from tfdist.config import diff, specs, validate
 from tfdist.data import cache, stream
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -92,13 +82,13 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
     stop = interruption.listen()
-    validation.validate(config)
-    prepare = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
-    objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
+    validate.validate(config)
+    prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     prepare, objective = rewriting.rewritten(prepare), rewriting.rewritten(objective)
-    adapt = config.adapt and config_lib.partial(config.adapt, field="config.adapt", positional=2)
+    adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
-        config_lib.partial(spec, field=f"config.callbacks[{index}]")
+        specs.partial(spec, field=f"config.callbacks[{index}]")
     train_source = open_source(config, config.data.train_split)
     evaluation_source = None
     if config.data.evaluation_split is not None:
@@ -118,7 +108,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
     total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
     with cluster.scope():
-        model = config_lib.build(config.model, field="config.model")
+        model = specs.build(config.model, field="config.model")
         local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
         optimizer = build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
         if not isinstance(model, keras.Model):
@@ -190,7 +180,7 @@ def make_run(
 
 def open_source(config: config_lib.Config, split: str) -> stream.Source:
     """Makes the source of one split; no TensorFlow operation runs."""
-    source = config_lib.build(config.data.source, split, field="config.data.source")
+    source = specs.build(config.data.source, split, field="config.data.source")
     if len(source) == 0:
         raise ValueError(f"config.data: the split {split!r} of {config.data.source['target']} has no examples.")
     return source
@@ -254,10 +244,10 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
             f"config.learning_rate.warmup_epochs={rate.warmup_epochs} are {warmup_steps} steps, more than the "
             f"{total_steps} of the run."
         )
-    schedule = config_lib.build(
+    schedule = specs.build(
         rate.schedule, peak, field="config.learning_rate.schedule", total_steps=total_steps, warmup_steps=warmup_steps
     )
-    optimizer = config_lib.build(config.optimizer, schedule, field="config.optimizer")
+    optimizer = specs.build(config.optimizer, schedule, field="config.optimizer")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             f"config.optimizer.target must return a keras.optimizers.Optimizer. Received: {type(optimizer).__name__}"
@@ -335,7 +325,7 @@ def _facts(config: config_lib.Config, *sources: stream.Source | None) -> dict[st
     plain = records.plain(config)
     plain.pop("cluster")
     plain["data"].pop("cache_dir")  # Hosts may call their disks as they like.
-    facts = {f"config.{name}": json.dumps(value) for name, value in config_lib.flatten(plain)}
+    facts = {f"config.{name}": json.dumps(value) for name, value in diff.flatten(plain)}
     for split, source in zip(("train", "evaluation"), sources, strict=True):
         if source is not None:
             facts[f"examples of the {split} split"] = str(len(source))

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import command_line, config, interruption, main
+from tfdist import config, interruption, main
 from tfdist.cluster import local, processes
+from tfdist.config import flags as config_flags
 
 _WORKERS = flags.DEFINE_integer("workers", None, "How many workers to start on this machine.", lower_bound=1)
 _MAX_RESTARTS = flags.DEFINE_integer(
@@ -61,7 +62,7 @@ def parse(argv: list[str]) -> list[str]:
     Ends the process with one message where something is wrong.
     """
     if {"--help", "--helpfull", "--helpshort", "-help", "-?"} & set(argv):
-        return command_line.parse(argv)
+        return config_flags.parse(argv)
     if "--" not in argv:
         sys.exit("Write the workers' flags behind a lone --: python -m tfdist.launch --workers=2 -- --config=...")
     split = argv.index("--")
@@ -73,7 +74,7 @@ def parse(argv: list[str]) -> list[str]:
             name = re.match(r"--?(?:no)?(\w+)", argument)
             if name and name[1] in foreign:
                 sys.exit(f"--{name[1]} belongs {side} the lone --. Received: {' '.join(argv[1:])}")
-    command_line.parse([argv[0], *ours, *theirs])
+    config_flags.parse([argv[0], *ours, *theirs])
     if _WORKERS.value is None:
         sys.exit("Say how many workers to start, such as --workers=2")
     if (_MIN_WORKERS.value or 1) > _WORKERS.value:
@@ -91,7 +92,7 @@ def run(argv: list[str]) -> int:
         sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
     # The launcher starts lost workers again itself.
     command = [sys.executable, "-m", main.__name__, *argv[1:], "--config.cluster.requeue=false"]
-    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}").expanduser()
+    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     try:
         note = local.refuse_other_launchers(os.environ)
         gpus = local.gpus(os.environ)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import command_line, outcome
+from tfdist import outcome
 from tfdist.cluster import memory
+from tfdist.config import flags as config_flags
 
-_CONFIG = command_line.define_config()
+_CONFIG = config_flags.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives. Default: runs/NAME for a config file NAME.py.")
 _MODE = flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate a checkpoint of the workdir.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "newest", 'What to evaluate: "newest", "best", or a step.')
@@ -26,7 +27,7 @@ def run() -> int:
     from tfdist import experiment, train
     from tfdist.cluster import strategy
 
-    workdir = Path(_WORKDIR.value or f"runs/{command_line.config_name()}").expanduser()
+    workdir = Path(_WORKDIR.value or f"runs/{config_flags.config_name()}").expanduser()
     if _CONFIG.value.train.asynchronous and _MODE.value == "train":
         from tfdist import updates
 
@@ -48,4 +49,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse)
+    app.run(main, flags_parser=config_flags.parse)

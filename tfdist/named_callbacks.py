@@ -8,6 +8,7 @@ from tfdist import config as config_lib
 from tfdist import hooks
 from tfdist.callbacks import KerasHooks
 from tfdist.cluster.strategy import Cluster
+from tfdist.config import specs
 
 
 def of_config(
@@ -30,7 +31,7 @@ def of_config(
     evaluated = [f"val_{name}" for name in names] if config.data.evaluation_split is not None else []
     callbacks = []
     for index, spec in enumerate(config.callbacks):
-        callback = config_lib.build(spec, field=f"config.callbacks[{index}]")
+        callback = specs.build(spec, field=f"config.callbacks[{index}]")
         _check_of_config(callback, f"config.callbacks[{index}]", [*names, *evaluated, "learning_rate"], optimizer)
         callbacks.append(callback)
     model.optimizer = optimizer  # Where Keras' callbacks look for it.

@@ -12,15 +12,17 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import command_line, outcome, tables, validation
 from tfdist import config as config_lib
+from tfdist import outcome, tables
+from tfdist.config import flags as config_flags
+from tfdist.config import specs, validate
 
 HEADER = ("split", "examples", "a batch", "seconds")
 
 
 def fetching(spec: dict[str, Any]) -> dict[str, Any]:
     """The source's spec with `download` on, where its function takes such an argument."""
-    parameters = inspect.signature(config_lib.resolve(spec, field="config.data.source")).parameters
+    parameters = inspect.signature(specs.resolve(spec, field="config.data.source")).parameters
     return {**spec, "download": True} if "download" in parameters else spec
 
 
@@ -60,8 +62,8 @@ def prepare(config: config_lib.Config) -> list[tuple]:
     """
     from tfdist import experiment
 
-    validation.validate(config)
-    function = config_lib.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    validate.validate(config)
+    function = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     config.data.source = fetching(config.data.source)
     rows = []
     for split, training in ((config.data.train_split, True), (config.data.evaluation_split, False)):
@@ -81,5 +83,5 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    command_line.define_config()
-    app.run(lambda argv: outcome.end(run), flags_parser=command_line.parse)
+    config_flags.define_config()
+    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)

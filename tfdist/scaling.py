@@ -16,7 +16,8 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import command_line, tables, trials
+from tfdist import tables, trials
+from tfdist.config import flags as config_flags
 
 HEADER = (
     *("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds"),
@@ -26,7 +27,7 @@ HEADER = (
 
 def define_flags() -> None:
     """Defines the flags; not at import, for each command has flags of the same names."""
-    command_line.define_config()
+    config_flags.define_config()
     flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
     flags.DEFINE_enum(
         "by", "auto", list(trials.WAYS), "What a replica is: a process, a logical device, a task of a Slurm step."
@@ -145,7 +146,7 @@ def parse_replicas(words: Sequence[str]) -> list[int]:
 
 def study(argv: list[str]) -> None:
     """Runs what the flags say, and writes the results."""
-    name = command_line.config_name()
+    name = config_flags.config_name()
     workdir = Path(flags.FLAGS.workdir or f"runs/{name}-scaling").expanduser()
     batch = flags.FLAGS["config"].value.data.batch_size
     way = trials.choose_way(flags.FLAGS.by, os.environ)
@@ -154,7 +155,7 @@ def study(argv: list[str]) -> None:
         own = batch * replicas if flags.FLAGS.batch == "weak" else batch
         print(f"{replicas} replica(s) by {way}, batch {own} ...", flush=True)
         to = workdir / f"{flags.FLAGS.batch}-{replicas}"
-        arguments = command_line.config_arguments(argv)
+        arguments = config_flags.config_arguments(argv)
         measured.append(measure(arguments, own, replicas=replicas, epochs=flags.FLAGS.epochs, way=way, to=to))
     table = rows(measured)
     print(tables.text(HEADER, table))
@@ -166,11 +167,11 @@ def study(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    with command_line.one_message("tfdist.scaling"):
+    with config_flags.one_message("tfdist.scaling"):
         study(sys.argv)
     return 0
 
 
 if __name__ == "__main__":
     define_flags()
-    app.run(run, flags_parser=command_line.parse)
+    app.run(run, flags_parser=config_flags.parse)

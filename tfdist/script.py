@@ -14,13 +14,24 @@ from typing import Any
 import keras
 
 from tfdist import callbacks as callbacks_lib
-from tfdist import compiled_run, evaluation, experiment, gradients, interruption, loop, outcome, predictions, train
+from tfdist import (
+    compiled_run,
+    evaluation,
+    experiment,
+    gradients,
+    interruption,
+    loop,
+    model_check,
+    outcome,
+    predictions,
+    train,
+)
 from tfdist import config as config_lib
 from tfdist.cluster import alone, strategy
 from tfdist.cluster.strategy import Cluster
 from tfdist.data import given
+from tfdist.data import wish as wish_lib
 from tfdist.data.feeds import Feed
-from tfdist.model_check import check_model
 
 
 def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) -> Cluster:
@@ -139,7 +150,7 @@ def fit(
         SystemExit: with code 75, when the run was asked to stop and is saved in the workdir: start it again to go on.
     """
     alone.check("tfdist.fit")
-    check_model(cluster, model, "fit")
+    model_check.check_model(cluster, model, "fit")
     if epochs < 1 or initial_epoch < 0 or not isinstance(validation_freq, int) or validation_freq < 1:
         raise ValueError(
             "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
@@ -147,7 +158,7 @@ def fit(
         )
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = given.split(x, y, sample_weight, validation_split)
-    wish = given.Wish(
+    wish = wish_lib.Wish(
         batch_size=batch_size,
         steps=steps_per_epoch,
         shuffle=bool(shuffle),
@@ -205,7 +216,7 @@ def evaluate(
         ValueError: says which argument cannot be used, and what to do.
     """
     alone.check("tfdist.evaluate")
-    check_model(cluster, model, "evaluate")
+    model_check.check_model(cluster, model, "evaluate")
     feed = _feed(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
     with _optimizer_as_found(model):
@@ -252,7 +263,7 @@ def predict(
 
 
 def _feed(model: keras.Model, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None) -> Feed:
-    wish = given.Wish(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
+    wish = wish_lib.Wish(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
     return given.open_feed(x, y, sample_weight, wish)
 
 

@@ -11,12 +11,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, experiment, interruption, intervals, records, saving, step
-from tfdist import config as config_lib
+from tfdist import (
+    agreement,
+    checkpoint,
+    divergence,
+    evaluation,
+    experiment,
+    interruption,
+    intervals,
+    records,
+    saving,
+    step,
+)
+from tfdist import loop as loop_lib
 from tfdist.cluster import peers
-from tfdist.divergence import save, settle
-from tfdist.evaluation import evaluate, evaluation_is_due, is_best, values
-from tfdist.loop import Loop, Progress, ends, make_loop, open_loop, open_reporter, save_is_due
+from tfdist.config import diff
+from tfdist.loop import Loop, Progress
 
 FINISHED = "finished.json"
 
@@ -41,7 +51,7 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
         if run.cluster.is_chief:
             print(f"stopped by {run.stop.reason or 'another worker'} before a step was made: there is nothing to save")
         return interruption.EXIT_STOPPED
-    loop, progress = open_loop(run)
+    loop, progress = loop_lib.open_loop(run)
     try:
         agreement.check_start(run.cluster, run.examples, dataclasses.asdict(progress))
         loop.agreement.check(progress.step)
@@ -95,7 +105,7 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
         steps, totals = loop.train_call(iterator, next_boundary(loop, progress.step) - progress.step)
         progress.step += steps
         run.cluster.progress(progress.step)
-        if settle(loop, progress, first_step, totals):
+        if divergence.settle(loop, progress, first_step, totals):
             iterator = open_stream(run, progress.step)
         else:
             add_call(progress, totals, steps, time.perf_counter() - started)
@@ -113,7 +123,7 @@ def train_loop(loop: Loop, progress: Progress) -> bool:
 def stop_here(loop: Loop, progress: Progress) -> bool:
     """Begins to save the run where the workers have agreed to stop; returns False, as what calls it does."""
     loop.run.stop.saving = True
-    save(loop, progress, regular=False)
+    divergence.save(loop, progress, regular=False)
     return False
 
 
@@ -141,7 +151,7 @@ def end_call(run: experiment.Run, progress: Progress) -> None:
     ends_batch = run.hooks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
     if not (ends_epoch or ends_batch or run.hooks.shows("train") or run.hooks.terminated):
         return
-    logs = values(run, progress.epoch_totals)
+    logs = evaluation.values(run, progress.epoch_totals)
     progress.logs = logs | {name: value for name, value in progress.logs.items() if name not in logs}
     if run.hooks.shows("train"):
         run.hooks.progress(step_in_epoch + 1, logs)
@@ -168,22 +178,22 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     run, config, now = loop.run, loop.run.config, progress.step
     improved = False
     loop.board.look(now)
-    if ends(run, now) or intervals.is_due(config.agreement.every, now, run.steps_per_epoch):
+    if loop_lib.ends(run, now) or intervals.is_due(config.agreement.every, now, run.steps_per_epoch):
         loop.agreement.check(now)
-    if evaluation_is_due(run, now) and progress.evaluated < now:
-        evaluated = evaluate(loop, now, best=progress.best)
+    if evaluation.evaluation_is_due(run, now) and progress.evaluated < now:
+        evaluated = evaluation.evaluate(loop, now, best=progress.best)
         if evaluated is None:
             return stop_here(loop, progress)
         progress.logs |= {f"val_{name}": value for name, value in evaluated.items()}
-        improved = is_best(config.checkpoint, evaluated, progress.best)
+        improved = evaluation.is_best(config.checkpoint, evaluated, progress.best)
         if improved:
             progress.best, progress.best_step = evaluated[config.checkpoint.best_metric], now
         progress.evaluated = now
-    if progress.epochs * run.steps_per_epoch < now and (now % run.steps_per_epoch == 0 or ends(run, now)):
+    if progress.epochs * run.steps_per_epoch < now and (now % run.steps_per_epoch == 0 or loop_lib.ends(run, now)):
         progress.epochs = math.ceil(now / run.steps_per_epoch)
         run.hooks.epoch_end(progress.epochs - 1, progress.logs)
-    if (improved or save_is_due(run, now)) and not run.hooks.terminated:
-        save(loop, progress, regular=True)
+    if (improved or loop_lib.save_is_due(run, now)) and not run.hooks.terminated:
+        divergence.save(loop, progress, regular=True)
     if improved and loop.saver is not None:
         loop.saver.mark_best(now, config.checkpoint.best_metric, progress.best)
     return True
@@ -250,7 +260,7 @@ def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
     old = None if run.workdir is None else records.read_config(str(run.workdir))
     if old is None or allow_changes:
         return
-    lines = config_lib.differences(old, records.plain(run.config))
+    lines = diff.differences(old, records.plain(run.config))
     if run.compiled is not None:  # A script's learning rate does not hang on its length, which may grow.
         lines = [line for line in lines if not line.startswith("train.epochs:")]
     if lines:
@@ -303,11 +313,11 @@ def evaluate_only(run: experiment.Run, which: str) -> int:
     chosen = run.cluster.from_chief(chosen)
     saved = checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
     checkpoint.restore(saved, run.variables)
-    reporter = open_reporter(run, None)
+    reporter = loop_lib.open_reporter(run, None)
     reporter.event(f"evaluating {saved.path}")
-    loop = make_loop(run, reporter, None)
+    loop = loop_lib.make_loop(run, reporter, None)
     loop.agreement.check(saved.step)
-    values = evaluate(loop, saved.step)
+    values = evaluation.evaluate(loop, saved.step)
     reporter.close()
     if values is None:
         return interruption.EXIT_STOPPED

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from tfdist import command_line, config, outcome, scaling, tables, trials
+from tfdist import config, outcome, scaling, tables, trials
+from tfdist.config import flags as config_flags
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
 Ways = dict[tuple[int, int], np.ndarray]
@@ -99,7 +100,7 @@ def apart(ways: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[int, int, fl
 
 def study(argv: list[str]) -> None:
     """Runs what the flags say, and writes the results."""
-    workdir = Path(flags.FLAGS.workdir or f"runs/{command_line.config_name()}-trajectories").expanduser()
+    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-trajectories").expanduser()
     way = trials.choose_way(flags.FLAGS.by, os.environ)
     numbers = scaling.parse_replicas(flags.FLAGS.replicas)
     ways: Ways = {}
@@ -110,7 +111,7 @@ def study(argv: list[str]) -> None:
                 continue
             print(f"batch {batch} on {replicas} replica(s) by {way} ...", flush=True)
             to = workdir / f"batch-{batch}-replicas-{replicas}"
-            ways[batch, replicas] = follow(command_line.config_arguments(argv), batch, replicas, way=way, to=to)
+            ways[batch, replicas] = follow(config_flags.config_arguments(argv), batch, replicas, way=way, to=to)
     lines = [(*key, step, *point) for key, steps in ways.items() for step, point in enumerate(steps.tolist())]
     tables.write_csv(workdir / "trajectories.csv", HEADER, lines)
     print(tables.text(("batch_size", "replicas", "apart"), apart(ways)))
@@ -121,11 +122,11 @@ def study(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    with command_line.one_message("tfdist.trajectories"):
+    with config_flags.one_message("tfdist.trajectories"):
         study(sys.argv)
     return 0
 
 
 if __name__ == "__main__":
     define_flags()
-    app.run(run, flags_parser=command_line.parse)
+    app.run(run, flags_parser=config_flags.parse)

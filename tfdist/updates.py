@@ -19,6 +19,7 @@ from tfdist import checkpoint, divergence, experiment, interruption, intervals, 
 from tfdist import config as config_lib
 from tfdist import loop as loop_lib
 from tfdist.cluster import servers
+from tfdist.config import specs
 
 # Batches that are handed out ahead, for each worker.
 _AHEAD = 3
@@ -82,7 +83,7 @@ def run_asynchronously(
 def _make_remote(run: experiment.Run, strategy: Any, coordinator: Any, workers: int) -> Remote:
     config = run.config
     with strategy.scope():
-        model = config_lib.build(config.model, field="config.model")
+        model = specs.build(config.model, field="config.model")
         optimizer = experiment.build_optimizer(config, run.steps_per_epoch, run.total_steps)
         optimizer.build(model.trainable_variables)
     trainer = dataclasses.replace(run.trainer, model=model, optimizer=optimizer, statistics=())

@@ -28,7 +28,7 @@ _PIECE_BYTES = 1 << 20
 class Plan:
     """Who will take part, known before any device is touched."""
 
-    placement: environment.Placement
+    placement: placement_lib.Placement
     options: config_lib.Cluster
     # Indices into the GPUs that TensorFlow lists in this process; empty: the replicas run on the CPU.
     gpus: tuple[int, ...]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist import fused as fused_lib
 from tfdist.cluster import strategy as strategy_lib
+from tfdist.config import specs
 from tfdist.contest.works import Work
 
 # Runs so many steps, to their end.
@@ -25,12 +26,12 @@ def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -
         looped: many steps in one call; otherwise one.
     """
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
-    model = config_lib.build(config.model, field="config.model") if fused else keras_model(config)
+    model = specs.build(config.model, field="config.model") if fused else keras_model(config)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     if fused:
         fused_lib.fuse(optimizer)
     optimizer.build(model.trainable_variables)
-    objective = config_lib.partial(config.objective, field="config.objective", positional=2, training=True)
+    objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     pixels, labels = images(config)
     batch = {"image": _scaled(tf.constant(pixels[: work.batch])), "label": tf.constant(labels[: work.batch])}
 
@@ -131,4 +132,4 @@ def images(config: config_lib.Config) -> tuple[np.ndarray, np.ndarray]:
 def keras_model(config: config_lib.Config) -> keras.Model:
     """The network of a work with Keras' own layers."""
     # A clone has those: the fused computation is not part of a layer's configuration.
-    return keras.models.clone_model(config_lib.build(config.model, field="config.model"))
+    return keras.models.clone_model(specs.build(config.model, field="config.model"))

@@ -20,10 +20,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # Whatever else is printed does not come between.
 
-    from tfdist import config as config_lib
+    from tfdist import config
     from tfdist.cluster import memory
 
-    memory.keep_freed(config_lib.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
+    memory.keep_freed(config.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 
     if job["kind"] == "ddp":
         from tfdist.contest.ddp import ddp as entry

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import config as config_lib
+from tfdist.config import specs
 from tfdist.contest import baselines
 from tfdist.data import stream
 
@@ -24,8 +24,8 @@ def tfdist(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
     write(job["source"], folder)
     prepare = {"target": "tfdist.zoo.prepare:image", "pad": PAD, "flip": True}
     dataset = stream.training(
-        config_lib.build(_SOURCES[job["source"]](folder), "train", field="source"),
-        config_lib.partial(prepare, field="prepare", positional=2, training=True),
+        specs.build(_SOURCES[job["source"]](folder), "train", field="source"),
+        specs.partial(prepare, field="prepare", positional=2, training=True),
         stream.Share(num_replicas=job["workers"]),
         global_batch=BATCH,
         seed=0,

@@ -19,7 +19,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist import config as config_lib
+from tfdist.config import diff, schema
 
 NONE_WORDS = ("none", "None")
 
@@ -82,7 +82,7 @@ def parse(argv: list[str]) -> list[str]:
         _explain_unknown_field(argv)
         raise
     config, path = flags.FLAGS["config"].value, _config_path(argv)
-    if not isinstance(config, config_lib.Config):
+    if not isinstance(config, schema.Config):
         sys.exit(f"--config={path}: get_config() must return a tfdist.config.Config. Received: {type(config).__name__}")
     for name, value in flags.FLAGS["config"].override_values.items():
         _none_where_meant(config, name, value)
@@ -147,18 +147,18 @@ def _explain_unknown_field(argv: list[str]) -> None:
             _check_field(config, match[1], file)
 
 
-def _check_field(config: config_lib.Config, name: str, file: str) -> None:
+def _check_field(config: schema.Config, name: str, file: str) -> None:
     holder: Any = config
     for part in name.split("."):
         spec = isinstance(holder, dict)
         items = holder if spec else {field.name: getattr(holder, field.name) for field in _fields(holder)}
         if part not in items:
             hint = " An argument of a spec can be overridden where the file gives it." if spec else ""
-            sys.exit(f"--config.{name}: {file} has no such field.{config_lib.nearest_field(config, name)}{hint}")
+            sys.exit(f"--config.{name}: {file} has no such field.{diff.nearest_field(config, name)}{hint}")
         holder = items[part]
 
 
-def _none_where_meant(config: config_lib.Config, name: str, value: Any) -> None:
+def _none_where_meant(config: schema.Config, name: str, value: Any) -> None:
     *holders, field = name.split(".")
     holder: Any = config
     for part in holders:

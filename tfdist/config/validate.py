@@ -10,8 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist import config as config_lib
-from tfdist.config import nearest
+from tfdist.config import schema, specs
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 NONFINITE = ("stop", "skip", "rollback")
@@ -20,7 +19,7 @@ BEST_MODES = ("max", "min")
 CACHES = ("none", "raw", "prepared")
 
 
-def validate(config: config_lib.Config) -> None:
+def validate(config: schema.Config) -> None:
     """Checks types and values that need neither data nor devices.
 
     Raises:
@@ -55,7 +54,7 @@ def _members(hint: Any) -> tuple:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
-def _value_problems(config: config_lib.Config) -> Iterator[str]:
+def _value_problems(config: schema.Config) -> Iterator[str]:
     def at_least(name: str, low: float) -> Iterator[str]:
         value: Any = config
         for part in name.split("."):
@@ -65,7 +64,7 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
 
     def one_of(name: str, value: str, choices: tuple[str, ...]) -> Iterator[str]:
         if value not in choices:
-            yield f"{name} must be one of {', '.join(choices)}.{nearest(value, list(choices))} Received: {value!r}"
+            yield f"{name} must be one of {', '.join(choices)}.{specs.nearest(value, list(choices))} Received: {value!r}"
 
     for name in (
         "data.batch_size",
@@ -101,7 +100,7 @@ def _value_problems(config: config_lib.Config) -> Iterator[str]:
     yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
 
 
-def _contradictions(config: config_lib.Config) -> Iterator[str]:
+def _contradictions(config: schema.Config) -> Iterator[str]:
     train = config.train
     if train.local_steps > 1 and (train.micro_batches > 1 or train.precision == "float16" or train.nonfinite != "stop"):
         yield (

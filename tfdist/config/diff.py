@@ -1,0 +1,42 @@
+"""Flattens configs to dotted fields and compares two of them. Imports no TensorFlow."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.config import specs
+
+# Sections that do not change the weights a run arrives at; they may differ when it is resumed.
+SECTIONS_FREE_TO_CHANGE = ("evaluation", "agreement", "checkpoint", "report", "cluster")
+FIELDS_FREE_TO_CHANGE = ("data.cache", "data.cache_dir")
+
+
+def nearest_field(config: Any, dotted: str) -> str:
+    """Returns a sentence that names the field of `config` nearest to the unknown field `dotted`."""
+    return specs.nearest(dotted, [name for name, _ in flatten(config)])
+
+
+def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields `("data.batch_size", 128)` for every leaf of dataclasses and dicts, in order."""
+    if dataclasses.is_dataclass(config):
+        items = [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
+    else:
+        items = list(config.items())
+    for key, value in items:
+        if dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Lists, one line a field, where two configs given as nested dicts differ in what decides the weights."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    lines = []
+    for name in dict.fromkeys([*before, *after]):
+        if name.partition(".")[0] in SECTIONS_FREE_TO_CHANGE or name in FIELDS_FREE_TO_CHANGE:
+            continue
+        first, second = before.get(name, "(absent)"), after.get(name, "(absent)")
+        if first != second:
+            lines.append(f"{name}: {first!r} was {'saved' if name in before else 'not set'}, now {second!r}")
+    return lines

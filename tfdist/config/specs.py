@@ -1,0 +1,96 @@
+"""Specs: dicts that name a function by dotted path, and how they are resolved and called. Imports no TensorFlow."""
+
+import difflib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
+    """Calls the function that `spec["target"]` names, with `spec`'s other items as keyword arguments.
+
+    Args:
+        spec: `{"target": "package.module:function", **keyword_arguments}`.
+        *args: positional arguments put before them.
+        field: the config field that holds `spec`, for messages.
+        **extra: further keyword arguments; `spec` may not repeat them.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        ValueError: the target cannot be imported, or its signature does not take these arguments.
+    """
+    function = resolve(spec, field=field)
+    return function(*args, **_bind(function, spec, args, extra, field))
+
+
+def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected: Any) -> Callable[..., Any]:
+    """Like `build`, for a function that is called later, with `positional` arguments and the keywords `expected`.
+
+    The arguments of `spec` are checked against the signature now, so that a typo ends the run before it starts.
+
+    Raises:
+        ValueError: as `build`.
+    """
+    function = resolve(spec, field=field)
+    _bind(function, spec, (None,) * positional, expected, field)
+    return functools.partial(function, **{key: value for key, value in spec.items() if key != "target"})
+
+
+def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
+    """Imports and returns the function that `spec["target"]` names; see `build`."""
+    target = spec.get("target")
+    if not isinstance(target, str) or target.count(":") != 1:
+        raise ValueError(f'{field}.target must name a function as "package.module:function". Received: {target!r}')
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise  # The module exists, and something it imports does not.
+        raise ValueError(
+            f"{field}.target={target!r}: there is no module {error.name!r}. Modules are looked for in the working "
+            "directory and among the installed packages."
+        ) from None
+    function = module
+    for part in name.split("."):
+        if not hasattr(function, part):
+            hint = nearest(part, [n for n in dir(function) if not n.startswith("_")])
+            raise ValueError(f"{field}.target={target!r}: {module_name} has no {part!r}.{hint}")
+        function = getattr(function, part)
+    if not callable(function):
+        raise ValueError(f"{field}.target={target!r} is not callable: {function!r}")
+    return function
+
+
+def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) -> dict[str, Any]:
+    keywords = {key: value for key, value in spec.items() if key != "target"}
+    repeated = sorted(set(keywords) & set(extra))
+    if repeated:
+        raise ValueError(f"{field}.{repeated[0]} is given by the framework: remove it. Received: {spec!r}")
+    merged = extra | keywords
+    parameters = inspect.signature(function).parameters.values()
+    # Keras' optimizers take any keyword, to refuse later what they do not name.
+    of_keras = str(getattr(function, "__module__", "")).startswith("keras.src.optimizers")
+    if of_keras or not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        for key in keywords:
+            if key not in names:
+                hint = nearest(key, names)
+                raise ValueError(f"{field}.{key}: {spec['target']} takes no argument {key!r}.{hint}")
+    try:
+        inspect.signature(function).bind(*args, **merged)
+    except TypeError as error:
+        raise ValueError(f"{field}: {spec['target']} cannot be called so: {error}. Received: {spec!r}") from None
+    return merged
+
+
+def nearest(name: str, candidates: list[str]) -> str:
+    """Returns a sentence that names the candidate nearest to `name`, or all; begins with a space or is empty."""
+    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" It has: {', '.join(sorted(candidates))}." if candidates else ""
