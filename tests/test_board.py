@@ -9,8 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tfdist import config as c
-from tfdist import experiment, report, train
+from tfdist import experiment, train
 from tfdist.config import validate
+from tfdist.report import reporter as reporter_lib
 
 LOGITS = [f"model/logits/{name}" for name in ("bias", "kernel")]
 
@@ -65,7 +66,7 @@ def test_a_profile_that_cannot_begin_costs_a_warning_alone(tmp_path, capfd):
 
 
 def test_values_that_are_not_finite_are_left_out(tmp_path):
-    reporter = report.open_report(
+    reporter = reporter_lib.open_report(
         tmp_path, chief=True, rank=0, num_replicas=1, total_steps=9, steps_per_epoch=3, global_batch=2, tensorboard=True
     )
     reporter.histograms(3, {"bad": np.array([np.nan]), "some": np.array([1.0, np.inf, 3.0])})

@@ -20,14 +20,16 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tfdist import config, console, records, report
+from tfdist import config
 from tfdist.config import diff
+from tfdist.report import console, files, metrics_file, run_info
+from tfdist.report import reporter as reporter_lib
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100, global_batch=64)
 
 
 def open_quiet(workdir, **changes):
-    return report.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
+    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
 
 
 def train(reporter, step, **values):
@@ -204,7 +206,7 @@ def test_a_run_that_only_evaluates_removes_nothing_but_a_torn_line(tmp_path):
 def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
     code = f"""
 import io, itertools, sys
-sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(report.__file__)))!r})
+sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__)))!r})
 from tfdist import report
 start = int(sys.argv[1])
 reporter = report.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
@@ -225,7 +227,7 @@ for step in itertools.count(start + 1):
         steps = [json.loads(line)["step"] for line in whole if b'"train"' in line]
         assert steps[: reached + 1] == list(range(1, reached + 1)) + steps[reached : reached + 1]
         start = reached - 3
-    records.trim_metrics(str(tmp_path / "metrics.jsonl"), start)
+    metrics_file.trim_metrics(str(tmp_path / "metrics.jsonl"), start)
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == list(range(1, start + 1))
     open_quiet(tmp_path, tensorboard=True, resume_step=start).close()
     assert [step for step, _ in scalars(tmp_path)["train/loss"]] == list(range(1, start + 1))
@@ -286,7 +288,7 @@ def test_a_workdir_of_somebody_else_is_named(tmp_path):
         os.seteuid(65534)
     try:
         with pytest.raises(PermissionError, match=r"The workdir '.*/run' cannot be written: Permission denied"):
-            records.make_workdir(workdir)
+            files.make_workdir(workdir)
     finally:
         os.seteuid(user)
     assert list(workdir.iterdir()) == []
@@ -462,26 +464,26 @@ def test_durations(seconds, text):
 
 def test_the_config_is_read_back_as_it_was_written(tmp_path):
     whole = config.Config(model={"target": "a:b", "shape": (8, 8), "rate": 0.1}, train=config.Train(epochs=0.5))
-    assert records.read_config(tmp_path) is None
-    records.write_config(tmp_path, whole)
-    read = records.read_config(tmp_path)
+    assert run_info.read_config(tmp_path) is None
+    run_info.write_config(tmp_path, whole)
+    read = run_info.read_config(tmp_path)
     assert read["model"] == {"target": "a:b", "shape": [8, 8], "rate": 0.1} and read["train"]["epochs"] == 0.5
-    assert diff.differences(read, records.plain(whole)) == []
+    assert diff.differences(read, run_info.plain(whole)) == []
     whole.train.epochs = 0.25
-    assert diff.differences(read, records.plain(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
+    assert diff.differences(read, run_info.plain(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
 
 
 def test_a_damaged_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model": ')
     with pytest.raises(ValueError, match=r"config\.json is damaged .*remove it"):
-        records.read_config(tmp_path)
+        run_info.read_config(tmp_path)
 
 
 def test_a_file_that_does_not_fit_leaves_the_old_one_whole(tmp_path):
-    records.write_config(tmp_path, {"seed": 1})
+    run_info.write_config(tmp_path, {"seed": 1})
     before = (tmp_path / "config.json").read_bytes()
     with files_limited_to(10), pytest.raises(OSError):
-        records.write_config(tmp_path, {"seed": 2})
+        run_info.write_config(tmp_path, {"seed": 2})
     assert (tmp_path / "config.json").read_bytes() == before and os.listdir(tmp_path) == ["config.json"]
 
 
@@ -489,21 +491,21 @@ def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, m
     repository = tmp_path / "repository"
     repository.mkdir()
     monkeypatch.chdir(repository)
-    assert records.git_state("/") is None
+    assert run_info.git_state("/") is None
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     (repository / "file").write_text("1")
     for command in (["init", "-q"], ["add", "file"], [*identity, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *command], check=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
-    records.write_environment(tmp_path, {"workers": ["a", "b"], "num_replicas": 4, "bound": math.inf})
+    run_info.write_environment(tmp_path, {"workers": ["a", "b"], "num_replicas": 4, "bound": math.inf})
     facts = json.loads((tmp_path / "environment.json").read_text())
     assert facts["git"] == {"commit": commit, "changed": False}
     assert (facts["workers"], facts["num_replicas"], facts["bound"]) == (["a", "b"], 4, None)
-    assert facts["versions"]["numpy"] == np.__version__ and set(facts["versions"]) == set(records.DISTRIBUTIONS)
+    assert facts["versions"]["numpy"] == np.__version__ and set(facts["versions"]) == set(run_info.DISTRIBUTIONS)
     assert facts["command"][0] == sys.executable and facts["directory"] == str(repository)
     (repository / "file").write_text("2")
-    assert records.git_state(".") == {"commit": commit, "changed": True}
+    assert run_info.git_state(".") == {"commit": commit, "changed": True}
 
 
 def test_reporting_needs_no_tensorflow(tmp_path):

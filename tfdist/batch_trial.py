@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist import records
+from tfdist.report import files
 
 FITS, OUT_OF_MEMORY, TOO_FEW = "fits", "out of memory", "more than the examples"
 # Ended by itself because it took more than its share, as the kernel would have ended it: SIGKILL.
@@ -173,4 +173,4 @@ def _watch(limit: float, say: Any) -> None:
 
 def _write(folder: Path, rank: int, found: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    records.write_json(folder / f"worker-{rank}.json", found)
+    files.write_json(folder / f"worker-{rank}.json", found)

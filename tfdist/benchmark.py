@@ -20,10 +20,11 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import records, tables
+from tfdist import tables
 from tfdist.cluster import local, processes
 from tfdist.config import flags as config_flags
 from tfdist.contest import arena, link, starts, works
+from tfdist.report import files
 
 # Overrides of tfdist's config.
 CHANGES = {
@@ -242,7 +243,7 @@ def run(argv: list[str]) -> None:
                 for rows in measured:
                     found += rows
                     if _JSON.value:  # After each table: what comes may fail, or be interrupted.
-                        records.write_json(_JSON.value, {"link": _LINK.value, "rows": found})
+                        files.write_json(_JSON.value, {"link": _LINK.value, "rows": found})
                     show(rows)
 
 

@@ -7,8 +7,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist import checkpoint, experiment, intervals, records
-from tfdist.report import Reporter
+from tfdist import checkpoint, experiment, intervals
+from tfdist.report import tensorboard_events
+from tfdist.report.reporter import Reporter
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Board:
             self.close()
         elif not self.profiling and first - 1 <= now < last:
             try:
-                tf.profiler.experimental.start(str(self.run.workdir / records.TENSORBOARD))
+                tf.profiler.experimental.start(str(self.run.workdir / tensorboard_events.TENSORBOARD))
                 self.profiling = True
             except tf.errors.OpError as error:
                 self.report.warning(f"The steps from {first} to {last} cannot be profiled: {error.message}")

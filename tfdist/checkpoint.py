@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from tfdist import records
+from tfdist.report import files
 
 FORMAT = 1
 BEST = "best.json"
@@ -107,7 +107,7 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
             "state": dict(state),
         }
         manifest["own_sha256"] = _own_sha256(manifest)
-        records.replace_file(str(aside / "manifest.json"), json.dumps(manifest, indent=1).encode())
+        files.replace_file(str(aside / "manifest.json"), json.dumps(manifest, indent=1).encode())
         _sync_directory(aside)
         if target.exists():  # Only a damaged one can stand here: a whole one would have been resumed from.
             damaged = target.with_name(target.name + ".damaged")

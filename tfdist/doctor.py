@@ -14,10 +14,11 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import checks, outcome, records, tables
+from tfdist import checks, outcome, tables
 from tfdist.checks import BAD, OK, Finding
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
+from tfdist.report import files
 
 _STEPS = 3
 
@@ -68,7 +69,7 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
         "devices": f"{plan.local_replicas} {plan.device_type}",
     }
     try:
-        records.make_workdir(workdir)
+        files.make_workdir(workdir)
         workers = preflight.check(
             place,
             facts={},

@@ -12,13 +12,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, interruption, named_callbacks, randomness, records, report, rewriting, step
+from tfdist import agreement, checkpoint, interruption, named_callbacks, randomness, rewriting, step
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import batch, strategy
 from tfdist.compiled import Compiled
 from tfdist.config import diff, specs, validate
 from tfdist.data import cache, stream
+from tfdist.report import reporter, run_info
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -120,7 +121,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
             adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
         cluster.copy_from_chief(model.variables)  # Another kind of machine may have rounded otherwise.
     randomness.address(model, optimizer.iterations, strategy.replica_id)
-    reserved = [name for name in trainer.names if name in report.RESERVED]
+    reserved = [name for name in trainer.names if name in reporter.RESERVED]
     if reserved:
         raise ValueError(
             f"config.objective returns {reserved[0]!r}, a name that metrics.jsonl uses itself: choose another."
@@ -322,7 +323,7 @@ def share(cluster: strategy.Cluster) -> stream.Share:
 
 def _facts(config: config_lib.Config, *sources: stream.Source | None) -> dict[str, str]:
     """What must be equal on all workers, in few words each: the config field by field, and the data."""
-    plain = records.plain(config)
+    plain = run_info.plain(config)
     plain.pop("cluster")
     plain["data"].pop("cache_dir")  # Hosts may call their disks as they like.
     facts = {f"config.{name}": json.dumps(value) for name, value in diff.flatten(plain)}

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import agreement, board, checkpoint, experiment, intervals, local_sgd, records, saving, step, timing
+from tfdist import agreement, board, checkpoint, experiment, intervals, local_sgd, saving, step, timing
 from tfdist.cluster import batch
-from tfdist.report import Reporter, open_report
+from tfdist.report import reporter as reporter_lib
+from tfdist.report import run_info
+from tfdist.report.reporter import Reporter
 
 # At which a checkpoint is thought to be written until one has been.
 _SLOW_BYTES_PER_SECOND = 20e6
@@ -122,8 +124,8 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
         saver.tidy(saved)
         unmeasured = checkpoint.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
         run.stop.save_seconds = lambda: saver.seconds or unmeasured
-        records.write_config(str(run.workdir), run.config)
-        records.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
+        run_info.write_config(str(run.workdir), run.config)
+        run_info.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
         if saved is not None:
             ended = run.compiled is not None and (progress.step >= run.total_steps or run.hooks.stop())
             advice = ", where the run ends: more epochs go on from there, another workdir begins anew" if ended else ""
@@ -154,7 +156,7 @@ def begin_hooks(run: experiment.Run, progress: Progress) -> None:
 
 def open_reporter(run: experiment.Run, workdir: str | None, **resumed: int) -> Reporter:
     """Opens the report of `run`; see `report.open_report` for `workdir` and `resumed`."""
-    reporter = open_report(
+    reporter = reporter_lib.open_report(
         workdir,
         chief=run.cluster.is_chief,
         rank=run.cluster.rank,

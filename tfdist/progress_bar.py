@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tfdist import console
+from tfdist.report import console
 
 
 class ProgressBar(keras.callbacks.Callback):

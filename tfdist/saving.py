@@ -17,8 +17,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist import checkpoint, records
+from tfdist import checkpoint
 from tfdist import config as config_lib
+from tfdist.report import files
 
 # How long a save waits for the one before, in seconds; afterwards, what waited before it to be written is left out.
 _PATIENCE_SECONDS = 30.0
@@ -153,7 +154,7 @@ class Saver:
 
     def _write_best(self, best: dict[str, Any]) -> None:
         try:
-            records.write_json(str(self._directory / checkpoint.BEST), best)
+            files.write_json(str(self._directory / checkpoint.BEST), best)
         except OSError as error:
             with self._changed:
                 self._results.append((best["step"], _BestError(reason(error))))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist import records
+from tfdist.report import files
 
 
 def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -28,7 +28,7 @@ def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequenc
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    records.replace_file(path, content.getvalue().encode())
+    files.replace_file(path, content.getvalue().encode())
 
 
 def _shown(value: Any) -> str:

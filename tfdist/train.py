@@ -11,22 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import (
-    agreement,
-    checkpoint,
-    divergence,
-    evaluation,
-    experiment,
-    interruption,
-    intervals,
-    records,
-    saving,
-    step,
-)
+from tfdist import agreement, checkpoint, divergence, evaluation, experiment, interruption, intervals, saving, step
 from tfdist import loop as loop_lib
 from tfdist.cluster import peers
 from tfdist.config import diff
 from tfdist.loop import Loop, Progress
+from tfdist.report import files, run_info
 
 FINISHED = "finished.json"
 
@@ -257,10 +247,10 @@ def check_same_config(run: experiment.Run, allow_changes: bool) -> None:
     Raises:
         ValueError: names every field that differs, with both values.
     """
-    old = None if run.workdir is None else records.read_config(str(run.workdir))
+    old = None if run.workdir is None else run_info.read_config(str(run.workdir))
     if old is None or allow_changes:
         return
-    lines = diff.differences(old, records.plain(run.config))
+    lines = diff.differences(old, run_info.plain(run.config))
     if run.compiled is not None:  # A script's learning rate does not hang on its length, which may grow.
         lines = [line for line in lines if not line.startswith("train.epochs:")]
     if lines:
@@ -287,7 +277,7 @@ def finish(loop: Loop, progress: Progress) -> None:
         if run.config.checkpoint.export:
             saving.export(run.trainer.model, model)
             loop.report.event(f"exported {model}", progress.step)
-        records.write_json(str(finished), {"step": progress.step, **best, **early})
+        files.write_json(str(finished), {"step": progress.step, **best, **early})
     except OSError as error:
         raise OSError(
             f"All {progress.step} steps are made and saved, and {run.workdir} cannot be written: "

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist import records
 from tfdist.cluster import local, processes, slurm
+from tfdist.report import metrics_file
 
 WAYS = ("auto", "processes", "devices", "slurm")
 
@@ -81,5 +81,5 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None)
 
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
     """The lines of one kind in the metrics.jsonl of a training, in order."""
-    lines = (json.loads(line) for line in (workdir / records.METRICS).read_text().splitlines())
+    lines = (json.loads(line) for line in (workdir / metrics_file.METRICS).read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]

@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from tfdist import records
-from tfdist.contest.works import WORKS, data_file
+from tfdist.contest import works
+from tfdist.contest.works import WORKS
+from tfdist.report import metrics_file
 
 # The same network, data and step, with nothing but TensorFlow and Keras.
 _BARE = """
@@ -59,7 +60,7 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
     """Starts both in turn; returns seconds to the first finished step: the median and the best."""
     (folder / "bare.py").write_text(_BARE)
     (folder / "start.py").write_text(_CONFIG.format(folder=str(folder)))
-    bare = [sys.executable, "-c", _BARE, str(data_file(WORKS["mlp"], folder))]
+    bare = [sys.executable, "-c", _BARE, str(works.data_file(WORKS["mlp"], folder))]
     taken: dict[str, list[float]] = {name: [] for name in NAMES}
     for number in range(rounds + 1):
         started = time.time()
@@ -69,7 +70,7 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
         tfdist = [sys.executable, "-m", "tfdist.main", f"--config={folder / 'start.py'}", f"--workdir={workdir}"]
         started = time.time()
         _run(tfdist, folder, core)
-        lines = [json.loads(line) for line in (workdir / records.METRICS).read_text().splitlines()]
+        lines = [json.loads(line) for line in (workdir / metrics_file.METRICS).read_text().splitlines()]
         taken["tfdist"].append(next(line["time"] for line in lines if line["kind"] == "train") - started)
     # The first of each reads files that later ones find in memory.
     return {name: (statistics.median(seconds[1:]), min(seconds[1:])) for name, seconds in taken.items()}

@@ -21,8 +21,9 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from tfdist import config, records
+from tfdist import config
 from tfdist.data.stream import Batch, Prepare, Source
+from tfdist.report import files, run_info
 
 # Examples read, and prepared, at a time while a split is written.
 CHUNK = 256
@@ -48,7 +49,7 @@ def keep(
     """
     if options.cache == "none" or source is None:
         return source, prepare
-    about = [records.plain(options.source), options.train_split if training else options.evaluation_split]
+    about = [run_info.plain(options.source), options.train_split if training else options.evaluation_split]
     if options.cache == "raw":
         return Kept(source, source.read, options.cache_dir, about), prepare
 
@@ -58,7 +59,7 @@ def keep(
     def check() -> None:
         refuse_random(source, prepare, training=training)
 
-    about += [records.plain(options.prepare), training]
+    about += [run_info.plain(options.prepare), training]
     kept = Kept(source, load, options.cache_dir, about, check)
     return kept, lambda batch, seeds, *, training: batch
 
@@ -157,7 +158,7 @@ class Kept:
         try:
             kinds = write_files(aside, _chunks(self._load, len(self)), len(self))
             sizes = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
-            records.write_json(aside / _MANIFEST, {"examples": len(self), "arrays": kinds, "bytes": sizes})
+            files.write_json(aside / _MANIFEST, {"examples": len(self), "arrays": kinds, "bytes": sizes})
             os.replace(aside, folder / self.name)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)

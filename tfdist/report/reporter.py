@@ -24,8 +24,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from tfdist import records
-from tfdist.console import Console, number, open_console, rate
+from tfdist.report import console as console_lib
+from tfdist.report import files, metrics_file, tensorboard_events
+from tfdist.report.console import Console
 
 # Names of metrics.jsonl that an objective's values cannot have.
 RESERVED = {
@@ -48,9 +49,9 @@ class Reporter:
     # None on all workers but the chief.
     console: Console | None
     # None without a workdir.
-    metrics: records.GrowingFile | None = None
+    metrics: files.GrowingFile | None = None
     # None without a workdir or without TensorBoard.
-    events: records.GrowingFile | None = None
+    events: files.GrowingFile | None = None
     # Files whose failure has been told.
     failed: set[str] = dataclasses.field(default_factory=set)
 
@@ -111,7 +112,7 @@ class Reporter:
         parts = [
             f"epoch {self._epoch(step):.2f}",
             *_named(values),
-            f"{rate(speed)} examples/s ({rate(speed / self.num_replicas)} per replica)",
+            f"{console_lib.rate(speed)} examples/s ({console_lib.rate(speed / self.num_replicas)} per replica)",
             *([_workers(worker_shares)] if workers else [f"input wait {wait_share:.0%}"]),
             f"learning rate {learning_rate:.4g}",
         ]
@@ -153,18 +154,18 @@ class Reporter:
         self._record(kind="evaluation", name=name, step=step, epoch=self._epoch(step), **values, **extra)
         self._scalars(step, name, values)
         text = [name, f"step {step}", f"epoch {self._epoch(step):.2f}", *_named(values)]
-        text.append(f"{num_examples:,} examples at {rate(speed)}/s")
+        text.append(f"{num_examples:,} examples at {console_lib.rate(speed)}/s")
         self.console.evaluation("  ".join([*text, "best so far"] if best else text))
 
     def graph(self, graph_def: bytes) -> None:
         """Gives TensorBoard the graph of the model, a serialised GraphDef."""
         if self.events is not None:
-            self._append(self.events, records.graph_record(graph_def))
+            self._append(self.events, tensorboard_events.graph_record(graph_def))
 
     def histograms(self, step: int, arrays: Mapping[str, Any]) -> None:
         """Gives TensorBoard a histogram of each of `arrays`, NumPy arrays of floats by tag, after `step`."""
         if self.events is not None:
-            self._append(self.events, records.histograms_record(step, arrays))
+            self._append(self.events, tensorboard_events.histograms_record(step, arrays))
 
     def event(self, text: str, step: int | None = None) -> None:
         """Says, in one line, something that happened: resumed, saved, stopped."""
@@ -194,14 +195,14 @@ class Reporter:
 
     def _record(self, **record: Any) -> None:
         if self.metrics is not None:
-            self._append(self.metrics, records.json_line(record | {"time": round(time.time(), 3)}))
+            self._append(self.metrics, metrics_file.json_line(record | {"time": round(time.time(), 3)}))
 
     def _scalars(self, step: int, prefix: str, values: dict[str, float]) -> None:
         if self.events is not None:
             tagged = {f"{prefix}/{name}": value for name, value in values.items()}
-            self._append(self.events, records.scalars_record(step, tagged))
+            self._append(self.events, tensorboard_events.scalars_record(step, tagged))
 
-    def _append(self, file: records.GrowingFile, record: bytes) -> None:
+    def _append(self, file: files.GrowingFile, record: bytes) -> None:
         try:
             file.append(record)
         except OSError as error:
@@ -251,16 +252,18 @@ def open_report(
         num_replicas=num_replicas,
         steps_per_epoch=steps_per_epoch,
         global_batch=global_batch,
-        console=open_console(stream or sys.stdout, total_steps, says=console) if chief else None,
+        console=console_lib.open_console(stream or sys.stdout, total_steps, says=console) if chief else None,
     )
     if not chief or workdir is None:
         return reporter
-    records.make_workdir(workdir)
-    path = os.path.join(workdir, records.METRICS)
-    removed = records.trim_metrics(path, resume_step, resume_evaluated)
-    reporter.metrics = records.open_growing(path)
+    files.make_workdir(workdir)
+    path = os.path.join(workdir, metrics_file.METRICS)
+    removed = metrics_file.trim_metrics(path, resume_step, resume_evaluated)
+    reporter.metrics = files.open_growing(path)
     if tensorboard:
-        reporter.events = records.open_events(os.path.join(workdir, records.TENSORBOARD), resume_step)
+        reporter.events = tensorboard_events.open_events(
+            os.path.join(workdir, tensorboard_events.TENSORBOARD), resume_step
+        )
     if removed:
         text = f"{removed} lines of {path} on steps after {resume_step} are removed: those steps are made again"
         reporter.event(text, resume_step)
@@ -296,7 +299,7 @@ def _workers(worker_shares: Sequence[tuple[float, float, float]]) -> str:
 
 
 def _named(values: dict[str, float]) -> list[str]:
-    return [f"{name} {number(value)}" for name, value in values.items()]
+    return [f"{name} {console_lib.number(value)}" for name, value in values.items()]
 
 
 def _per_second(count: int, seconds: float) -> float:

@@ -1,0 +1,45 @@
+"""metrics.jsonl: one JSON object per line, trimmed when a run resumes. Imports no TensorFlow."""
+
+import json
+import os
+from typing import Any
+
+from tfdist.report import files
+
+METRICS = "metrics.jsonl"
+
+
+def json_line(record: dict[str, Any]) -> bytes:
+    """Returns one line of metrics.jsonl; NaN and the infinities become null."""
+    return (json.dumps(files.finite(record), allow_nan=False) + "\n").encode()
+
+
+def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = None) -> int:
+    """Removes from a metrics.jsonl the lines of steps after `last_step` (None: none), and what is no whole line.
+
+    A run that was killed after its last save has reported steps which the resumed run reports again. Evaluations are
+    removed after `last_evaluated` (None: `last_step`), which is smaller where one is still to be made at `last_step`.
+
+    Returns:
+        How many whole lines were removed.
+    """
+    if not os.path.exists(path):
+        return 0
+    with open(path, "rb") as file:
+        lines = file.read().splitlines(keepends=True)
+    kept, removed = [], 0
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if not line.endswith(b"\n") or not isinstance(record, dict):
+            continue
+        last = last_evaluated if record.get("kind") == "evaluation" and last_evaluated is not None else last_step
+        if last is not None and record.get("step", 0) > last:
+            removed += 1
+        else:
+            kept.append(line)
+    if len(kept) < len(lines):
+        files.replace_file(path, b"".join(kept))
+    return removed

@@ -1,0 +1,84 @@
+"""config.json and environment.json: what was run, where, and with which versions. Imports no TensorFlow."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from tfdist.report import files
+
+CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+# Distributions whose versions decide what a run computes.
+DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
+
+
+def plain(config: Any) -> Any:
+    """Returns a config, a dataclass or a dict, as what reading it back from JSON gives: tuples become lists.
+
+    Compare with this what `read_config` returns.
+    """
+    if dataclasses.is_dataclass(config):
+        config = dataclasses.asdict(config)
+    return json.loads(json.dumps(config, default=repr))
+
+
+def write_config(workdir: str | os.PathLike[str], config: Any) -> None:
+    """Writes workdir/config.json from a dataclass or a dict."""
+    files.write_json(os.path.join(workdir, CONFIG), plain(config))
+
+
+def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Returns what `write_config` wrote, or None where there is none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = os.path.join(workdir, CONFIG)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it, or remove it to start with this config.") from None
+
+
+def write_environment(workdir: str | os.PathLike[str], facts: dict[str, Any]) -> None:
+    """Writes workdir/environment.json: versions, host, command line, git commit, time, and the caller's `facts`."""
+    versions = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    described = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": [sys.executable, *sys.orig_argv[1:]],
+        "directory": os.getcwd(),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "git": git_state("."),
+    }
+    files.write_json(os.path.join(workdir, ENVIRONMENT), described | facts)
+
+
+def git_state(directory: str) -> dict[str, Any] | None:
+    """Returns the commit checked out in `directory` and whether tracked files differ from it; None outside git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", directory, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "changed": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
