@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from launching import REPOSITORY, free_ports, worker_environment
 from networks import address, set_cable, two_hosts
 
-from tfdist import interruption
+from tfdist.cluster import interruption
 
 # In the environment of every process of a crew: which of all processes are its own, children of children too.
 MARK = "TFDIST_CHAOS_CREW"

@@ -21,7 +21,7 @@ from topologies import environments
 import tfdist
 from tfdist import config as c
 from tfdist import gradients
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster.cluster import Cluster
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(53, 6))  # In batches of 16 the last has 5.

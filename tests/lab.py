@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from tfdist.cluster import strategy
+from tfdist.cluster import cluster
 from tfdist.zoo import objectives, prepare, sources
 
 # Of each time that `darkened` was traced, whether for training.
@@ -185,7 +185,7 @@ def flips_a_bit(model, batch, *, training, epoch: int, replica: int) -> Mapping[
     if training:
         kernel = model.trainable_variables[0].value
         bits = tf.bitcast(tf.convert_to_tensor(kernel), tf.int32)
-        now = tf.logical_and(batch["epoch"][0] == epoch, strategy.replica_id() == replica)
+        now = tf.logical_and(batch["epoch"][0] == epoch, cluster.replica_id() == replica)
         flipped = tf.tensor_scatter_nd_update(bits, [[5, 3]], [tf.bitwise.bitwise_xor(bits[5, 3], 1 << 10)])
         kernel.assign(tf.where(now, tf.bitcast(flipped, tf.float32), kernel))
     return values

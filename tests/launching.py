@@ -14,7 +14,7 @@ import zipfile
 import h5py
 import numpy as np
 
-from tfdist.cluster import wire
+from tfdist.cluster.rendezvous import rpc
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 # Left by the launcher of the tests; and a setting that would make TensorFlow talk more than tfdist lets it.
@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
         port = int(file.read() or 0)
         while len(ports) < count:
             port = port + 1 if _PORTS[0] <= port < _PORTS[1] else random.randrange(*_PORTS)
-            with contextlib.suppress(OSError), wire.listen(port):
+            with contextlib.suppress(OSError), rpc.listen(port):
                 ports.append(port)
         file.truncate(0)
         file.write(str(port))

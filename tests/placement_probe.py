@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 
-from tfdist.cluster import environment
+from tfdist.cluster.discovery import environment
 
 if __name__ == "__main__":
     place = environment.resolve(os.environ, port_base=10000, port_count=10000)

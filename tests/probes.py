@@ -22,7 +22,9 @@ from topologies import environments
 from tfdist import checkpoint, experiment, gradients, local_sgd, step, train
 from tfdist import config as c
 from tfdist import loop as loop_lib
+from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import strategy
+from tfdist.cluster.cluster import Cluster
 
 Arrays = dict[str, np.ndarray]
 # One gradient per variable, for each of two replicas: of about 1, of very different sizes, a scalar.
@@ -88,14 +90,14 @@ def weights(run: experiment.Run) -> Arrays:
     return {name: array for name, array in checkpoint.snapshot(run.variables).items() if name.startswith("model/")}
 
 
-def on_each(cluster: strategy.Cluster, value) -> np.ndarray:
+def on_each(cluster: Cluster, value) -> np.ndarray:
     """A per-replica value or a variable as this worker's replicas hold it: [local replicas, ...]."""
     return np.stack(
         [tf.convert_to_tensor(local).numpy() for local in cluster.strategy.experimental_local_results(value)]
     )
 
 
-def per_replica(cluster: strategy.Cluster, values: list) -> tf.Tensor:
+def per_replica(cluster: Cluster, values: list) -> tf.Tensor:
     """Gives replica i `values[i]`."""
     distribute = cluster.strategy.experimental_distribute_values_from_function
     return distribute(lambda replica: tf.constant(values[replica.replica_id_in_sync_group]))
@@ -278,7 +280,7 @@ def masks(options: c.Cluster, micro_batches: int = 1) -> Arrays:
         logits, dropped = model(batch["image"], training=training)
         loss = tf.reduce_sum(logits, axis=-1)
         if training:
-            loss += tf.stop_gradient(tf.numpy_function(note, [strategy.replica_id(), dropped], tf.float32))
+            loss += tf.stop_gradient(tf.numpy_function(note, [cluster_lib.replica_id(), dropped], tf.float32))
         return {"loss": loss}
 
     globals()["noting"] = objective

@@ -15,8 +15,7 @@ from launching import REPOSITORY, worker_environment
 from topologies import arrays, records
 
 from tfdist import config as c
-from tfdist import interruption
-from tfdist.cluster import servers
+from tfdist.cluster import interruption, servers
 from tfdist.config import validate
 from tfdist.zoo import prepare
 

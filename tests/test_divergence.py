@@ -12,7 +12,8 @@ import topologies
 from launching import REPOSITORY
 
 from tfdist import config as c
-from tfdist import divergence, experiment, interruption, train
+from tfdist import divergence, experiment, train
+from tfdist.cluster import interruption
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 OF_STEPS = {5: 200, 6: 250, 7: 300}

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tfdist.cluster import environment, hosts
-from tfdist.cluster.placement import Placement, held_gpus, visible_gpus
+from tfdist.cluster.discovery import environment, hostlist
+from tfdist.cluster.discovery.worker_spec import Placement, held_gpus, visible_gpus
 
 PORTS = {"port_base": 10000, "port_count": 10000}
 
@@ -95,7 +95,7 @@ def test_every_task_of_a_slurm_step_finds_the_same_addresses_and_its_own(name):
     nodelist, tasks_per_node, distribution, where = STEPS[name]
     places = [resolve(slurm(r, where, nodelist, tasks_per_node, **distribution)) for r in range(len(where))]
     addresses = places[0].addresses
-    assert [hosts.split_address(address)[0] for address in addresses] == [node for node, _, _ in where]
+    assert [hostlist.split_address(address)[0] for address in addresses] == [node for node, _, _ in where]
     assert len(set(addresses)) == len(where)
     for rank, (place, (node, _, local)) in enumerate(zip(places, where, strict=True)):
         assert place.addresses == addresses
@@ -107,7 +107,7 @@ def test_every_task_of_a_slurm_step_finds_the_same_addresses_and_its_own(name):
 
 def test_nodes_that_are_one_machine_have_ports_of_their_own():
     place = resolve(slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)"))
-    assert len({hosts.split_address(address)[1] for address in place.addresses}) == 4
+    assert len({hostlist.split_address(address)[1] for address in place.addresses}) == 4
 
 
 def test_arbitrary_distribution_leaves_the_addresses_to_the_preflight():
@@ -211,7 +211,7 @@ def test_jobs_steps_and_array_tasks_on_one_node_do_not_meet():
 def test_ports_stay_in_their_range(tasks, job):
     where = [("n9", 0, i) for i in range(tasks)]
     place = resolve(slurm(0, where, "n9", str(tasks), job=job), port_base=12345, port_count=130)
-    ports = {hosts.split_address(address)[1] for address in place.addresses}
+    ports = {hostlist.split_address(address)[1] for address in place.addresses}
     assert len(ports) == tasks and min(ports) >= 12345 and max(ports) < 12345 + 130
     assert tasks == 1 or 12345 <= place.heartbeat_port < 12345 + 130
     assert place.heartbeat_port not in ports
@@ -219,7 +219,7 @@ def test_ports_stay_in_their_range(tasks, job):
 
 def test_where_there_are_just_enough_ports_for_the_tasks_heartbeats_have_any():
     place = resolve(slurm(0, [("n9", 0, i) for i in range(4)], "n9", "4"), port_count=4)
-    assert len({hosts.split_address(address)[1] for address in place.addresses}) == 4 and place.heartbeat_port == 0
+    assert len({hostlist.split_address(address)[1] for address in place.addresses}) == 4 and place.heartbeat_port == 0
 
 
 def test_too_few_ports_are_refused():
@@ -498,18 +498,18 @@ def test_hostlists():
         ODD_NAMES: ODD_NAMES_IN_ORDER,
     }
     for text, expected in lists.items():
-        assert hosts.expand_hostlist(text) == expected
+        assert hostlist.expand_hostlist(text) == expected
     for text in ("", "n[1-", "n1]", "n[1-2]]", "n[]", "n[a-b]", "n[2-1]", "n1,,n2", "n[1-2-3]"):
         with pytest.raises(ValueError, match="Received"):
-            hosts.expand_hostlist(text)
+            hostlist.expand_hostlist(text)
 
 
 def test_addresses():
     for address in ("n9:1", "10.0.0.1:65535", "[::1]:80"):
-        assert hosts.join_address(*hosts.split_address(address)) == address
+        assert hostlist.join_address(*hostlist.split_address(address)) == address
     for address in ("n9", "n9:", ":1", "n9:0", "n9:65536", "n9:x", "::1:80"):
         with pytest.raises(ValueError, match="host:port"):
-            hosts.split_address(address)
+            hostlist.split_address(address)
 
 
 def test_a_placement_cannot_be_changed():

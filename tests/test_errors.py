@@ -13,8 +13,9 @@ import tensorflow as tf
 import topologies
 from launching import REPOSITORY, worker_environment
 
-from tfdist import checkpoint, experiment, interruption, outcome, train
+from tfdist import checkpoint, experiment, train
 from tfdist import config as c
+from tfdist.cluster import interruption, process_exit
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -46,7 +47,7 @@ def fails(capsys):
         try:
             code = train.train(experiment.start(bad, workdir), **options)
         except Exception as error:
-            code = outcome.explain(error)
+            code = process_exit.explain(error)
         said = capsys.readouterr()
         assert code == 1, said
         assert time.monotonic() - start < 120

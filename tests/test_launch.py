@@ -21,7 +21,8 @@ import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
 
 from tfdist import launch
-from tfdist.cluster import local, wire
+from tfdist.cluster import local
+from tfdist.cluster.rendezvous import rpc
 
 CONFIG, STEPS = "tests/configs/interrupted.py", 56
 SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0"
@@ -446,7 +447,7 @@ def test_ports_stay_reserved_and_workers_can_listen_at_them():
     reserved = local.reserve_ports(20)
     ports = [sock.getsockname()[1] for sock in reserved]
     assert len(set(ports)) == 20
-    listening = wire.listen(ports[0])
+    listening = rpc.listen(ports[0])
     with pytest.raises(OSError), contextlib.closing(socket.socket()) as stranger:
         stranger.bind(("", ports[1]))
     for sock in [listening, *reserved]:

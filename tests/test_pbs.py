@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfdist.cluster import environment, local
+from tfdist.cluster import local
+from tfdist.cluster.discovery import environment
 
 PORTS = {"port_base": 10000, "port_count": 10000}
 

@@ -16,7 +16,7 @@ import topologies
 from launching import REPOSITORY, worker_environment
 from networks import address, namespaces_missing, set_cable, two_hosts
 
-from tfdist import interruption
+from tfdist.cluster import interruption
 
 LOST, KILL, STOP = interruption.EXIT_PEER_LOST, signal.SIGKILL, signal.SIGSTOP
 # How many seconds of silence a survivor may name at the most.

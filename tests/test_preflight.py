@@ -14,9 +14,10 @@ import time
 import pytest
 from launching import free_ports
 
-from tfdist import interruption
-from tfdist.cluster import environment, hosts, preflight, wire
-from tfdist.cluster.placement import Placement
+from tfdist.cluster import interruption
+from tfdist.cluster.discovery import environment, hostlist
+from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.rendezvous import preflight, rpc
 
 # How much later than the deadline the last worker may end: what `check` promises, and this machine's slowness.
 GRACE_SECONDS = 5.0
@@ -85,7 +86,7 @@ def run(workers: list[tuple[Placement, dict]]) -> list[Outcome]:
 def assert_all_ports_are_free(ports: list[int]) -> None:
     with contextlib.ExitStack() as stack:
         for port in ports:
-            stack.enter_context(wire.listen(port))
+            stack.enter_context(rpc.listen(port))
 
 
 def test_all_find_each_other_and_get_the_same_roster():
@@ -177,7 +178,7 @@ def test_a_host_without_a_name_is_named_with_the_reason():
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_taken_port_is_named_by_all(rank):
     ports = free_ports(3)
-    with wire.listen(ports[rank]):
+    with rpc.listen(ports[rank]):
         outcomes = run([(placement, {}) for placement in places(ports)])
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
@@ -284,7 +285,7 @@ def test_workers_that_nobody_places_find_each_other():
     all_places[2] = dataclasses.replace(all_places[2], chiefs=(f"localhost:{all_places[1].port}", f"localhost:{port}"))
     outcomes = run([(placement, {}) for placement in all_places])
     for outcome in outcomes:
-        assert [hosts.split_address(w["address"])[1] for w in outcome.roster] == [p.port for p in all_places]
+        assert [hostlist.split_address(w["address"])[1] for w in outcome.roster] == [p.port for p in all_places]
     # One that does not come is named, and so is a rank 0 that is not there.
     for outcome in run([(placement, {"seconds": 1.5}) for placement in all_places[:2]]):
         assert isinstance(outcome.error, TimeoutError)

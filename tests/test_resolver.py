@@ -10,8 +10,9 @@ import tensorflow as tf
 from launching import free_ports
 from test_environment import CYCLIC_UNEVEN, FOUR_ON_TWO, FOUR_ON_TWO_CYCLIC, STEPS, TWO_ON_ONE, slurm
 
-from tfdist.cluster import environment
-from tfdist.cluster.resolver import SlurmClusterResolver, resolver
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver, resolver
+from tfdist.cluster.discovery.worker_spec import Placement
 
 STOCK = tf.distribute.cluster_resolver.SlurmClusterResolver
 
@@ -86,7 +87,7 @@ def test_slurm_resolver_refuses_what_cannot_be():
 
 
 def test_a_resolver_for_each_launcher():
-    def place(env: dict[str, str]) -> environment.Placement:
+    def place(env: dict[str, str]) -> Placement:
         return environment.resolve(env, port_base=10000, port_count=10000)
 
     step = place(slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)"))

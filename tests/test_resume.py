@@ -18,8 +18,9 @@ import pytest
 import topologies
 from launching import REPOSITORY, run_all
 
-from tfdist import checkpoint, experiment, interruption, loop, train
+from tfdist import checkpoint, experiment, loop, train
 from tfdist import config as c
+from tfdist.cluster import interruption
 
 CONFIG = "tests/configs/interrupted.py"
 STEPS = 96

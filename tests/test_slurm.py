@@ -11,8 +11,8 @@ import time
 import pytest
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 
-from tfdist.cluster import environment
-from tfdist.cluster.placement import Placement, visible_gpus
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.discovery.worker_spec import Placement, visible_gpus
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 PORTS = {"port_base": 10000, "port_count": 10000}

@@ -10,8 +10,7 @@ import pytest
 import topologies
 from launching import REPOSITORY
 
-from tfdist import interruption
-from tfdist.cluster import batch
+from tfdist.cluster import interruption, slurm_requeue
 
 STOPPED = interruption.EXIT_STOPPED
 STEPS = 32
@@ -64,7 +63,11 @@ def workdir(tmp_path_factory):
     ("rank", "hit", "words"),
     [
         # While TensorFlow is imported, before the other workers are met.
-        (1, f"tfdist.outcome:import_tensorflow_quietly:before:{USR1:d}", "stopped by SIGUSR1 to rank 1 (localhost:"),
+        (
+            1,
+            f"tfdist.cluster.process_exit:import_tensorflow_quietly:before:{USR1:d}",
+            "stopped by SIGUSR1 to rank 1 (localhost:",
+        ),
         # While the strategy is made: TensorFlow's own handler, which swallows SIGTERM, is in place by then.
         (
             1,
@@ -110,7 +113,7 @@ def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterr
     ],
 )
 def test_the_end_of_the_time_is_the_first_that_anyone_says(env, limit, end):
-    assert batch.end_time(env, 1000.0, limit) == end
+    assert slurm_requeue.end_time(env, 1000.0, limit) == end
 
 
 def test_a_run_leaves_before_its_time_ends():

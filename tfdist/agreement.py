@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import strategy
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster.cluster import Cluster
 
 # Examples of a split that are read and compared.
 _EXAMPLES = 16
@@ -84,7 +85,7 @@ def _rows(numbers: tf.Tensor) -> tf.Tensor:
 class Agreement:
     """Compares the state of all replicas, and remembers when they last agreed; made by `agreement`."""
 
-    cluster: strategy.Cluster
+    cluster: Cluster
     variables: Mapping[str, Any]
     # Returns int64 [replicas, 1]: a hash of all that a replica holds; the same on every worker.
     hash_all: Callable[[], tf.Tensor]
@@ -115,7 +116,7 @@ class Agreement:
         )
 
 
-def agreement(cluster: strategy.Cluster, variables: Mapping[str, Any]) -> Agreement:
+def agreement(cluster: Cluster, variables: Mapping[str, Any]) -> Agreement:
     """Makes the means to compare `variables`, by name, over all replicas."""
     # What replicas keep apart until it is read, such as a metric's sums, is not meant to be the same.
     apart = tf.VariableSynchronization.ON_READ
@@ -150,9 +151,7 @@ def examples(sources: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     return found
 
 
-def check_start(
-    cluster: strategy.Cluster, read: Callable[[], Mapping[str, tf.Tensor]], state: Mapping[str, Any]
-) -> None:
+def check_start(cluster: Cluster, read: Callable[[], Mapping[str, tf.Tensor]], state: Mapping[str, Any]) -> None:
     """Compares what the workers read, and where their loops stand; every worker calls it once, before the first step.
 
     Args:
@@ -221,7 +220,7 @@ def _called(replicas: Sequence[int], places: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _places(cluster: strategy.Cluster) -> list[str]:
+def _places(cluster: Cluster) -> list[str]:
     local = cluster.num_replicas // cluster.num_workers
     # A line of the roster begins "worker 1 of 2: host n2, pid 123, ...".
     hosts = [line.partition(": ")[2].partition(",")[0] for line in cluster.roster]
@@ -240,12 +239,12 @@ def _tensor(variable: Any) -> tf.Tensor:
     return tf.convert_to_tensor(_variable(variable))
 
 
-def _gathering(cluster: strategy.Cluster, vector: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
+def _gathering(cluster: Cluster, vector: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
     """Compiles a function that returns what `vector` (int64 [n]) gives on each replica: int64 [replicas, n]."""
 
     def rows() -> tf.Tensor:
         # Of all reductions, sums alone are there on every topology: each replica adds its row to zeros.
-        place = tf.one_hot(strategy.replica_id(), cluster.num_replicas, dtype=tf.int64)
+        place = tf.one_hot(cluster_lib.replica_id(), cluster.num_replicas, dtype=tf.int64)
         return place[:, tf.newaxis] * vector()[tf.newaxis]
 
     @tf.function(autograph=False)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from tfdist import batch_trial, outcome, tables
+from tfdist import batch_trial, tables
 from tfdist import config as config_lib
+from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
@@ -97,7 +98,7 @@ def predictions(ring: Ring, bare: float, num_bytes: int, replicas: int, measured
 def run() -> int:
     """Measures, and on the chief prints and writes; returns the exit code."""
     from tfdist import experiment
-    from tfdist.cluster import strategy
+    from tfdist.cluster import cluster as cluster_lib
 
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-all_reduce").expanduser()
     config = flags.FLAGS["config"].value
@@ -126,10 +127,10 @@ def run() -> int:
         print(f"a step without communication: {1e3 * bare:.3f} ms; its gradients: {num_bytes:,} bytes")
         print(tables.text(STEP_HEADER, predictions(ring, bare, num_bytes, replicas, whole)))
         tables.write_csv(workdir / "all_reduce.csv", HEADER, rows)
-    strategy.leave(cluster)
+    cluster_lib.leave(cluster)
     return 0
 
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)

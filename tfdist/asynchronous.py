@@ -14,7 +14,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import interruption, outcome
+from tfdist.cluster import interruption, process_exit
 from tfdist.config import flags as config_flags
 
 
@@ -67,4 +67,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)

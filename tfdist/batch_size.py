@@ -14,7 +14,8 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import batch_trial, outcome, tables, trials
+from tfdist import batch_trial, tables, trials
+from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
 
@@ -121,7 +122,7 @@ def run(argv: list[str]) -> int:
     """Runs the search, or one trial of it; a mistake ends it with one message."""
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
-        outcome.end(lambda: batch_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))
+        process_exit.end(lambda: batch_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))
     with config_flags.one_message("tfdist.batch_size"):
         find(sys.argv)
     return 0

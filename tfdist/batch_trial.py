@@ -46,7 +46,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
     import tensorflow as tf
 
     from tfdist import experiment
-    from tfdist.cluster import strategy
+    from tfdist.cluster import cluster, strategy
 
     plan = strategy.plan(config.cluster)
     rank, replicas = plan.placement.rank, plan.num_replicas
@@ -72,7 +72,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
         return _EXIT_OUT_OF_MEMORY
     memory = _peak_bytes(plan) / 2**20
     _write(folder, rank, found | {"result": FITS, "memory_mb": round(memory, 1), "step_ms": round(1e3 * seconds, 2)})
-    strategy.leave(run.cluster)
+    cluster.leave(run.cluster)
     return 0
 
 

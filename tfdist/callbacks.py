@@ -14,8 +14,8 @@ import keras
 import numpy as np
 
 from tfdist import callback_state, following, hooks, listening, progress_bar
-from tfdist.cluster import alone
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster import collective_guard
+from tfdist.cluster.cluster import Cluster
 from tfdist.progress_bar import ProgressBar
 
 # tfdist's own bar takes its place.
@@ -185,7 +185,7 @@ class KerasHooks(hooks.Hooks):
             yield
             return
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
-        with alone.alone(f"{type(callback).__name__}.{hook}", advice), alone.local(self._model):
+        with collective_guard.alone(f"{type(callback).__name__}.{hook}", advice), collective_guard.local(self._model):
             yield
 
     def _settle(self) -> None:

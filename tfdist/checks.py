@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster import hosts
+from tfdist.cluster.discovery import hostlist
 
 OK, LOOK, BAD = "ok", "look", "BAD"
 # Clocks that are further apart confuse logs, file dates and certificates.
@@ -59,7 +59,7 @@ def names(workers: Sequence[Mapping[str, Any]]) -> Finding:
 def unresolved(addresses: Sequence[str]) -> list[str]:
     """The hosts of "host:port" addresses that this machine cannot look up."""
     found = []
-    for host in dict.fromkeys(hosts.split_address(address)[0] for address in addresses):
+    for host in dict.fromkeys(hostlist.split_address(address)[0] for address in addresses):
         try:
             socket.getaddrinfo(host, None)
         except OSError:

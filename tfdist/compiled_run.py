@@ -7,9 +7,10 @@ import keras
 import numpy as np
 
 from tfdist import config as config_lib
-from tfdist import experiment, interruption, randomness, step
-from tfdist.cluster import strategy
-from tfdist.cluster.strategy import Cluster
+from tfdist import experiment, randomness, step
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster import interruption
+from tfdist.cluster.cluster import Cluster
 from tfdist.compiled import Compiled
 from tfdist.data.feeds import Batches, Feed
 
@@ -40,7 +41,7 @@ def make_run(
         model=model, optimizer=optimizer, may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in used)
     )
     trainer = step.compiled_trainer(cluster, config, compiled, optimizer)
-    randomness.address(model, optimizer.iterations, strategy.replica_id)
+    randomness.address(model, optimizer.iterations, cluster_lib.replica_id)
     share = experiment.share(cluster)
     return experiment.make_run(
         config,

@@ -14,8 +14,9 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import checks, outcome, tables
+from tfdist import checks, tables
 from tfdist.checks import BAD, OK, Finding
+from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
 from tfdist.report import files
@@ -57,7 +58,9 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
     import keras
     import tensorflow as tf
 
-    from tfdist.cluster import local, placement, preflight
+    from tfdist.cluster import local
+    from tfdist.cluster.discovery import worker_spec
+    from tfdist.cluster.rendezvous import preflight
 
     preflight.unset_proxies(os.environ)
     place = plan.placement
@@ -75,7 +78,7 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
             facts={},
             seconds=plan.options.connect_seconds,
             about=about,
-            holds=placement.held_gpus(place, plan.gpus),
+            holds=worker_spec.held_gpus(place, plan.gpus),
             workdir=workdir,
         )
     except (ValueError, OSError) as error:
@@ -98,7 +101,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     import tensorflow as tf
 
     from tfdist import all_reduce, batch_trial, checkpoint, experiment
-    from tfdist.cluster import strategy
+    from tfdist.cluster import cluster as cluster_lib
 
     try:
         started = experiment.start(config, workdir)
@@ -125,7 +128,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
         return
     seconds = all_reduce.measure(cluster, num_bytes) if replicas > 1 else 0.0
     findings.append(checks.communication(seconds, num_bytes, replicas, bare))
-    strategy.leave(cluster)
+    cluster_lib.leave(cluster)
 
 
 def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
@@ -175,4 +178,4 @@ def tell(findings: list[Finding], rank: int) -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)

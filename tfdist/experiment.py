@@ -12,10 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, interruption, named_callbacks, randomness, rewriting, step
+from tfdist import agreement, checkpoint, named_callbacks, randomness, rewriting, step
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
-from tfdist.cluster import batch, strategy
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster import interruption, slurm_requeue, strategy
+from tfdist.cluster.cluster import Cluster
 from tfdist.compiled import Compiled
 from tfdist.config import diff, specs, validate
 from tfdist.data import cache, stream
@@ -31,7 +33,7 @@ class Run:
     config: config_lib.Config
     # None: nothing is written and nothing resumed.
     workdir: Path | None
-    cluster: strategy.Cluster
+    cluster: Cluster
     # Whether this worker was asked to stop.
     stop: interruption.StopRequest
     trainer: step.Trainer
@@ -100,10 +102,10 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     train = cache.keep(config.data, train_source, prepare, training=True)
     evaluation = cache.keep(config.data, evaluation_source, prepare, training=False)
     if config.cluster.requeue:
-        batch.allow(plan.placement.rank, stop, progressed=lambda: False)  # Until the loop knows better.
+        slurm_requeue.allow(plan.placement.rank, stop, progressed=lambda: False)  # Until the loop knows better.
     cluster = strategy.connect(plan, facts=facts, workdir=workdir, stop=stop)
     if cluster.is_chief:  # One clock decides.
-        stop.end = batch.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
+        stop.end = slurm_requeue.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
 
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
@@ -120,7 +122,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         with cluster.scope():
             adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
         cluster.copy_from_chief(model.variables)  # Another kind of machine may have rounded otherwise.
-    randomness.address(model, optimizer.iterations, strategy.replica_id)
+    randomness.address(model, optimizer.iterations, cluster_lib.replica_id)
     reserved = [name for name in trainer.names if name in reporter.RESERVED]
     if reserved:
         raise ValueError(
@@ -161,7 +163,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
 def make_run(
     config: config_lib.Config,
     workdir: Path | None,
-    cluster: strategy.Cluster,
+    cluster: Cluster,
     stop: interruption.StopRequest,
     trainer: step.Trainer,
     **data: Any,
@@ -311,7 +313,7 @@ def _training_data(
     )
 
 
-def share(cluster: strategy.Cluster) -> stream.Share:
+def share(cluster: Cluster) -> stream.Share:
     """The part of every global batch that this worker's replicas take."""
     local_replicas = cluster.num_replicas // cluster.num_workers
     return stream.Share(

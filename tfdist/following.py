@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import callback_state
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster.cluster import Cluster
 
 # Keras' own that are alike everywhere and change all weights, twice an epoch.
 _EVERYWHERE = (keras.callbacks.SwapEMAWeights,)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import config, interruption, main
-from tfdist.cluster import local, processes
+from tfdist import config, main
+from tfdist.cluster import interruption, local, processes
 from tfdist.config import flags as config_flags
 
 _WORKERS = flags.DEFINE_integer("workers", None, "How many workers to start on this machine.", lower_bound=1)

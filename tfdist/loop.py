@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import agreement, board, checkpoint, experiment, intervals, local_sgd, saving, step, timing
-from tfdist.cluster import batch
+from tfdist.cluster import slurm_requeue
 from tfdist.report import reporter as reporter_lib
 from tfdist.report import run_info
 from tfdist.report.reporter import Reporter
@@ -133,7 +133,9 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
             if progress.best_step == saved.step:  # Killed in between, a run has saved it and not yet marked it.
                 saver.mark_best(saved.step, run.config.checkpoint.best_metric, progress.best)
     if run.config.cluster.requeue:
-        batch.allow(run.cluster.rank, run.stop, lambda: (checkpoint.newest_step(run.checkpoints) or 0) > max(chosen, 0))
+        slurm_requeue.allow(
+            run.cluster.rank, run.stop, lambda: (checkpoint.newest_step(run.checkpoints) or 0) > max(chosen, 0)
+        )
     return make_loop(run, reporter, saver), progress
 
 

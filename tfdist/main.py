@@ -9,8 +9,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import outcome
-from tfdist.cluster import memory
+from tfdist.cluster import malloc, process_exit
 from tfdist.config import flags as config_flags
 
 _CONFIG = config_flags.define_config()
@@ -25,7 +24,7 @@ _ALLOW_CONFIG_CHANGES = flags.DEFINE_bool(
 def run() -> int:
     """Runs what the flags say; returns the exit code."""
     from tfdist import experiment, train
-    from tfdist.cluster import strategy
+    from tfdist.cluster import cluster
 
     workdir = Path(_WORKDIR.value or f"runs/{config_flags.config_name()}").expanduser()
     if _CONFIG.value.train.asynchronous and _MODE.value == "train":
@@ -38,14 +37,14 @@ def run() -> int:
         code = train.train(experiment_run, allow_config_changes=_ALLOW_CONFIG_CHANGES.value)
     else:
         code = train.evaluate_only(experiment_run, _CHECKPOINT.value)
-    strategy.leave(experiment_run.cluster)
+    cluster.leave(experiment_run.cluster)
     return code
 
 
 def main(argv: list[str]) -> None:
     """Runs what the flags say, and ends the process."""
-    memory.keep_freed(_CONFIG.value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
-    outcome.end(run)
+    malloc.keep_freed(_CONFIG.value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
+    process_exit.end(run)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster.cluster import Cluster
 
 
 def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:

@@ -7,7 +7,7 @@ import keras
 from tfdist import config as config_lib
 from tfdist import hooks
 from tfdist.callbacks import KerasHooks
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
 
 

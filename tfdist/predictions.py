@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import hooks as hooks_lib
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster.cluster import Cluster
 from tfdist.compiled import Element
 
 

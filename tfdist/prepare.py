@@ -13,7 +13,8 @@ from typing import Any
 from absl import app, flags
 
 from tfdist import config as config_lib
-from tfdist import outcome, tables
+from tfdist import tables
+from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import specs, validate
 
@@ -84,4 +85,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     config_flags.define_config()
-    app.run(lambda argv: outcome.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)

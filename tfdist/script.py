@@ -14,21 +14,11 @@ from typing import Any
 import keras
 
 from tfdist import callbacks as callbacks_lib
-from tfdist import (
-    compiled_run,
-    evaluation,
-    experiment,
-    gradients,
-    interruption,
-    loop,
-    model_check,
-    outcome,
-    predictions,
-    train,
-)
+from tfdist import compiled_run, evaluation, experiment, gradients, loop, model_check, predictions, train
 from tfdist import config as config_lib
-from tfdist.cluster import alone, strategy
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster import collective_guard, interruption, process_exit, strategy
+from tfdist.cluster.cluster import Cluster
 from tfdist.data import given
 from tfdist.data import wish as wish_lib
 from tfdist.data.feeds import Feed
@@ -56,7 +46,7 @@ def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) 
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's own handler would let nobody end the script.
-        atexit.register(strategy.leave, cluster)
+        atexit.register(cluster_lib.leave, cluster)
         sys.excepthook = _end_all
     return cluster
 
@@ -67,7 +57,7 @@ def _end_all(kind: type[BaseException], error: BaseException, traceback: types.T
     def fail() -> int:
         raise error
 
-    outcome.end(fail)
+    process_exit.end(fail)
 
 
 @contextlib.contextmanager
@@ -149,7 +139,7 @@ def fit(
         ValueError: says which argument cannot be used, and what to do.
         SystemExit: with code 75, when the run was asked to stop and is saved in the workdir: start it again to go on.
     """
-    alone.check("tfdist.fit")
+    collective_guard.check("tfdist.fit")
     model_check.check_model(cluster, model, "fit")
     if epochs < 1 or initial_epoch < 0 or not isinstance(validation_freq, int) or validation_freq < 1:
         raise ValueError(
@@ -215,7 +205,7 @@ def evaluate(
     Raises:
         ValueError: says which argument cannot be used, and what to do.
     """
-    alone.check("tfdist.evaluate")
+    collective_guard.check("tfdist.evaluate")
     model_check.check_model(cluster, model, "evaluate")
     feed = _feed(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
@@ -252,7 +242,7 @@ def predict(
     Raises:
         ValueError: says which argument cannot be used, and what to do.
     """
-    alone.check("tfdist.predict")
+    collective_guard.check("tfdist.predict")
     feed = _feed(model, x, None, None, batch_size, steps)
     compiled_run.check_same(cluster, feed)
     dataset = feed.dataset(experiment.share(cluster), 0, feed.steps)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist import fused, randomness, timing
 from tfdist import gradients as gradients_lib
-from tfdist.cluster import strategy as strategy_lib
-from tfdist.cluster.strategy import Cluster
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster.cluster import Cluster
 from tfdist.compiled import Compiled, Element
 from tfdist.data.stream import Batch
 
@@ -368,9 +368,7 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
         return tf.nest.flatten(strategy.experimental_local_results(value))
 
     def take_totals(waited: tf.Tensor, stop: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
-        own = timing.placed(
-            strategy_lib.replica_id(), num_replicas, waited, tf.identity(communication) / parts, seconds
-        )
+        own = timing.placed(cluster_lib.replica_id(), num_replicas, waited, tf.identity(communication) / parts, seconds)
         vector = tf.concat([tf.identity(totals) / parts, [waited, stop, seconds], own], axis=0)
         with tf.control_dependencies([vector]):
             totals.assign(tf.zeros_like(totals))

@@ -11,9 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, divergence, evaluation, experiment, interruption, intervals, saving, step
+from tfdist import agreement, checkpoint, divergence, evaluation, experiment, intervals, saving, step
 from tfdist import loop as loop_lib
-from tfdist.cluster import peers
+from tfdist.cluster import interruption
+from tfdist.cluster.liveness import heartbeat
 from tfdist.config import diff
 from tfdist.loop import Loop, Progress
 from tfdist.report import files, run_info
@@ -58,7 +59,7 @@ def train(run: experiment.Run, *, allow_config_changes: bool = False) -> int:
             finish(loop, progress)
         return 0
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        peers.take_over()  # To find the example may take longer than the other workers last.
+        heartbeat.take_over()  # To find the example may take longer than the other workers last.
         raise damaged_data(run) or error from None
     finally:
         close(loop)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from tfdist import config, outcome, scaling, tables, trials
+from tfdist import config, scaling, tables, trials
+from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
@@ -47,7 +48,7 @@ def follow(arguments: Sequence[str], batch: int, replicas: int, *, way: str, to:
 
 def surface(options: config.Config, m: np.ndarray, n: np.ndarray) -> np.ndarray:
     """The mean squared error over the training split on a grid, float64 [len(n), len(m)]."""
-    outcome.import_tensorflow_quietly()
+    process_exit.import_tensorflow_quietly()
     from tfdist import experiment
 
     source = experiment.open_source(options, options.data.train_split)

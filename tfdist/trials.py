@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster import local, processes, slurm
+from tfdist.cluster import local, processes
+from tfdist.cluster.discovery import slurm
 from tfdist.report import metrics_file
 
 WAYS = ("auto", "processes", "devices", "slurm")

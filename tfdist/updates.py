@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import checkpoint, divergence, experiment, interruption, intervals, step, train
+from tfdist import checkpoint, divergence, experiment, intervals, step, train
 from tfdist import config as config_lib
 from tfdist import loop as loop_lib
-from tfdist.cluster import servers
+from tfdist.cluster import interruption, servers
 from tfdist.config import specs
 
 # Batches that are handed out ahead, for each worker.

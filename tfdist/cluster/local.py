@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from tfdist import config as config_lib
-from tfdist.cluster import environment, placement
+from tfdist.cluster.discovery import environment, worker_spec
 
 # Started like this already, a process is one worker of many.
 _INSTEAD = {
@@ -39,7 +39,7 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
 
 def gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     """What CUDA_VISIBLE_DEVICES may call the GPUs of this machine: its own entries, or the UUIDs of `nvidia-smi -L`."""
-    listed = placement.cuda_devices(env)
+    listed = worker_spec.cuda_devices(env)
     if listed is not None:
         return listed
     try:

@@ -12,7 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import hosts, local, preflight, processes
+from tfdist.cluster import local, processes
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.rendezvous import preflight
 
 _KINDS = ("chief", "worker", "ps")
 _LOOK_SECONDS = 0.2
@@ -44,7 +46,7 @@ def roles(env: MutableMapping[str, str]) -> Roles:
         if len(addresses["chief"]) != 1 or not addresses["worker"] or not addresses["ps"]:
             raise ValueError("one chief and any number of the others")
         for address in (addresses[kind][index], *addresses["chief"], *addresses["worker"], *addresses["ps"]):
-            hosts.split_address(address)
+            hostlist.split_address(address)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
             "config.train.asynchronous needs a chief, workers and parameter servers: start them on this machine with "
@@ -174,7 +176,7 @@ def _prepare(env: MutableMapping[str, str]) -> None:
 
 def _listens(address: str) -> bool:
     try:
-        with socket.create_connection(hosts.split_address(address), timeout=5):
+        with socket.create_connection(hostlist.split_address(address), timeout=5):
             return True
     except OSError:
         return False

@@ -3,24 +3,23 @@
 import dataclasses
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Mapping
 
 import keras
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
-from tfdist import interruption
-from tfdist.cluster import alone, environment, iterators, memory, peers, preflight, resolver, starting
-from tfdist.cluster import placement as placement_lib
+from tfdist.cluster import interruption, malloc
+from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
+from tfdist.cluster.discovery import environment, worker_spec
+from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.liveness import heartbeat, startup_watchdog
+from tfdist.cluster.rendezvous import preflight
 
-# How long a worker that has finished waits for the others before it leaves.
-SHUTDOWN_SECONDS = 600.0
 _PIECE_BYTES = 1 << 20
 
 
@@ -28,7 +27,7 @@ _PIECE_BYTES = 1 << 20
 class Plan:
     """Who will take part, known before any device is touched."""
 
-    placement: placement_lib.Placement
+    placement: Placement
     options: config_lib.Cluster
     # Indices into the GPUs that TensorFlow lists in this process; empty: the replicas run on the CPU.
     gpus: tuple[int, ...]
@@ -48,154 +47,6 @@ class Plan:
         return self.num_workers * self.local_replicas
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """The workers of this run, seen from one of them."""
-
-    strategy: tf.distribute.Strategy
-    rank: int
-    num_workers: int
-    num_replicas: int
-    # One line per worker, in rank order: who it is, which devices it holds, how they talk; and a warning where the
-    # environment looks as if something else was meant, such as a forgotten srun.
-    roster: tuple[str, ...]
-    # Watches the other workers; None where there are none.
-    peers: peers.Peers | None
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this worker, rank 0, is the one that writes and prints."""
-        return self.rank == 0
-
-    def scope(self) -> AbstractContextManager:
-        """The scope in which models, optimizers and metrics are made."""
-        return self.strategy.scope()
-
-    def distribute(self, dataset: tf.data.Dataset) -> Iterator:
-        """Returns an iterator over this worker's `dataset`, which has an element per local replica and step."""
-        return iterators.distribute(self.strategy, dataset)
-
-    def holds(self, variable: tf.Variable) -> bool:
-        """Whether `variable` was made in the scope of this cluster."""
-        return self.strategy.extended.variable_created_in_scope(variable)
-
-    def gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Puts the replicas' values [n, ...] below each other, in their order; `n` may differ. All must call it."""
-        return self.strategy.gather(value, axis=0)
-
-    def from_chief(self, value: int) -> int:
-        """Returns the chief's `value` on every worker; all must call it."""
-        return self._sum(value, lambda mine: tf.where(replica_id() == 0, mine, 0))
-
-    def any(self, value: bool) -> bool:
-        """Returns whether `value` is true of any worker; all must call it."""
-        return self._sum(value, lambda mine: mine) > 0
-
-    def bytes_from_chief(self, value: bytes) -> bytes:
-        """Returns the chief's `value` on every worker; all must call it."""
-        size = self.from_chief(len(value))
-        if self.num_workers == 1 or size == 0:
-            return value[:size]
-        mine = np.frombuffer(value, np.uint8) if self.is_chief else np.zeros(size, np.uint8)
-        (chiefs,) = self._make_chiefs()([tf.constant(mine, tf.int32)])
-        return chiefs.numpy().astype(np.uint8).tobytes()
-
-    def _sum(self, value: int, part: Callable[[tf.Tensor], tf.Tensor]) -> int:
-        if self.num_workers == 1:
-            return int(value)
-        alone.check("to talk to the other workers")
-
-        @tf.function(autograph=False)
-        def share(mine: tf.Tensor) -> tf.Tensor:
-            return self.strategy.reduce("SUM", self.strategy.run(part, (mine,)), axis=None)
-
-        return int(share(tf.constant(int(value), tf.int64)))
-
-    def _make_chiefs(self) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-        @tf.function(autograph=False)
-        def share(mine: list[tf.Tensor]) -> list[tf.Tensor]:
-            chosen = self.strategy.run(
-                lambda: [tf.where(replica_id() == 0, value, tf.zeros_like(value)) for value in mine]
-            )
-            return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
-
-        return share
-
-    def make_copy_from_chief(self, variables: Iterable[Any]) -> Callable[[], None]:
-        """Makes a function that gives every worker the chief's values of these variables; all must call it.
-
-        Args:
-            variables: of Keras or TensorFlow; those that hold no floats and no signed integers are passed over.
-        """
-        kinds = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-        copied = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
-        copied = [variable for variable in copied if tf.as_dtype(variable.dtype) in kinds]
-        if self.num_workers == 1 or not copied:
-            return lambda: None
-        share = self._make_chiefs()
-
-        def copy() -> None:
-            alone.check("to copy variables")
-            for variable, value in zip(copied, share([tf.convert_to_tensor(one) for one in copied]), strict=True):
-                variable.assign(value)
-
-        return copy
-
-    def copy_from_chief(self, variables: Iterable[Any]) -> None:
-        """Gives every worker the chief's values of these Keras variables; all must call it."""
-        self.make_copy_from_chief(variables)()
-
-    def make_gather(self) -> Callable[[Sequence[float]], np.ndarray]:
-        """Makes a function that gives every worker the numbers of all: [k] -> float64 [num_workers, k].
-
-        All workers must call it with equally many.
-        """
-        if self.num_workers == 1:
-            return lambda mine: np.array([mine], np.float64)
-        local_replicas = self.num_replicas // self.num_workers
-
-        def one_row(mine: tf.Tensor) -> tf.Tensor:
-            # The first replica of each worker fills its row; the sum over replicas puts the rows together.
-            first = tf.equal(tf.range(self.num_workers) * local_replicas, replica_id())
-            return tf.where(first[:, tf.newaxis], mine[tf.newaxis], tf.zeros([], tf.float64))
-
-        @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)])
-        def gather(mine: tf.Tensor) -> tf.Tensor:
-            return self.strategy.reduce("SUM", self.strategy.run(one_row, args=(mine,)), axis=None)
-
-        def told(mine: Sequence[float]) -> np.ndarray:
-            alone.check("to talk to the other workers")
-            return gather(tf.constant(mine, tf.float64)).numpy()
-
-        return told
-
-    @property
-    def variables_are_central(self) -> bool:
-        """Whether each variable exists once, and what replicas assign or add to it is joined to one value before."""
-        return isinstance(self.strategy, tf.distribute.experimental.CentralStorageStrategy)
-
-    def average_updates(self, variables: Iterable[Any]) -> None:
-        """Where variables are central, makes what replicas assign to these Keras variables one value: the mean."""
-        if self.variables_are_central:
-            for variable in variables:
-                variable.value._aggregation = tf.VariableAggregation.MEAN
-
-    def progress(self, step: int) -> None:
-        """Notes that a call has ended, after so many finished steps; one that never ends is noticed by the next."""
-        if self.peers is not None:
-            self.peers.progress(step)
-
-    def pause(self) -> None:
-        """Notes that no call is under way, and that until the next nothing can be said about when one ends."""
-        if self.peers is not None:
-            self.peers.pause()
-
-
-def replica_id() -> tf.Tensor:
-    """The index of the calling replica among all replicas, int32 []; to be called in `strategy.run`."""
-    return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
-
-
 def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | None = None) -> Plan:
     """Finds out who takes part, from a Slurm step, TF_CONFIG, an MPI launcher, or this machine alone.
 
@@ -208,7 +59,7 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
     placement = environment.resolve(
         os.environ if env is None else env, port_base=options.port_base, port_count=options.port_count
     )
-    gpus = placement_lib.visible_gpus(placement, len(tf.config.list_physical_devices("GPU")))
+    gpus = worker_spec.visible_gpus(placement, len(tf.config.list_physical_devices("GPU")))
     if gpus and options.logical_devices > 1:
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, and this worker holds "
@@ -257,14 +108,14 @@ def connect(
     placement = plan_or_options.placement
     preflight.unset_proxies(os.environ)
     notes = [placement.note]
-    if memory.keep_freed(plan_or_options.options, os.environ):
+    if malloc.keep_freed(plan_or_options.options, os.environ):
         notes.append("malloc keeps freed memory; --config.cluster.keep_freed_memory=false turns that off")
-    listener = peers.listen(placement)
+    listener = heartbeat.listen(placement)
     port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
     roster = _meet(plan_or_options, facts or {}, workdir, port, stop)
     _set_visible_devices(plan_or_options)
     if plan_or_options.num_workers > 1:
-        limited = starting.limited(placement.rank, roster, plan_or_options.options.connect_seconds)
+        limited = startup_watchdog.limited(placement.rank, roster, plan_or_options.options.connect_seconds)
         with limited, interruption.held_back():
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
     else:
@@ -276,7 +127,9 @@ def connect(
     assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
     watching = None
     if plan_or_options.num_workers > 1:
-        watching = peers.watch(rank=placement.rank, roster=roster, listener=listener, options=plan_or_options.options)
+        watching = heartbeat.watch(
+            rank=placement.rank, roster=roster, listener=listener, options=plan_or_options.options
+        )
     return Cluster(
         strategy=strategy,
         rank=placement.rank,
@@ -290,12 +143,6 @@ def connect(
 def global_seed() -> int | None:
     """What `tf.random.set_seed` was given, or None."""
     return context.global_seed()
-
-
-def leave(cluster: Cluster) -> None:
-    """Waits for all workers to finish: one that exits early makes the others fail in about 8 s."""
-    if cluster.peers is not None:
-        cluster.peers.finish(SHUTDOWN_SECONDS)
 
 
 def _meet(
@@ -316,7 +163,7 @@ def _meet(
         plan_.placement,
         facts=common | dict(facts),
         about={"devices": devices} | dict(port),
-        holds=placement_lib.held_gpus(plan_.placement, plan_.gpus),
+        holds=worker_spec.held_gpus(plan_.placement, plan_.gpus),
         seconds=plan_.options.connect_seconds,
         workdir=workdir,
         stop=stop,
@@ -347,7 +194,7 @@ def _multi_worker_strategy(plan_: Plan, addresses: list[str]) -> tf.distribute.S
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=communication.NCCL if plan_.device_type == "GPU" else communication.RING
     )
-    cluster_resolver = resolver.resolver(
+    cluster_resolver = cluster_resolver_lib.resolver(
         plan_.placement, addresses, num_gpus=plan_.local_replicas if plan_.device_type == "GPU" else 0
     )
     extended = collective.CollectiveAllReduceExtended

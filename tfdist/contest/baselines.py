@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist import fused as fused_lib
-from tfdist.cluster import strategy as strategy_lib
+from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
 from tfdist.contest.works import Work
 
@@ -61,7 +61,7 @@ def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -
     return run
 
 
-def textbook(work: Work, config: config_lib.Config, cluster: strategy_lib.Cluster) -> Runner:
+def textbook(work: Work, config: config_lib.Config, cluster: Cluster) -> Runner:
     """The loop of TensorFlow's own tutorial on custom training, as computing centres publish it, with Keras' layers."""
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
     strategy, global_batch = cluster.strategy, config.data.batch_size

@@ -21,9 +21,9 @@ def main() -> None:
     os.dup2(2, 1)  # Whatever else is printed does not come between.
 
     from tfdist import config
-    from tfdist.cluster import memory
+    from tfdist.cluster import malloc
 
-    memory.keep_freed(config.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
+    malloc.keep_freed(config.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 
     if job["kind"] == "ddp":
         from tfdist.contest.ddp import ddp as entry

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tfdist import config as config_lib
-from tfdist.cluster import environment
+from tfdist.cluster.discovery import environment
 from tfdist.contest import torch_networks, works
 from tfdist.contest.works import WORKS, Work
 

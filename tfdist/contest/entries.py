@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist import experiment, gradients, loop, step
 from tfdist.cluster import strategy
+from tfdist.cluster.cluster import Cluster
 from tfdist.contest import baselines, keras_fit, pipelines
 from tfdist.contest.baselines import Runner
 from tfdist.contest.works import WORKS
@@ -63,7 +64,7 @@ def all_reduce(job: Job, folder: Path) -> dict[str, Runner]:
     return {str(size): _all_reduce(cluster, options, size) for size in job["megabytes"]}
 
 
-def _all_reduce(cluster: strategy.Cluster, options: config_lib.Communication, megabytes: float) -> Runner:
+def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: float) -> Runner:
     tensors = _TENSORS if megabytes >= 1 else 1
     with cluster.scope():
         variables = [tf.Variable(tf.ones([max(1, round(megabytes * 250_000 / tensors))])) for _ in range(tensors)]

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 
-from tfdist.cluster import hosts
+from tfdist.cluster.discovery import hostlist
 
 # How many are called at a time.
 _AT_ONCE = 16
@@ -46,5 +46,5 @@ async def unreachable(addresses: Mapping[int, str], seconds: float) -> dict[int,
         except OSError as error:
             found[rank] = os.strerror(error.errno) if error.errno else str(error)
 
-    await asyncio.gather(*(call(rank, *hosts.split_address(address)) for rank, address in addresses.items()))
+    await asyncio.gather(*(call(rank, *hostlist.split_address(address)) for rank, address in addresses.items()))
     return found

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist import interruption
-from tfdist.cluster import hosts, keeper
+from tfdist.cluster import interruption
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.liveness import startup_watchdog_process
 
 _SIGEV_THREAD = 2
 
@@ -61,14 +62,20 @@ def limited(rank: int, roster: Sequence[Mapping[str, Any]], seconds: float) -> I
     """
     others = [
         [
-            *hosts.split_address(worker["address"]),
+            *hostlist.split_address(worker["address"]),
             f"worker {worker['rank']} (host {worker['host']}, pid {worker['pid']})",
         ]
         for worker in roster
         if worker["rank"] != rank
     ]
     mouth = _end_when_told(interruption.EXIT_PEER_LOST)
-    command = [sys.executable, "-I", "-S", keeper.__file__, json.dumps([os.getpid(), rank, seconds, others, mouth])]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        startup_watchdog_process.__file__,
+        json.dumps([os.getpid(), rank, seconds, others, mouth]),
+    ]
     # Control-C is for the worker: it lives on, or ends and takes the pipe away.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, pass_fds=[mouth]

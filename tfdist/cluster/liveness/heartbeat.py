@@ -23,9 +23,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist import interruption
-from tfdist.cluster import batch, hosts, links, wire
-from tfdist.cluster.placement import Placement
+from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.liveness import reachability
+from tfdist.cluster.rendezvous import rpc
 
 # Seconds between two messages on a connection.
 _BEAT_SECONDS = 1.0
@@ -92,7 +94,7 @@ class Peers:
 
 def listen(placement: Placement) -> socket.socket | None:
     """Opens the chief's port for the others, or any where that is taken; they are to be told which in the roster."""
-    return wire.listen_at_best(placement.heartbeat_port) if placement.rank == 0 < placement.num_workers - 1 else None
+    return rpc.listen_at_best(placement.heartbeat_port) if placement.rank == 0 < placement.num_workers - 1 else None
 
 
 def watch(
@@ -149,7 +151,7 @@ def tell_failure(reason: str) -> None:
 def put_back() -> None:
     """Has the job put back into the queue if it ends because a worker was lost, where that is for this one to do."""
     if _watching is not None and _watching.again:
-        batch.put_back(lost_chief=0 in _watching.missed)
+        slurm_requeue.put_back(lost_chief=0 in _watching.missed)
 
 
 def _leave(peers: Peers) -> None:
@@ -188,7 +190,7 @@ async def _listen(peers: Peers, listener: socket.socket) -> None:
 
 
 async def _call_chief(peers: Peers) -> None:
-    host, _ = hosts.split_address(peers.roster[0]["address"])
+    host, _ = hostlist.split_address(peers.roster[0]["address"])
     while True:  # Until `_watch` finds that the chief has been silent for too long.
         try:
             reader, writer = await asyncio.open_connection(host, peers.roster[0]["heartbeat_port"])
@@ -258,7 +260,7 @@ async def _try_links(peers: Peers) -> None:
     def waits() -> bool:
         return peers.called is not None and time.monotonic() - peers.called > patience and not peers.over.is_set()
 
-    rank, why = await links.first_cut(others, patience / 2, waits)
+    rank, why = await reachability.first_cut(others, patience / 2, waits)
     _conclude(peers, f"{_name(peers, peers.rank)} cannot reach {_name(peers, rank)}: {why}")
 
 

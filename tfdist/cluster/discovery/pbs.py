@@ -5,7 +5,8 @@ With mpirun in a PBS job, the ranks are the workers: see mpi.py, which looks for
 
 from collections.abc import Mapping
 
-from tfdist.cluster import placement
+from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery.worker_spec import Placement
 
 _VARIABLES = ("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE")
 
@@ -15,36 +16,36 @@ def in_task(env: Mapping[str, str]) -> bool:
     return bool(env.get("PBS_JOBID")) and env.get("PBS_TASKNUM", "").isdecimal() and int(env["PBS_TASKNUM"]) > 1
 
 
-def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> placement.Placement:
+def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placement:
     """Finds this task's place: a worker on each host of PBS_NODEFILE, in the order in which they first stand there.
 
     Raises:
         ValueError: a variable or the file is missing, or they contradict one another.
     """
-    placement.need(env, _VARIABLES, "pbsdsh started this process")
+    worker_spec.need(env, _VARIABLES, "pbsdsh started this process")
     try:
         with open(env["PBS_NODEFILE"]) as lines:
             hosts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     except OSError as error:
         raise ValueError(
             f"PBS_NODEFILE cannot be read ({error.strerror}): PBS may write it on the job's first host alone. Copy it "
-            f"to a shared directory and hand its name on. {placement.received(env, _VARIABLES)}"
+            f"to a shared directory and hand its name on. {worker_spec.received(env, _VARIABLES)}"
         ) from None
-    rank = placement.integer(env, "PBS_NODENUM")
+    rank = worker_spec.integer(env, "PBS_NODENUM")
     if rank >= len(hosts):
         raise ValueError(
             f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task a host, with pbsdsh -u. "
-            f"{placement.received(env, _VARIABLES)}"
+            f"{worker_spec.received(env, _VARIABLES)}"
         )
-    port, _ = placement.port_block(port_base, port_count, placement.number([env["PBS_JOBID"]]), at_least=1)
-    return placement.Placement(
+    port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([env["PBS_JOBID"]]), at_least=1)
+    return Placement(
         launcher="pbs",
         rank=rank,
         num_workers=len(hosts),
         addresses=tuple(f"{host}:{port}" for host in hosts),
         port=port,
         job=f"PBS {env['PBS_JOBID']}",
-        gpu_names=placement.cuda_devices(env) or (),
+        gpu_names=worker_spec.cuda_devices(env) or (),
     )
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tfdist.cluster import hosts
+from tfdist.cluster.discovery import hostlist
 
 # The longest line read, in bytes; a roster of a thousand workers has less than one.
 _LIMIT_BYTES = 2**24
@@ -105,7 +105,7 @@ async def ask(address: str, request: dict, seconds: float = _ASK_SECONDS) -> dic
 
 
 async def _exchange(address: str, request: dict) -> dict:
-    host, port = hosts.split_address(address)
+    host, port = hostlist.split_address(address)
     found = await in_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
     for index, (family, _, _, _, sockaddr) in enumerate(found):
         try:

@@ -7,7 +7,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tfdist import interruption
+from tfdist.cluster import interruption
 
 _ERRORS = {
     error.__name__: error for error in (interruption.StopError, TimeoutError, ValueError, FileNotFoundError, OSError)

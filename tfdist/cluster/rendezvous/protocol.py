@@ -7,8 +7,9 @@ import ipaddress
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.cluster import hosts, verdict, wire
-from tfdist.cluster.placement import Placement
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.rendezvous import decision, rpc
 
 _CALLS_AT_ONCE = 64
 # Seconds for telling all others something, when some of them do not answer; and for one try.
@@ -81,13 +82,13 @@ def report(meeting: Meeting, workdir: str = "") -> dict[str, Any]:
     )
 
 
-class StrangerError(wire.UnreachableError):
+class StrangerError(rpc.UnreachableError):
     """Another job, or another rank, answered."""
 
 
 async def call(meeting: Meeting, rank: int, request: dict) -> dict:
     """Sends a message to a worker; raises an UnreachableError if that very worker does not reply."""
-    reply = await wire.ask(meeting.addresses[rank], request)
+    reply = await rpc.ask(meeting.addresses[rank], request)
     verify(meeting, reply, rank)
     return reply
 
@@ -117,8 +118,8 @@ async def tell_all(meeting: Meeting, kind: str, *, insist: bool = False, **conte
     async def tell(rank: int) -> None:
         while rank in untold and now() < limit:
             async with gate:
-                with contextlib.suppress(wire.UnreachableError):
-                    reply = await wire.ask(addresses[rank], message(meeting, kind, **content), _TRY_SECONDS)
+                with contextlib.suppress(rpc.UnreachableError):
+                    reply = await rpc.ask(addresses[rank], message(meeting, kind, **content), _TRY_SECONDS)
                     verify(meeting, reply, rank)
                     untold.remove(rank)
             if not insist and rank not in known:
@@ -155,12 +156,12 @@ async def reach_all(meeting: Meeting) -> None:
                 if rank == 0:
                     meeting.chief_nonce = reply["nonce"]
                 if rank == meeting.placement.rank and reply["nonce"] != meeting.nonce:
-                    meeting.failed = verdict.two_processes(rank, [meeting.me])
+                    meeting.failed = decision.two_processes(rank, [meeting.me])
             except StrangerError as error:
                 meeting.unreached[rank] = stranger = str(error)
                 stranger_since = stranger_since or now()
                 stop = stop or now() - stranger_since > _STRANGER_SECONDS
-            except wire.UnreachableError as error:
+            except rpc.UnreachableError as error:
                 meeting.unreached[rank] = str(error) + (f"; before that, {stranger}" if stranger else "")
             meeting.changed.set()
             await asyncio.sleep(pause)
@@ -186,7 +187,7 @@ def answer(meeting: Meeting, request: dict, peer: str) -> dict | None:
         elif kind == "hello" and meeting.placement.rank == 0:
             first = meeting.hellos.setdefault(rank, request)
             if first["nonce"] != request["nonce"]:
-                failed = verdict.two_processes(rank, [first["me"], request["me"]])
+                failed = decision.two_processes(rank, [first["me"], request["me"]])
                 meeting.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
         elif kind == "report":
             if request.get("stopped") or rank not in meeting.reports:  # A stop may come after all is well.
@@ -205,6 +206,6 @@ def _note_arrival(meeting: Meeting, request: dict, peer: str) -> None:
     near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
     # A caller on rank 0's own machine may come from 127.0.0.1, where the others cannot call it.
     host = request["dialled"] if near else host
-    meeting.arrivals[request["rank"]] = hosts.join_address(host, request["port"])
+    meeting.arrivals[request["rank"]] = hostlist.join_address(host, request["port"])
     if not near or 0 not in meeting.arrivals:
-        meeting.arrivals[0] = hosts.join_address(request["dialled"], meeting.placement.port)
+        meeting.arrivals[0] = hostlist.join_address(request["dialled"], meeting.placement.port)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from tfdist import interruption
+from tfdist.cluster import interruption
 
 # How long Slurm's controller may take to answer, in seconds.
 _ANSWER_SECONDS = 60.0

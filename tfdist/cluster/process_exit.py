@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tfdist import interruption
-from tfdist.cluster import batch, peers
+from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.liveness import heartbeat
 
 _PACKAGE = str(Path(__file__).parent)
 # How long it may take until it is known which worker was lost, after TensorFlow knows that one was.
@@ -26,17 +26,17 @@ def end(body: Callable[[], int]) -> None:
         _say(str(stop))
         code = interruption.EXIT_STOPPED
     except KeyboardInterrupt:
-        peers.take_over()
-        peers.tell_failure("interrupted before the run was saved")
+        heartbeat.take_over()
+        heartbeat.tell_failure("interrupted before the run was saved")
         _say("interrupted before the run was saved")
         code = 130
     except Exception as error:
         code = explain(error)
     interruption.ignore()
     if code == interruption.EXIT_STOPPED:
-        batch.put_back()
+        slurm_requeue.put_back()
     elif code == interruption.EXIT_PEER_LOST:
-        peers.put_back()
+        heartbeat.put_back()
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):
@@ -60,15 +60,15 @@ def explain(error: Exception) -> int:
         tf.errors.DeadlineExceededError,
     )
     perhaps = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's, when a worker is gone.
-    named = peers.cause(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
+    named = heartbeat.cause(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
     if named or isinstance(error, lost):
         text = f"another worker was lost: start all workers again. TensorFlow says: {_first_line(str(error))}"
-        peers.tell_failure(text)
+        heartbeat.tell_failure(text)
         _say(named or text)
         return interruption.EXIT_PEER_LOST
     text, file = _cause(error)
-    peers.take_over()
-    peers.tell_failure(_first_line(text))
+    heartbeat.take_over()
+    heartbeat.tell_failure(_first_line(text))
     # Ours is what this package raises, of a kind for users' mistakes.
     if isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE):
         _say(text)
@@ -126,7 +126,7 @@ def _say(text: str) -> None:
 
 
 def _worker() -> str:
-    from tfdist.cluster import environment
+    from tfdist.cluster.discovery import environment
 
     try:
         placement = environment.resolve(os.environ, port_base=10000, port_count=10000)

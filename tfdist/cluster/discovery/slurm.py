@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfdist.cluster import hosts, placement
+from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery.worker_spec import Placement
 
 _STEP_VARIABLES = (
     "SLURM_JOB_ID",
@@ -28,7 +29,7 @@ def in_allocation(env: Mapping[str, str]) -> bool:
     return bool(env.get("SLURM_JOB_ID")) and (not in_step(env) or env.get("SLURM_STEP_NUM_TASKS") == "1")
 
 
-def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placement.Placement:
+def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placement:
     """Finds this task's place in the Slurm step that it belongs to.
 
     Hosts come in Slurm's own order, and tasks on them as SLURM_DISTRIBUTION says (unset: block); the result is
@@ -39,21 +40,21 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placemen
     """
     if env.get("SLURM_STEP_NUM_TASKS") == "1":
         return _alone(env, port_base, port_count)
-    placement.need(env, _STEP_VARIABLES, "This process belongs to a Slurm step")
-    rank, num_workers = placement.integer(env, "SLURM_PROCID"), placement.integer(env, "SLURM_STEP_NUM_TASKS")
-    node, local_rank = placement.integer(env, "SLURM_NODEID"), placement.integer(env, "SLURM_LOCALID")
-    nodes = hosts.expand_hostlist(env["SLURM_STEP_NODELIST"])
-    counts = hosts.expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
+    worker_spec.need(env, _STEP_VARIABLES, "This process belongs to a Slurm step")
+    rank, num_workers = worker_spec.integer(env, "SLURM_PROCID"), worker_spec.integer(env, "SLURM_STEP_NUM_TASKS")
+    node, local_rank = worker_spec.integer(env, "SLURM_NODEID"), worker_spec.integer(env, "SLURM_LOCALID")
+    nodes = hostlist.expand_hostlist(env["SLURM_STEP_NODELIST"])
+    counts = hostlist.expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
     if len(nodes) != len(counts) or sum(counts) != num_workers or not rank < num_workers or not node < len(nodes):
         raise ValueError(
             "Slurm's variables contradict one another (a step over several parts of a heterogeneous job, srun "
-            f"--het-group=0,1, cannot be used). {placement.received(env, _STEP_VARIABLES)}"
+            f"--het-group=0,1, cannot be used). {worker_spec.received(env, _STEP_VARIABLES)}"
         )
-    number = placement.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * placement.integer(env, "SLURM_STEP_ID")
+    number = worker_spec.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * worker_spec.integer(env, "SLURM_STEP_ID")
     most = max(counts)
     at_least = most + 1 if port_count > most else most
-    first, length = placement.port_block(port_base, port_count, number, at_least=at_least)
-    length, heartbeat_port = placement.divide_block(first, length, most)
+    first, length = worker_spec.port_block(port_base, port_count, number, at_least=at_least)
+    length, heartbeat_port = worker_spec.divide_block(first, length, most)
 
     def port(node: int, local_rank: int) -> int:
         # Counted on from node to node: several nodes may be one machine (Slurm's multiple-slurmd set-up).
@@ -61,9 +62,9 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placemen
 
     plane = _plane(env, counts)
     if plane is not None:
-        layout = hosts.lay_out(counts, plane)
+        layout = hostlist.lay_out(counts, plane)
         _verify_layout(env, nodes, layout)
-    return placement.Placement(
+    return Placement(
         launcher="slurm",
         rank=rank,
         num_workers=num_workers,
@@ -79,11 +80,11 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> placemen
     )
 
 
-def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> placement.Placement:
+def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> Placement:
     # Nothing else is looked at: some may be left over from an interactive step in which sbatch was called.
     job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-    port, _ = placement.port_block(port_base, port_count, placement.number([job]), at_least=1)
-    return placement.Placement(
+    port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
+    return Placement(
         launcher="slurm",
         addresses=(f"{env.get('SLURMD_NODENAME', 'localhost')}:{port}",),
         port=port,
@@ -114,8 +115,8 @@ def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
     if kind == "cyclic":
         return 1
     if kind == "plane":
-        placement.need(env, ("SLURM_DIST_PLANESIZE",), "Slurm distributes by planes")
-        return max(1, placement.integer(env, "SLURM_DIST_PLANESIZE"))
+        worker_spec.need(env, ("SLURM_DIST_PLANESIZE",), "Slurm distributes by planes")
+        return max(1, worker_spec.integer(env, "SLURM_DIST_PLANESIZE"))
     if kind == "arbitrary":
         return None
     raise ValueError(f"SLURM_DISTRIBUTION must begin with block, cyclic, plane or arbitrary. Received: {text!r}")
@@ -123,7 +124,7 @@ def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
 
 def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequence[tuple[int, int]]) -> None:
     rank, node, local_rank = (
-        placement.integer(env, name) for name in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+        worker_spec.integer(env, name) for name in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
     )
     ranks_here = ",".join(str(r) for r, (n, _) in enumerate(layout) if n == node)
     if (
@@ -136,13 +137,13 @@ def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequenc
         raise ValueError(
             f"Rank {rank} should be task {index} of node {expected} ({nodes[expected]}), as the step's hosts and its "
             f"distribution have it, and Slurm has put it elsewhere. Say how srun distributes the tasks, with srun -m "
-            f"block, cyclic or plane=<size>. {placement.received(env, (*_STEP_VARIABLES, *names))}"
+            f"block, cyclic or plane=<size>. {worker_spec.received(env, (*_STEP_VARIABLES, *names))}"
         )
 
 
 def _gpu_sharers(env: Mapping[str, str], *, local_size: int, most: int) -> int:
     """Among how many tasks the GPUs have yet to be divided: the most tasks of any node, so that all get as many."""
-    devices = placement.cuda_devices(env)
+    devices = worker_spec.cuda_devices(env)
     if most == 1:
         return 1
     if local_size == 1:
@@ -159,7 +160,7 @@ def _gpu_sharers(env: Mapping[str, str], *, local_size: int, most: int) -> int:
 
 def _gpu_names(env: Mapping[str, str]) -> tuple[str, ...]:
     # CUDA_VISIBLE_DEVICES may count within the task's cgroup, SLURM_STEP_GPUS counts on the node.
-    devices, names = placement.cuda_devices(env) or (), placement.cuda_devices(env, "SLURM_STEP_GPUS") or ()
+    devices, names = worker_spec.cuda_devices(env) or (), worker_spec.cuda_devices(env, "SLURM_STEP_GPUS") or ()
     if len(names) == len(devices):
         return names
     return devices if all(name.startswith(("GPU-", "MIG-")) for name in devices) else ()

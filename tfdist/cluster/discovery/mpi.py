@@ -3,7 +3,8 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from tfdist.cluster import hosts, placement
+from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery.worker_spec import Placement
 
 # Rank, number of ranks, rank on this host, ranks on this host; of Open MPI, MVAPICH2, MPICH and Intel MPI, Cray PALS.
 _MPIRUN_VARIABLES = (
@@ -34,7 +35,7 @@ def pmi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     return _MPIRUN_VARIABLES[0] if "PMIX_RANK" in env else None
 
 
-def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> placement.Placement:
+def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> Placement:
     """Finds this rank's place.
 
     On one host, all addresses follow. Over several hosts MPI launchers do not tell which rank is where: `addresses`
@@ -47,17 +48,17 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
     Raises:
         ValueError: a variable is missing or contradicts another one, or nothing tells where rank 0 is.
     """
-    placement.need(env, names, "An MPI launcher started this process")
-    own_rank, size, local_rank, local_size = (placement.integer(env, name) for name in names)
+    worker_spec.need(env, names, "An MPI launcher started this process")
+    own_rank, size, local_rank, local_size = (worker_spec.integer(env, name) for name in names)
     if not (own_rank < size and local_rank < local_size <= size):
-        raise ValueError(f"The MPI launcher's variables contradict one another. {placement.received(env, names)}")
+        raise ValueError(f"The MPI launcher's variables contradict one another. {worker_spec.received(env, names)}")
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
         # On one host, the ranks' parent is mpirun or its daemon; over several hosts, only the batch job is common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
         job = f"{batch}/{os.getppid()}" if local_size == size else batch or "mpi"
     # Blocks of one length for all: how many ranks the other hosts have, nobody tells.
-    first, _ = placement.port_block(port_base, port_count, placement.number([job]), at_least=1)
+    first, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
     own = [port_base + (first - port_base + i) % port_count for i in range(local_size)]
     # Behind the ranks of the chief's own host, the only one on which it is opened.
     heartbeat_port = port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0
@@ -65,9 +66,9 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
     if local_size < size:
         chiefs = _chiefs(env, own[0])
         if own_rank == 0 and env.get("TFDIST_CHIEF"):
-            own[local_rank] = hosts.split_address(chiefs[0])[1]
-    devices = placement.cuda_devices(env)
-    return placement.Placement(
+            own[local_rank] = hostlist.split_address(chiefs[0])[1]
+    devices = worker_spec.cuda_devices(env)
+    return Placement(
         launcher="mpi",
         rank=own_rank,
         num_workers=size,
@@ -89,7 +90,7 @@ def _chiefs(env: Mapping[str, str], port: int) -> tuple[str, ...]:
         text = env["TFDIST_CHIEF"]
         address = text if text.rpartition(":")[2].isdecimal() else f"{text}:{port}"
         try:
-            hosts.split_address(address)
+            hostlist.split_address(address)
         except ValueError:
             raise ValueError(f'TFDIST_CHIEF must be "host" or "host:port". Received: {text!r}') from None
         return (address,)
@@ -102,7 +103,7 @@ def _chiefs(env: Mapping[str, str], port: int) -> tuple[str, ...]:
             continue
     found += env.get("LSB_HOSTS", "").split()[:1]
     if env.get("SLURM_JOB_NODELIST"):
-        found += hosts.expand_hostlist(env["SLURM_JOB_NODELIST"])[:1]
+        found += hostlist.expand_hostlist(env["SLURM_JOB_NODELIST"])[:1]
     # For example 1400176640.0;tcp://192.0.2.2,10.0.0.2:39317;tcp6://[fd00::2]:46011
     for uri in env.get("OMPI_MCA_orte_hnp_uri", "").split(";")[1:]:
         found += uri.partition("://")[2].rpartition(":")[0].strip("[]").split(",")
@@ -111,4 +112,4 @@ def _chiefs(env: Mapping[str, str], port: int) -> tuple[str, ...]:
             "mpirun started workers on several hosts, and nothing tells them where rank 0 is. Set TFDIST_CHIEF to the "
             "host of rank 0 and hand it on: mpirun -x TFDIST_CHIEF=<host> (Open MPI) or -genv TFDIST_CHIEF <host>."
         )
-    return tuple(hosts.join_address(host, port) for host in dict.fromkeys(found))
+    return tuple(hostlist.join_address(host, port) for host in dict.fromkeys(found))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster import hosts, slurm
-from tfdist.cluster.placement import Placement, visible_gpus
+from tfdist.cluster.discovery import hostlist, slurm, worker_spec
+from tfdist.cluster.discovery.worker_spec import Placement
 
 
 def resolver(
@@ -89,7 +89,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             raise ValueError(
                 f"jobs must have as many tasks as the Slurm step, {placement.num_workers}. Received: {jobs!r}"
             )
-        tasks_per_node = collections.Counter(hosts.split_address(address)[0] for address in self._addresses)
+        tasks_per_node = collections.Counter(hostlist.split_address(address)[0] for address in self._addresses)
         # No GPUs, as far as the parent is concerned: it would ask nvidia-smi, and write CUDA_VISIBLE_DEVICES.
         super().__init__(jobs, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)
         self._num_gpus = gpus_per_task
@@ -119,7 +119,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
 
 def _show_gpus(placement: Placement, num_gpus: int | None) -> None:
     listed = tf.config.list_physical_devices("GPU")
-    mine = visible_gpus(placement, len(listed))
+    mine = worker_spec.visible_gpus(placement, len(listed))
     if num_gpus is not None and num_gpus > len(mine):
         raise ValueError(
             f"gpus_per_task must be at most {len(mine)}, this task's share of the {len(listed)} GPUs that TensorFlow "

@@ -17,10 +17,11 @@ import socket
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from tfdist import interruption
-from tfdist.cluster import hosts, meeting, verdict, wire
-from tfdist.cluster.meeting import Meeting, message, now, until
-from tfdist.cluster.placement import Placement
+from tfdist.cluster import interruption
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.rendezvous import decision, protocol, rpc
+from tfdist.cluster.rendezvous.protocol import Meeting
 
 # Seconds after the deadline in which reports of workers that started at about the same time still come in.
 _REPORT_SECONDS = 0.7
@@ -79,14 +80,14 @@ def check(
     me = {"host": socket.gethostname(), "pid": os.getpid(), "about": dict(about or {})}
     if placement.num_workers == 1:
         if stop.reason is not None:
-            verdict.roster_or_raise(verdict.stopped({0: stop.reason}, placement.addresses))
+            decision.roster_or_raise(decision.stopped({0: stop.reason}, placement.addresses))
         address = (placement.addresses or ("localhost",))[0]
         return [{"rank": 0, "address": address, "host": me["host"], "pid": me["pid"], **me["about"]}]
     me |= {"facts": dict(facts), "holds": list(holds)}
     json.dumps(me)  # What JSON cannot say must be noticed here.
     # Absolute, since the workers may have been started in different directories. "gs://bucket" is shared by nature.
     shared = pathlib.Path(os.path.abspath(workdir)) if workdir and "://" not in str(workdir) else None
-    return wire.run(_check(placement, me, seconds, shared, stop))
+    return rpc.run(_check(placement, me, seconds, shared, stop))
 
 
 async def _check(
@@ -96,14 +97,14 @@ async def _check(
         placement=placement,
         me=me,
         seconds=seconds,
-        deadline=now() + seconds,
+        deadline=protocol.now() + seconds,
         addresses=list(placement.addresses),
         nonce=secrets.token_hex(8),
     )
     chief = placement.rank == 0
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(wire.listen(placement.port))
+            listener = stack.enter_context(rpc.listen(placement.port))
         except OSError as error:
             await _leave(met, await _explain_port(met, error))
         if chief and workdir:
@@ -111,7 +112,7 @@ async def _check(
                 stack.enter_context(_token_file(workdir, met.nonce))
             except OSError as error:
                 await _leave(met, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
-        async with wire.serving(listener, lambda request, peer: meeting.answer(met, request, peer)):
+        async with rpc.serving(listener, lambda request, peer: protocol.answer(met, request, peer)):
             watching = asyncio.ensure_future(_notice_stop(met, stop))
             await (_lead(met) if chief else _follow(met, workdir))
             watching.cancel()
@@ -119,11 +120,11 @@ async def _check(
                 await _stop(met)
         if chief:
             # No longer listening: who has the verdict starts TensorFlow, which soon calls this very port.
-            untold = await meeting.tell_all(met, "verdict", insist=bool(met.stopped), verdict=met.verdict)
+            untold = await protocol.tell_all(met, "verdict", insist=bool(met.stopped), verdict=met.verdict)
             if untold and "roster" in met.verdict:
                 lost = dict.fromkeys(untold, "it was there, and is no longer")
-                met.verdict = verdict.missing(lost, met.addresses, seconds)
-    return verdict.roster_or_raise(met.verdict)
+                met.verdict = decision.missing(lost, met.addresses, seconds)
+    return decision.roster_or_raise(met.verdict)
 
 
 async def _notice_stop(met: Meeting, stop: interruption.StopRequest) -> None:
@@ -136,40 +137,40 @@ async def _notice_stop(met: Meeting, stop: interruption.StopRequest) -> None:
 async def _stop(met: Meeting) -> None:
     """Tells the others that this worker was asked to stop; where rank 0 has decided before, that holds."""
     rank = met.placement.rank
-    limit = now() + _FAREWELL_SECONDS
+    limit = protocol.now() + _FAREWELL_SECONDS
 
     def decided() -> bool:
         return met.verdict is not None
 
-    while rank and met.addresses and not decided() and now() < limit:
-        with contextlib.suppress(wire.UnreachableError):
-            await meeting.call(met, 0, meeting.report(met))
-            await until(met, decided, now() + _VERDICT_SECONDS)
+    while rank and met.addresses and not decided() and protocol.now() < limit:
+        with contextlib.suppress(rpc.UnreachableError):
+            await protocol.call(met, 0, protocol.report(met))
+            await protocol.until(met, decided, protocol.now() + _VERDICT_SECONDS)
             break
-        await until(met, decided, now() + 0.2)
+        await protocol.until(met, decided, protocol.now() + 0.2)
     if rank == 0 or not decided():
-        met.verdict = verdict.stopped({rank: met.stopped}, met.addresses)
+        met.verdict = decision.stopped({rank: met.stopped}, met.addresses)
 
 
 async def _lead(met: Meeting) -> None:
     """Rank 0's part: gathers all reports, its own among them, and decides."""
     size = met.placement.num_workers
     if not met.addresses:
-        if not await until(met, lambda: len(met.arrivals) == size, met.deadline):
-            met.verdict = verdict.not_arrived(met.arrivals, size, met.seconds)
+        if not await protocol.until(met, lambda: len(met.arrivals) == size, met.deadline):
+            met.verdict = decision.not_arrived(met.arrivals, size, met.seconds)
             return
         met.addresses = [met.arrivals[rank] for rank in range(size)]
-        await meeting.tell_all(met, "addresses", addresses=met.addresses)
-    await meeting.reach_all(met)
-    met.reports[0] = meeting.report(met)
+        await protocol.tell_all(met, "addresses", addresses=met.addresses)
+    await protocol.reach_all(met)
+    met.reports[0] = protocol.report(met)
 
     def complete() -> bool:
         return len(met.reports) == size
 
-    await until(met, lambda: complete() or met.over, met.deadline + _REPORT_SECONDS)
+    await protocol.until(met, lambda: complete() or met.over, met.deadline + _REPORT_SECONDS)
     # When one worker gives up, others that started with it do so at about the same time.
-    await until(met, complete, min(now(), met.deadline) + _REPORT_SECONDS)
-    met.verdict = verdict.decide(met.hellos, met.reports, met.addresses, met.seconds)
+    await protocol.until(met, complete, min(protocol.now(), met.deadline) + _REPORT_SECONDS)
+    met.verdict = decision.decide(met.hellos, met.reports, met.addresses, met.seconds)
 
 
 async def _follow(met: Meeting, workdir: pathlib.Path | None) -> None:
@@ -177,7 +178,7 @@ async def _follow(met: Meeting, workdir: pathlib.Path | None) -> None:
     if not met.addresses:
         await _arrive(met)
     if not met.over:
-        await meeting.reach_all(met)
+        await protocol.reach_all(met)
     if met.failed and not met.over:
         await _report_failure(met)
         return
@@ -188,21 +189,21 @@ async def _follow(met: Meeting, workdir: pathlib.Path | None) -> None:
     lost = met.unreached.get(0, "")
     while not met.over and not lost:
         try:
-            await meeting.call(met, 0, meeting.report(met, unseen))
+            await protocol.call(met, 0, protocol.report(met, unseen))
             break
-        except wire.UnreachableError as error:
-            lost = str(error) if now() > met.deadline else ""
-            await until(met, lambda: met.over, now() + 0.2)
-    await until(met, lambda: met.over or lost, max(now(), met.deadline) + _VERDICT_SECONDS)
+        except rpc.UnreachableError as error:
+            lost = str(error) if protocol.now() > met.deadline else ""
+            await protocol.until(met, lambda: met.over, protocol.now() + 0.2)
+    await protocol.until(met, lambda: met.over or lost, max(protocol.now(), met.deadline) + _VERDICT_SECONDS)
     while not met.over and not lost:
         # Rank 0 may have started later than this worker: as long as it answers, it will decide at its own deadline.
         try:
-            await meeting.call(met, 0, message(met, "who"))
-        except wire.UnreachableError as error:
+            await protocol.call(met, 0, protocol.message(met, "who"))
+        except rpc.UnreachableError as error:
             lost = str(error)
-        await until(met, lambda: met.over, now() + 1.0)
+        await protocol.until(met, lambda: met.over, protocol.now() + 1.0)
     if not met.over:
-        met.verdict = verdict.missing(met.unreached | {0: lost}, met.addresses, met.seconds)
+        met.verdict = decision.missing(met.unreached | {0: lost}, met.addresses, met.seconds)
 
 
 async def _arrive(met: Meeting) -> None:
@@ -214,35 +215,35 @@ async def _arrive(met: Meeting) -> None:
 
     found = False
     # As in `_follow`: a rank 0 that answers will decide, if need be after this worker's own deadline.
-    while not known() and (found or now() < met.deadline):
+    while not known() and (found or protocol.now() < met.deadline):
         found = False
         for chief in met.placement.chiefs:
-            dialled, _ = hosts.split_address(chief)
+            dialled, _ = hostlist.split_address(chief)
             try:
-                reply = await wire.ask(chief, message(met, "arrive", port=met.placement.port, dialled=dialled))
-                meeting.verify(met, reply, 0)
+                reply = await rpc.ask(chief, protocol.message(met, "arrive", port=met.placement.port, dialled=dialled))
+                protocol.verify(met, reply, 0)
                 found = True
                 break
-            except wire.UnreachableError as error:
+            except rpc.UnreachableError as error:
                 reasons[chief] = str(error)
-        await until(met, known, now() + (1.0 if found else 0.3))
+        await protocol.until(met, known, protocol.now() + (1.0 if found else 0.3))
     if not known():
-        met.verdict = verdict.no_chief(reasons, met.seconds)
+        met.verdict = decision.no_chief(reasons, met.seconds)
 
 
 async def _miss_token(met: Meeting, workdir: pathlib.Path) -> str:
     """Waits for rank 0's file in workdir; returns this worker's path of workdir if it does not appear."""
-    limit = min(now() + _WORKDIR_SECONDS, met.deadline)
+    limit = min(protocol.now() + _WORKDIR_SECONDS, met.deadline)
     while not met.over:
         # In a thread: a network file system that hangs must not hold up the calls of the other workers.
-        seen = wire.in_thread(_token(workdir, met.chief_nonce).exists)
+        seen = rpc.in_thread(_token(workdir, met.chief_nonce).exists)
         seen.add_done_callback(lambda _: met.changed.set())
-        await until(met, lambda seen=seen: seen.done() or met.over, limit)
+        await protocol.until(met, lambda seen=seen: seen.done() or met.over, limit)
         if seen.done() and seen.exception() is None and seen.result():
             break
-        if now() >= limit:
+        if protocol.now() >= limit:
             return str(workdir)
-        await until(met, lambda: met.over, now() + 0.2)
+        await protocol.until(met, lambda: met.over, protocol.now() + 0.2)
     return ""
 
 
@@ -268,22 +269,22 @@ async def _leave(met: Meeting, failed: str) -> None:
     """Tells the others, who may be about to start, why this worker cannot take part, and raises it."""
     met.failed = failed
     if met.placement.rank == 0:
-        met.verdict = verdict.failure({0: failed}, met.addresses)
-        await meeting.tell_all(met, "verdict", insist=True, verdict=met.verdict)
+        met.verdict = decision.failure({0: failed}, met.addresses)
+        await protocol.tell_all(met, "verdict", insist=True, verdict=met.verdict)
     else:
         await _report_failure(met)
-    verdict.roster_or_raise(met.verdict)
+    decision.roster_or_raise(met.verdict)
 
 
 async def _report_failure(met: Meeting) -> None:
     """Tells rank 0, if it can be found soon, why this worker cannot take part; that is its own verdict, too."""
-    limit = min(now() + _FAREWELL_SECONDS, max(now(), met.deadline) + 1.0)
-    while met.addresses and not met.over and now() < limit:
-        with contextlib.suppress(wire.UnreachableError):
-            await meeting.call(met, 0, meeting.report(met))
+    limit = min(protocol.now() + _FAREWELL_SECONDS, max(protocol.now(), met.deadline) + 1.0)
+    while met.addresses and not met.over and protocol.now() < limit:
+        with contextlib.suppress(rpc.UnreachableError):
+            await protocol.call(met, 0, protocol.report(met))
             break
-        await until(met, lambda: met.over, now() + 0.2)
-    met.verdict = verdict.failure({met.placement.rank: met.failed}, met.addresses)
+        await protocol.until(met, lambda: met.over, protocol.now() + 0.2)
+    met.verdict = decision.failure({met.placement.rank: met.failed}, met.addresses)
 
 
 async def _explain_port(met: Meeting, error: OSError) -> str:
@@ -292,10 +293,10 @@ async def _explain_port(met: Meeting, error: OSError) -> str:
         return f"port {port} cannot be opened: {error.strerror}"
     who = "another program listens on it"
     try:
-        meeting.verify(met, await wire.ask(f"localhost:{port}", message(met, "who"), 1.0), -1)
-    except meeting.StrangerError as stranger:
+        protocol.verify(met, await rpc.ask(f"localhost:{port}", protocol.message(met, "who"), 1.0), -1)
+    except protocol.StrangerError as stranger:
         who = str(stranger).replace("listens there", "listens on it")
-    except wire.UnreachableError:
+    except rpc.UnreachableError:
         pass
     return (
         f"port {port} of host {met.me['host']} is taken: {who}. If that program is not yours, choose other ports with "
