@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, named_callbacks, randomness, rewriting, step
+from tfdist import agreement, checkpoint, named_callbacks, randomness, step
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
 from tfdist.cluster import cluster as cluster_lib
@@ -20,7 +20,7 @@ from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.compiled import Compiled
 from tfdist.config import diff, specs, validate
-from tfdist.data import cache, stream
+from tfdist.data import autograph, cache, stream
 from tfdist.report import reporter, run_info
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -88,7 +88,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     validate.validate(config)
     prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
-    prepare, objective = rewriting.rewritten(prepare), rewriting.rewritten(objective)
+    prepare, objective = autograph.rewritten(prepare), autograph.rewritten(objective)
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")

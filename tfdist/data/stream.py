@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfdist import rewriting
-from tfdist.data import order
+from tfdist.data import autograph, order
 
 Batch = dict[str, tf.Tensor]
 # prepare(batch, seeds, *, training) -> batch
@@ -62,7 +61,7 @@ def training(
         dataset(first_step, last_step): `prepare`d batches [global_batch / num_replicas, ...] of the steps [first_step,
         last_step). It goes on for ever; see `_pipeline`. However often it is called, `prepare` is traced once.
     """
-    read, prepare = rewriting.rewritten(source.read), rewriting.rewritten(prepare)
+    read, prepare = autograph.rewritten(source.read), autograph.rewritten(prepare)
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
@@ -79,7 +78,7 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
     """Returns the first `count` examples of epoch 0 (all, where there are fewer), prepared without augmentation."""
     num_examples = len(source)
     slots = tf.range(min(count, num_examples), dtype=tf.int64)
-    read, prepare = rewriting.rewritten(source.read), rewriting.rewritten(prepare)
+    read, prepare = autograph.rewritten(source.read), autograph.rewritten(prepare)
 
     @tf.autograph.experimental.do_not_convert
     def load(step: tf.Tensor) -> Batch:
@@ -102,7 +101,7 @@ def evaluation(
     """
     num_examples = len(source)
     steps = -(-num_examples // global_batch)
-    read, prepare = rewriting.rewritten(source.read), rewriting.rewritten(prepare)
+    read, prepare = autograph.rewritten(source.read), autograph.rewritten(prepare)
 
     @tf.autograph.experimental.do_not_convert
     def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:
