@@ -19,9 +19,10 @@ from launching import run_all
 from tensorflow.python.eager import context
 from topologies import environments
 
-from tfdist import checkpoint, experiment, gradients, local_sgd, step, train
 from tfdist import config as c
+from tfdist import experiment, gradients, local_sgd, step, train
 from tfdist import loop as loop_lib
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
@@ -87,7 +88,9 @@ def run_steps(run: experiment.Run, last: int, first: int = 0) -> dict[str, float
 
 
 def weights(run: experiment.Run) -> Arrays:
-    return {name: array for name, array in checkpoint.snapshot(run.variables).items() if name.startswith("model/")}
+    return {
+        name: array for name, array in checkpoint_format.snapshot(run.variables).items() if name.startswith("model/")
+    }
 
 
 def on_each(cluster: Cluster, value) -> np.ndarray:
@@ -264,7 +267,7 @@ def statistics(options: c.Cluster) -> Arrays:
         "images": np.stack(images).reshape(3, 2, BATCH // 2, 64),
         "mean": on_each(run.cluster, norm.moving_mean.value),
         "variance": on_each(run.cluster, norm.moving_variance.value),
-        "saved mean": checkpoint.snapshot(run.variables)["model/norm/moving_mean"],
+        "saved mean": checkpoint_format.snapshot(run.variables)["model/norm/moving_mean"],
     }
 
 
@@ -387,7 +390,7 @@ def local_rounds(options: c.Cluster) -> Arrays:
         data = c.Data(batch_size=batch, shuffle=False, **parts)
         run = start(cluster, **line, data=data, train=c.Train(steps=steps, local_steps=local))
         means = run_steps(run, steps)
-        arrays = checkpoint.snapshot(run.variables)
+        arrays = checkpoint_format.snapshot(run.variables)
         found |= {f"{name}/{key}": value for key, value in arrays.items()} | {f"{name}/loss": np.array(means["loss"])}
         if name == "rounds":
             found |= {f"replicas/{v.path}": on_each(run.cluster, v.value) for v in run.trainer.optimizer.variables}
@@ -400,7 +403,7 @@ def central(options: c.Cluster) -> Arrays:
     for name, cluster in (("copies", options), ("one", dataclasses.replace(options, central_storage=True))):
         run = start(cluster, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
         found |= {f"{name}/{key}": np.array(value) for key, value in run_steps(run, 3).items()}
-        found |= {f"{name}/{key}": value for key, value in checkpoint.snapshot(run.variables).items()}
+        found |= {f"{name}/{key}": value for key, value in checkpoint_format.snapshot(run.variables).items()}
     return found
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist import callback_state, checkpoint
+from tfdist import callback_state
+from tfdist.checkpoint import format as checkpoint_format
 
 LARGE = np.zeros(2**18)
 
@@ -40,12 +41,12 @@ class Notes(keras.callbacks.Callback):
 
 def through_a_checkpoint(directory, state, arrays):
     """What a later start finds of `state` and `arrays`."""
-    path = checkpoint.write(directory, 4, {"model/w": np.ones(2)} | arrays, {"callbacks": state})
-    saved = checkpoint.verify(path)
+    path = checkpoint_format.write(directory, 4, {"model/w": np.ones(2)} | arrays, {"callbacks": state})
+    saved = checkpoint_format.verify(path)
     variable = tf.Variable([0.0, 0.0], dtype=tf.float64)
-    checkpoint.restore(saved, {"model/w": variable})
+    checkpoint_format.restore(saved, {"model/w": variable})
     assert variable.numpy().tolist() == [1.0, 1.0]
-    return saved.state["callbacks"], checkpoint.callbacks_arrays(saved)
+    return saved.state["callbacks"], checkpoint_format.callbacks_arrays(saved)
 
 
 @pytest.fixture(scope="module")

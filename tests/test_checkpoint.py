@@ -19,7 +19,10 @@ import tensorflow as tf
 import topologies
 from launching import REPOSITORY, worker_environment
 
-from tfdist import checkpoint, config, saving
+from tfdist import config
+from tfdist.checkpoint import async_writer
+from tfdist.checkpoint import directory as directory_lib
+from tfdist.checkpoint import format as checkpoint_format
 
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
 
@@ -44,20 +47,20 @@ def variables_like(arrays: dict[str, np.ndarray]) -> dict[str, tf.Variable]:
 def assert_holds(path: pathlib.Path, step: int) -> None:
     """Asserts that the checkpoint at `path` is that of `step`, to the bit."""
     variables = variables_like(arrays_of(step))
-    checkpoint.restore(checkpoint.verify(path), variables)
+    checkpoint_format.restore(checkpoint_format.verify(path), variables)
     for name, array in arrays_of(step).items():
         restored = variables[name].numpy()
         assert restored.dtype == array.dtype and restored.tobytes() == array.tobytes(), name
 
 
 def saved(directory: pathlib.Path, *steps: int) -> list[pathlib.Path]:
-    return [checkpoint.write(directory, step, arrays_of(step), STATE | {"step": step}) for step in steps]
+    return [checkpoint_format.write(directory, step, arrays_of(step), STATE | {"step": step}) for step in steps]
 
 
 def newest(directory: pathlib.Path) -> tuple[int | None, list[str]]:
     """The step of the newest valid checkpoint, and what was said about others."""
     said = []
-    found = checkpoint.newest_valid(directory, said.append)
+    found = checkpoint_format.newest_valid(directory, said.append)
     return (None if found is None else found.step), said
 
 
@@ -71,7 +74,7 @@ def test_what_is_written_is_read_again_to_the_bit(tmp_path):
     (path,) = saved(tmp_path / "checkpoints", 7)
     assert path.name == "step-00000007"
     assert sorted(file.name for file in path.iterdir()) == ["arrays.npz", "manifest.json"]
-    found = checkpoint.verify(path)
+    found = checkpoint_format.verify(path)
     assert (found.step, found.path, found.state) == (7, path, STATE | {"step": 7})
     assert_holds(path, 7)
     with np.load(path / "arrays.npz", allow_pickle=False) as plain:  # For anyone, with NumPy alone.
@@ -80,9 +83,9 @@ def test_what_is_written_is_read_again_to_the_bit(tmp_path):
 
 def test_bfloat16_survives_values_that_are_no_numbers_too(tmp_path):
     values = np.array([np.nan, -np.inf, 0.0, -0.0, 1e-40, 3.0e38], ml_dtypes.bfloat16)
-    path = checkpoint.write(tmp_path, 1, {"x": values, "scalar": values[1]}, {})
+    path = checkpoint_format.write(tmp_path, 1, {"x": values, "scalar": values[1]}, {})
     variables = variables_like({"x": values, "scalar": values[1]})
-    checkpoint.restore(checkpoint.verify(path), variables)
+    checkpoint_format.restore(checkpoint_format.verify(path), variables)
     assert variables["x"].numpy().tobytes() == values.tobytes()
     assert variables["scalar"].numpy() == -np.inf
 
@@ -95,8 +98,8 @@ def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
     shutil.copytree(first, tmp_path / "step-00000008.removing")
     (tmp_path / "best.json.123.tmp").write_text("{")
     assert newest(tmp_path) == (10, [])
-    saver = saving.Saver(tmp_path, config.Checkpoint(), print)
-    saver.tidy(checkpoint.verify(second))
+    saver = async_writer.Saver(tmp_path, config.Checkpoint(), print)
+    saver.tidy(checkpoint_format.verify(second))
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".writing", ".removing")]
     assert_holds(first, 9)
     assert_holds(second, 10)
@@ -135,9 +138,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage):
     step, (said,) = newest(tmp_path)
     assert step == 1
     assert str(path) in said and said.startswith("WARNING: a damaged checkpoint is passed over")
-    with pytest.raises(checkpoint.DamagedCheckpointError, match="step-00000002"):
-        checkpoint.find(tmp_path, "2", print)
-    assert checkpoint.find(tmp_path, "newest", print).step == 1
+    with pytest.raises(checkpoint_format.DamagedCheckpointError, match="step-00000002"):
+        checkpoint_format.find(tmp_path, "2", print)
+    assert checkpoint_format.find(tmp_path, "newest", print).step == 1
     # The run goes on from the older one, and comes to the damaged one's step again.
     saved(tmp_path, 2)
     assert newest(tmp_path) == (2, [])
@@ -149,8 +152,8 @@ def test_nothing_begins_anew_over_damaged_checkpoints(tmp_path):
     for path in saved(tmp_path, 1, 2):
         (path / "manifest.json").unlink()
     said = []
-    with pytest.raises(checkpoint.DamagedCheckpointError) as raised:
-        checkpoint.newest_valid(tmp_path, said.append)
+    with pytest.raises(checkpoint_format.DamagedCheckpointError) as raised:
+        checkpoint_format.newest_valid(tmp_path, said.append)
     lines = str(raised.value).splitlines()
     assert lines[0] == f"No checkpoint in {tmp_path} is whole:" and lines[-1].endswith("another --workdir.")
     assert "step-00000002" in lines[1] and "step-00000001" in lines[2] and len(lines) == 4
@@ -161,27 +164,27 @@ def test_a_format_of_the_future_is_said(tmp_path):
     (path,) = saved(tmp_path, 1)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(checkpoint.DamagedCheckpointError, match="has format 99, and this tfdist reads"):
-        checkpoint.verify(path)
+    with pytest.raises(checkpoint_format.DamagedCheckpointError, match="has format 99, and this tfdist reads"):
+        checkpoint_format.verify(path)
 
 
 def test_finding_says_what_there_is(tmp_path):
     with pytest.raises(ValueError, match="There is no whole checkpoint in"):
-        checkpoint.find(tmp_path, "newest", print)
+        checkpoint_format.find(tmp_path, "newest", print)
     saved(tmp_path, 5, 10)
-    assert checkpoint.find(tmp_path, "newest", print).step == 10
-    assert checkpoint.find(tmp_path, "5", print).step == 5
+    assert checkpoint_format.find(tmp_path, "newest", print).step == 10
+    assert checkpoint_format.find(tmp_path, "5", print).step == 5
     for wrong in ("7", "last", "-5"):
         message = rf'must be "newest", "best" or a saved step \(10, 5\)\. Received: \'{wrong}\''
         with pytest.raises(ValueError, match=message):
-            checkpoint.find(tmp_path, wrong, print)
+            checkpoint_format.find(tmp_path, wrong, print)
     with pytest.raises(ValueError, match=r"no best checkpoint: set config\.checkpoint\.best_metric"):
-        checkpoint.find(tmp_path, "best", print)
+        checkpoint_format.find(tmp_path, "best", print)
 
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path):
     said = []
-    saver = saving.Saver(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
+    saver = async_writer.Saver(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
     for step in range(1, 9):
         saver.save(step, arrays_of(step), STATE)
         if step in (2, 3):
@@ -190,17 +193,17 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("best.json", "step-00000003", "step-00000007", "step-00000008"),
     ]
-    assert checkpoint.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
-    assert checkpoint.find(tmp_path, "best", print).step == 3
+    assert directory_lib.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
+    assert checkpoint_format.find(tmp_path, "best", print).step == 3
     assert_holds(tmp_path / "step-00000003", 3)
     (tmp_path / "best.json").write_text('{"step": 3')  # Torn: as if there were none.
-    assert checkpoint.read_best(tmp_path) is None
+    assert directory_lib.read_best(tmp_path) is None
 
 
 def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     (path,) = saved(tmp_path, 4)
-    saver = saving.Saver(tmp_path, config.Checkpoint(), print)
-    saver.tidy(checkpoint.verify(path))
+    saver = async_writer.Saver(tmp_path, config.Checkpoint(), print)
+    saver.tidy(checkpoint_format.verify(path))
     moment = (path / "arrays.npz").stat().st_mtime_ns
     saver.save(4, arrays_of(5), STATE)
     saver.save(6, arrays_of(6), STATE)
@@ -213,7 +216,7 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
 
 def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
     said = []
-    saver = saving.Saver(tmp_path, config.Checkpoint(), said.append)
+    saver = async_writer.Saver(tmp_path, config.Checkpoint(), said.append)
     saver.save(1, arrays_of(1), STATE)
     assert saver.wait()
     (tmp_path / "step-00000002.writing").write_text("in the way")
@@ -223,7 +226,7 @@ def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
     assert not saver.wait()
     assert len(said) == 1 and "the checkpoint of step 2 could not be written" in said[0]
     assert "Training goes on; the previous checkpoint is untouched." in said[0]
-    assert checkpoint.read_best(tmp_path) is None
+    assert directory_lib.read_best(tmp_path) is None
     assert newest(tmp_path) == (1, [])
     (tmp_path / "step-00000002.writing").unlink()
     # Not only the disk can fail: what cannot be written at all must not count as saved either.
@@ -236,7 +239,7 @@ def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
 
 def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     said = []
-    saver = saving.Saver(tmp_path, config.Checkpoint(), said.append)
+    saver = async_writer.Saver(tmp_path, config.Checkpoint(), said.append)
     (tmp_path / "best.json").mkdir()
     saver.save(1, arrays_of(1), STATE)
     saver.mark_best(1, "accuracy", 0.5)
@@ -249,7 +252,7 @@ def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_pa
     said = []
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     workdir.mkdir()
-    saver = saving.Saver(workdir / "checkpoints", config.Checkpoint(), said.append)
+    saver = async_writer.Saver(workdir / "checkpoints", config.Checkpoint(), said.append)
     saver.save(1, arrays_of(1), STATE)
     assert saver.wait()
     workdir.rename(elsewhere)
@@ -266,9 +269,9 @@ def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_pa
 
 def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, monkeypatch):
     said, fast, sync = [], threading.Event(), os.fsync
-    monkeypatch.setattr(saving, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(async_writer, "_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
-    saver = saving.Saver(tmp_path, config.Checkpoint(keep=5), said.append)
+    saver = async_writer.Saver(tmp_path, config.Checkpoint(keep=5), said.append)
     for step in (1, 2, 3):
         saver.save(step, arrays_of(step), STATE)
     saver.mark_best(2, "accuracy", 0.2)
@@ -281,9 +284,9 @@ def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, mon
     assert saver.wait()
     assert said[1:] == [f"WARNING: {tmp_path} is slow: the checkpoint of step 3 is awaited."]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "step-00000001", "step-00000003"]
-    assert checkpoint.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
+    assert directory_lib.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
     for step in (1, 3):
-        assert_holds(checkpoint.step_path(tmp_path, step), step)
+        assert_holds(directory_lib.step_path(tmp_path, step), step)
 
 
 def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path):
@@ -295,7 +298,7 @@ def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path
     variables["model/brain"] = tf.Variable(tf.zeros([5, 2], tf.float32))
     variables["model/another"] = tf.Variable(0.0)
     with pytest.raises(ValueError) as raised:
-        checkpoint.restore(checkpoint.verify(path), variables)
+        checkpoint_format.restore(checkpoint_format.verify(path), variables)
     lines = str(raised.value).splitlines()
     assert lines[0] == f"{path} is a checkpoint of another model or optimizer:"
     assert sorted(line.strip() for line in lines[1:]) == [
@@ -309,9 +312,9 @@ def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path
 
 
 def test_a_message_about_another_model_stays_short(tmp_path):
-    path = checkpoint.write(tmp_path, 1, {f"model/{i}": np.zeros(1) for i in range(200)}, {})
+    path = checkpoint_format.write(tmp_path, 1, {f"model/{i}": np.zeros(1) for i in range(200)}, {})
     with pytest.raises(ValueError) as raised:
-        checkpoint.restore(checkpoint.verify(path), {})
+        checkpoint_format.restore(checkpoint_format.verify(path), {})
     assert len(str(raised.value).splitlines()) == 12 and str(raised.value).endswith("and 190 more")
 
 
@@ -331,7 +334,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
     model, optimizer = Namesakes(), keras.optimizers.Adam()
     model(np.zeros((1, 3), np.float32))
     optimizer.build(model.trainable_variables)
-    named = checkpoint.named_variables(model, optimizer, {"more": tf.Variable(0.0)})
+    named = checkpoint_format.named_variables(model, optimizer, {"more": tf.Variable(0.0)})
     assert {id(v) for v in (*model.variables, *optimizer.variables)} < {id(v) for v in named.values()}
     # Two kernels, two biases, the generator's state; for each weight two slots; iterations, learning rate; more.
     assert len(named) == 5 + 8 + 2 + 1
@@ -341,7 +344,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
 
 def test_not_finite_is_noticed():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
-    finite = checkpoint.finite_check(variables)
+    finite = checkpoint_format.finite_check(variables)
     assert finite()
     for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0])):
         good = variables[name].numpy()
@@ -439,5 +442,5 @@ def test_a_full_disk_loses_nothing_and_training_goes_on(tmp_path):
     assert not set(failed) & set(steps)
     # Saved by an interval, as the best, or as the last.
     assert steps[0] == 8 and steps[-1] == 96 and {*range(8, 97, 8)} <= {*steps, *failed}
-    assert [checkpoint.verify(checkpoint.step_path(checkpoints, step)).step for step in steps] == steps
+    assert [checkpoint_format.verify(directory_lib.step_path(checkpoints, step)).step for step in steps] == steps
     assert [line["step"] for line in topologies.records(tmp_path, "train")] == list(range(5, 96, 5))

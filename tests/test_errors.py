@@ -13,8 +13,9 @@ import tensorflow as tf
 import topologies
 from launching import REPOSITORY, worker_environment
 
-from tfdist import checkpoint, experiment, train
 from tfdist import config as c
+from tfdist import experiment, train
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, process_exit
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -338,7 +339,7 @@ def test_a_loss_that_is_no_number_stops_all_and_keeps_the_last_good_checkpoint(t
         assert found and "Traceback" not in output, output
         first, last, saved = map(int, found.groups())
         assert (first <= 31 <= last <= 35 and saved == 24) or saved == 30
-    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints", pytest.fail)
+    newest = checkpoint_format.newest_valid(tmp_path / "run" / "checkpoints", pytest.fail)
     assert newest.step in (24, 30) and finite(newest.path)
     assert not (tmp_path / "run" / train.FINISHED).exists()
 

@@ -18,8 +18,10 @@ import pytest
 import topologies
 from launching import REPOSITORY, run_all
 
-from tfdist import checkpoint, experiment, loop, train
 from tfdist import config as c
+from tfdist import experiment, loop, train
+from tfdist.checkpoint import directory
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 
 CONFIG = "tests/configs/interrupted.py"
@@ -84,7 +86,7 @@ def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: i
         who = signal.Signals(number).name if victim == 0 else "another worker"
         assert f"stopped by {who} and saved" in outputs[0]
         # Saved where it stopped, and not before.
-        assert checkpoint.newest_valid(workdir / "checkpoints", pytest.fail).step == saved_steps(workdir)[-1]
+        assert checkpoint_format.newest_valid(workdir / "checkpoints", pytest.fail).step == saved_steps(workdir)[-1]
     assert seconds < PATIENCE, f"{seconds} s\n{said}"
     assert not (workdir / train.FINISHED).exists()
     return outputs
@@ -121,7 +123,7 @@ def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
         for ours, theirs in zip(*(topologies.records(w, kind) for w in (whole, resumed)), strict=True):
             for key in ("loss", "accuracy", *(["learning_rate"] if kind == "train" else ["best"])):
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-12), (ours, theirs)
-    assert checkpoint.read_best(whole / "checkpoints") == checkpoint.read_best(resumed / "checkpoints")
+    assert directory.read_best(whole / "checkpoints") == directory.read_best(resumed / "checkpoints")
     assert saved_steps(whole) == saved_steps(resumed)
 
 
@@ -272,8 +274,8 @@ def test_an_evaluation_that_is_interrupted_is_made_once_more_and_reported_once(u
     (workdir / "finished.json").unlink()
     # As a stop in the middle of the last evaluation leaves it: saved, and not evaluated.
     last = workdir / "checkpoints" / f"step-{STEPS:08d}"
-    state = checkpoint.verify(last).state | {"evaluated": 91}
-    checkpoint.write(workdir / "checkpoints", STEPS, topologies.arrays(workdir, STEPS), state)
+    state = checkpoint_format.verify(last).state | {"evaluated": 91}
+    checkpoint_format.write(workdir / "checkpoints", STEPS, topologies.arrays(workdir, STEPS), state)
     for _ in range(2):  # A resumed run evaluates; killed before its next checkpoint, it does so again.
         assert train.train(in_process(workdir)) == 0
         assert reported(workdir) == reported(uninterrupted(1))
@@ -284,7 +286,7 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted(1), workdir)
     (workdir / "finished.json").unlink()
-    best = checkpoint.read_best(workdir / "checkpoints")
+    best = directory.read_best(workdir / "checkpoints")
     for step in saved_steps(workdir):
         if step > best["step"]:
             shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
@@ -292,4 +294,4 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
     opened, _ = loop.open_loop(in_process(workdir))  # No more: nothing better shall be found.
     opened.report.close()
     assert opened.saver.wait()
-    assert checkpoint.read_best(workdir / "checkpoints") == best
+    assert directory.read_best(workdir / "checkpoints") == best

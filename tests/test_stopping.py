@@ -78,7 +78,7 @@ def workdir(tmp_path_factory):
         (1, f"tfdist.step:train_step:before:{TERM:d}", "stopped by another worker and saved"),
         (0, f"tfdist.step:evaluation_step:before:{INT:d}", "stopped by SIGINT and saved"),
         # While a checkpoint is written, and again while the one is written to which that led.
-        (0, f"tfdist.checkpoint:write:before:{INT:d}", "stopped by SIGINT and saved"),
+        (0, f"tfdist.checkpoint.format:write:before:{INT:d}", "stopped by SIGINT and saved"),
     ],
     ids=["meeting", "creating the strategy", "compiling", "evaluating", "saving"],
 )
@@ -91,7 +91,7 @@ def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, rank
 
 
 def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterrupted_one(workdir, tmp_path):
-    hits = {0: f"tfdist.saving:export:before:{TERM:d}", 1: f"tfdist.cluster.strategy:leave:before:{TERM:d}"}
+    hits = {0: f"tfdist.checkpoint.async_writer:export:before:{TERM:d}", 1: f"tfdist.cluster.strategy:leave:before:{TERM:d}"}
     codes, outputs = run_hit(workdir, hits)
     assert codes == [0, 0], "\n".join(outputs)
     assert json.loads((workdir / "finished.json").read_text())["step"] == STEPS

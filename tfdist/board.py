@@ -7,7 +7,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist import checkpoint, experiment, intervals
+from tfdist import experiment, intervals
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import tensorboard_events
 from tfdist.report.reporter import Reporter
 
@@ -41,7 +42,7 @@ class Board:
             intervals.is_due(options.histograms, now, run.steps_per_epoch) and not begins
         )  # It is there after a resume.
         if wanted and (now == 0 or due):
-            arrays = checkpoint.snapshot(run.variables)
+            arrays = checkpoint_format.snapshot(run.variables)
             weights = {name: array for name, array in arrays.items() if name.startswith("model/")}
             self.report.histograms(now, {name: array for name, array in weights.items() if array.dtype.kind == "f"})
         self._profile(now, *(options.profile or (0, 0)))

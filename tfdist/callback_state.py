@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import checkpoint
+from tfdist.checkpoint import format as checkpoint_format
 
 # A larger array counts as unchanged while it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
@@ -74,7 +74,7 @@ def snapshot(
                 continue
             found: dict[str, np.ndarray] = {}
             try:
-                encoded = _encode(value, f"{checkpoint.CALLBACKS}{name}/{attribute}", found)
+                encoded = _encode(value, f"{checkpoint_format.CALLBACKS}{name}/{attribute}", found)
             except _Unkeepable:
                 lost(name, attribute, value)
                 continue

@@ -10,8 +10,10 @@ values that are the same on all workers.
 import dataclasses
 import math
 
-from tfdist import checkpoint
-from tfdist.loop import Loop, Progress, save_is_due
+from tfdist import loop as loop_lib
+from tfdist.checkpoint import directory
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.loop import Loop, Progress
 
 
 class DivergedError(ArithmeticError):
@@ -38,7 +40,7 @@ def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, fl
             raise diverged(loop, what)
         return False
     if options.nonfinite == "rollback":
-        if not skipped and save_is_due(loop.run, last_step) and not loop.is_finite():
+        if not skipped and loop_lib.save_is_due(loop.run, last_step) and not loop.is_finite():
             # A gradient may be finite, and its square in an optimizer's slot not.
             skipped, bad_step, what = 1, last_step, f"The weights are no longer finite after step {last_step}"
         if skipped:
@@ -64,12 +66,12 @@ def _go_back(loop: Loop, progress: Progress, bad_step: int, what: str) -> None:
     found = -1
     if loop.saver is not None:
         loop.saver.wait()
-        saved = checkpoint.newest_valid(run.checkpoints, loop.report.warning, at_most=progress.regular)
+        saved = checkpoint_format.newest_valid(run.checkpoints, loop.report.warning, at_most=progress.regular)
         found = -1 if saved is None else saved.step
     found = run.cluster.from_chief(found)
     if found < 0:
         raise diverged(loop, f"{what}, and there is no checkpoint to go back to")
-    checkpoint.restore(checkpoint.verify(checkpoint.step_path(run.checkpoints, found)), run.variables)
+    checkpoint_format.restore(checkpoint_format.verify(directory.step_path(run.checkpoints, found)), run.variables)
     run.trainer.optimizer.iterations.assign(bad_step)
     progress.step, progress.rollbacks = bad_step, progress.rollbacks + 1
     progress.totals, progress.seconds, progress.steps = {}, 0.0, 0
@@ -100,14 +102,14 @@ def save(loop: Loop, progress: Progress, *, regular: bool) -> None:
         progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
     if loop.saver is not None:
         progress.callbacks, arrays = run.hooks.state()
-        loop.saver.save(progress.step, checkpoint.snapshot(run.variables) | arrays, dataclasses.asdict(progress))
+        loop.saver.save(progress.step, checkpoint_format.snapshot(run.variables) | arrays, dataclasses.asdict(progress))
 
 
 def diverged(loop: Loop, what: str) -> DivergedError:
     """Makes the error that ends a diverged run."""
     if loop.saver is not None:
         loop.saver.wait()
-    saved = None if loop.run.workdir is None else checkpoint.newest_step(loop.run.checkpoints)
+    saved = None if loop.run.workdir is None else directory.newest_step(loop.run.checkpoints)
     kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
     other = ""
     if loop.run.config.train.nonfinite == "stop":

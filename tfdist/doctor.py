@@ -100,7 +100,8 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     """Opens the data, builds the model, and runs a few steps: what a training does first."""
     import tensorflow as tf
 
-    from tfdist import all_reduce, batch_trial, checkpoint, experiment
+    from tfdist import all_reduce, batch_trial, experiment
+    from tfdist.checkpoint import format as checkpoint_format
     from tfdist.cluster import cluster as cluster_lib
 
     try:
@@ -115,7 +116,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     findings.append(checks.clocks(times))
     rate = read_rate(started, flags.FLAGS.seconds, batch // plan.num_workers)
     findings.append(checks.data(gather(cluster, lambda: rate), batch // plan.num_workers))
-    arrays = checkpoint.snapshot(started.variables)
+    arrays = checkpoint_format.snapshot(started.variables)
     stored = sum(array.nbytes for array in arrays.values())
     num_bytes = sum(array.numpy().nbytes for array in started.trainer.model.trainable_variables)
     free = device_bytes(plan) or batch_trial.free_bytes() // (plan.placement.local_size * plan.local_replicas)

@@ -12,9 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, named_callbacks, randomness, step
+from tfdist import agreement, named_callbacks, randomness, step
 from tfdist import config as config_lib
 from tfdist import hooks as hooks_lib
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
@@ -176,7 +177,7 @@ def make_run(
         cluster=cluster,
         stop=stop,
         trainer=trainer,
-        variables=checkpoint.named_variables(trainer.model, trainer.optimizer, more),
+        variables=checkpoint_format.named_variables(trainer.model, trainer.optimizer, more),
         **data,
     )
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import agreement, board, checkpoint, experiment, intervals, local_sgd, saving, step, timing
+from tfdist import agreement, board, experiment, intervals, local_sgd, step, timing
+from tfdist.checkpoint import async_writer, directory
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import slurm_requeue
 from tfdist.report import reporter as reporter_lib
 from tfdist.report import run_info
@@ -83,7 +85,7 @@ class Loop:
     run: experiment.Run
     report: Reporter
     # None on all workers but the chief.
-    saver: saving.Saver | None
+    saver: async_writer.Saver | None
     train_call: Caller
     evaluation_call: Caller
     # Whether all variables are finite.
@@ -102,15 +104,15 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
         run.hooks.train_begin()
         return make_loop(run, open_reporter(run, None), None), progress
     if run.cluster.is_chief:
-        saved = checkpoint.newest_valid(run.checkpoints, damaged.append)
+        saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
     chosen = run.cluster.from_chief(-1 if saved is None else saved.step)
     if chosen >= 0:
-        saved = saved or checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
+        saved = saved or checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
         progress = Progress(**saved.state)
         begin_hooks(run, progress)
-        checkpoint.restore(saved, run.variables)
+        checkpoint_format.restore(saved, run.variables)
         if progress.callbacks:
-            run.hooks.resume(progress.callbacks, checkpoint.callbacks_arrays(saved))
+            run.hooks.resume(progress.callbacks, checkpoint_format.callbacks_arrays(saved))
         if run.compiled is not None and progress.metrics:
             run.compiled.restore_metrics(progress.metrics)
     else:
@@ -120,9 +122,9 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
         reporter.warning(text)
     saver = None
     if run.cluster.is_chief:
-        saver = saving.Saver(run.checkpoints, run.config.checkpoint, reporter.warning)
+        saver = async_writer.Saver(run.checkpoints, run.config.checkpoint, reporter.warning)
         saver.tidy(saved)
-        unmeasured = checkpoint.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
+        unmeasured = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
         run.stop.save_seconds = lambda: saver.seconds or unmeasured
         run_info.write_config(str(run.workdir), run.config)
         run_info.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
@@ -134,7 +136,7 @@ def open_loop(run: experiment.Run) -> tuple[Loop, Progress]:
                 saver.mark_best(saved.step, run.config.checkpoint.best_metric, progress.best)
     if run.config.cluster.requeue:
         slurm_requeue.allow(
-            run.cluster.rank, run.stop, lambda: (checkpoint.newest_step(run.checkpoints) or 0) > max(chosen, 0)
+            run.cluster.rank, run.stop, lambda: (directory.newest_step(run.checkpoints) or 0) > max(chosen, 0)
         )
     return make_loop(run, reporter, saver), progress
 
@@ -188,7 +190,7 @@ def silent_loop(run: experiment.Run) -> Loop:
     return make_loop(run, reporter, None)
 
 
-def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | None) -> Loop:
+def make_loop(run: experiment.Run, reporter: Reporter, saver: async_writer.Saver | None) -> Loop:
     """Puts the tools of the loop together."""
     return Loop(
         run=run,
@@ -196,7 +198,7 @@ def make_loop(run: experiment.Run, reporter: Reporter, saver: saving.Saver | Non
         saver=saver,
         train_call=make_caller(run, local_sgd.choose_step(run.config.train)),
         evaluation_call=make_caller(run, step.evaluation_step),
-        is_finite=checkpoint.finite_check(run.variables),
+        is_finite=checkpoint_format.finite_check(run.variables),
         agreement=agreement.agreement(run.cluster, run.variables),
         board=board.Board(run=run, report=reporter),
     )

@@ -11,8 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, checkpoint, divergence, evaluation, experiment, intervals, saving, step
+from tfdist import agreement, divergence, evaluation, experiment, intervals, step
 from tfdist import loop as loop_lib
+from tfdist.checkpoint import directory, export
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.liveness import heartbeat
 from tfdist.config import diff
@@ -276,13 +278,13 @@ def finish(loop: Loop, progress: Progress) -> None:
     early = {"stopped_by_callback": True} if progress.step < run.total_steps else {}
     try:
         if run.config.checkpoint.export:
-            saving.export(run.trainer.model, model)
+            export.export(run.trainer.model, model)
             loop.report.event(f"exported {model}", progress.step)
         files.write_json(str(finished), {"step": progress.step, **best, **early})
     except OSError as error:
         raise OSError(
             f"All {progress.step} steps are made and saved, and {run.workdir} cannot be written: "
-            f"{saving.reason(error)}. Free or unlock it; the same command then exports the model and finishes the run."
+            f"{export.reason(error)}. Free or unlock it; the same command then exports the model and finishes the run."
         ) from None
     loop.report.event(f"finished after step {progress.step}", progress.step)
 
@@ -300,10 +302,12 @@ def evaluate_only(run: experiment.Run, which: str) -> int:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
     chosen = 0
     if run.cluster.is_chief:
-        chosen = checkpoint.find(run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr)).step
+        chosen = checkpoint_format.find(
+            run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr)
+        ).step
     chosen = run.cluster.from_chief(chosen)
-    saved = checkpoint.verify(checkpoint.step_path(run.checkpoints, chosen))
-    checkpoint.restore(saved, run.variables)
+    saved = checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
+    checkpoint_format.restore(saved, run.variables)
     reporter = loop_lib.open_reporter(run, None)
     reporter.event(f"evaluating {saved.path}")
     loop = loop_lib.make_loop(run, reporter, None)

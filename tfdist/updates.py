@@ -15,9 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import checkpoint, divergence, experiment, intervals, step, train
 from tfdist import config as config_lib
+from tfdist import divergence, experiment, intervals, step, train
 from tfdist import loop as loop_lib
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, servers
 from tfdist.config import specs
 
@@ -167,7 +168,7 @@ def _updates(
 
 
 def _variables(remote: Remote) -> dict[str, keras.Variable]:
-    return checkpoint.named_variables(remote.trainer.model, remote.trainer.optimizer, {})
+    return checkpoint_format.named_variables(remote.trainer.model, remote.trainer.optimizer, {})
 
 
 def _copy(sources: dict[str, Any], targets: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,13 +23,12 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint import directory as directory_lib
 from tfdist.report import files
 
 FORMAT = 1
-BEST = "best.json"
 # How the names of arrays begin that are no variables, but what callbacks remember.
 CALLBACKS = "callbacks/"
-_STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
 
 
 class DamagedCheckpointError(ValueError):
@@ -75,18 +73,13 @@ def _value(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def step_path(directory: Path, step: int) -> Path:
-    """Where the checkpoint of `step` stands."""
-    return directory / f"step-{step:08d}"
-
-
 def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
     """Writes one checkpoint: whole and durable when this returns, absent when it is killed before.
 
     Raises:
         OSError: the disk is full, read-only or gone. No other checkpoint is touched.
     """
-    target = step_path(directory, step)
+    target = directory_lib.step_path(directory, step)
     aside = target.with_name(target.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -138,7 +131,7 @@ def verify(path: Path) -> Saved:
             raise DamagedCheckpointError(f"{path}/arrays.npz does not match its SHA-256")
         if manifest.pop("own_sha256", None) != _own_sha256(manifest):
             raise DamagedCheckpointError(f"{path}/manifest.json does not match its own SHA-256")
-        if path.name != step_path(path.parent, manifest["step"]).name:
+        if path.name != directory_lib.step_path(path.parent, manifest["step"]).name:
             raise DamagedCheckpointError(f"{path} holds the checkpoint of step {manifest['step']}")
         return Saved(step=manifest["step"], path=path, state=dict(manifest["state"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -157,9 +150,9 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
         DamagedCheckpointError: there are some, and none is whole: a run shall not begin anew over what was one.
     """
     damages: list[str] = []
-    for step in (s for s in steps(directory) if at_most is None or s <= at_most):
+    for step in (s for s in directory_lib.steps(directory) if at_most is None or s <= at_most):
         try:
-            saved = verify(step_path(directory, step))
+            saved = verify(directory_lib.step_path(directory, step))
         except DamagedCheckpointError as error:
             damages.append(str(error))
             continue
@@ -174,11 +167,6 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
     return None
 
 
-def newest_step(directory: Path) -> int | None:
-    """Returns the newest step that has a checkpoint, unverified, or None."""
-    return next(iter(steps(directory)), None)
-
-
 def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
     """Returns the verified checkpoint that `which` names: "newest", "best", or a step; see `newest_valid`.
 
@@ -191,23 +179,14 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
             raise ValueError(f"There is no whole checkpoint in {directory}.")
         return saved
     if which == "best":
-        best = read_best(directory)
+        best = directory_lib.read_best(directory)
         if best is None:
             raise ValueError(f"{directory} has no best checkpoint: set config.checkpoint.best_metric when training.")
-        return verify(step_path(directory, best["step"]))
-    if not which.isdigit() or not step_path(directory, int(which)).is_dir():
-        there = ", ".join(str(step) for step in steps(directory)) or "none"
+        return verify(directory_lib.step_path(directory, best["step"]))
+    if not which.isdigit() or not directory_lib.step_path(directory, int(which)).is_dir():
+        there = ", ".join(str(step) for step in directory_lib.steps(directory)) or "none"
         raise ValueError(f'--checkpoint must be "newest", "best" or a saved step ({there}). Received: {which!r}')
-    return verify(step_path(directory, int(which)))
-
-
-def read_best(directory: Path) -> dict[str, Any] | None:
-    """Returns {"step", "metric", "value"} of the best checkpoint, or None where none is recorded."""
-    try:
-        best = json.loads((directory / BEST).read_text())
-        return best if isinstance(best["step"], int) and step_path(directory, best["step"]).is_dir() else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return verify(directory_lib.step_path(directory, int(which)))
 
 
 def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
@@ -268,14 +247,6 @@ def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
 
     return lambda: bool(check())
-
-
-def steps(directory: Path) -> list[int]:
-    """The steps that have a directory, whole or not, newest first."""
-    if not directory.is_dir():
-        return []
-    matches = (_STEP_DIRECTORY.match(path.name) for path in directory.iterdir())
-    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def _sha256(path: Path) -> str:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
-from tfdist import checkpoint
 from tfdist import config as config_lib
+from tfdist.checkpoint import directory as directory_lib
+from tfdist.checkpoint import export
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import files
 
 # How long a save waits for the one before, in seconds; afterwards, what waited before it to be written is left out.
@@ -53,7 +54,7 @@ class Saver:
         # What the longest writing has taken; None before the first.
         self.seconds: float | None = None
 
-    def tidy(self, restored: checkpoint.Saved | None) -> None:
+    def tidy(self, restored: checkpoint_format.Saved | None) -> None:
         """Removes what a killed run left half-written, and notes the checkpoint that is known to be whole."""
         for path in self._directory.glob("*"):
             if path.name.endswith((".writing", ".removing")):
@@ -117,13 +118,13 @@ class Saver:
                 self._good_steps.add(step)
             elif isinstance(error, _BestError):
                 self._report(
-                    f"WARNING: {self._directory / checkpoint.BEST} could not be written: {error}. Training goes on; "
+                    f"WARNING: {self._directory / directory_lib.BEST} could not be written: {error}. Training goes on; "
                     f"it does not say that step {step} is the best."
                 )
             else:
                 self._report(
                     f"WARNING: the checkpoint of step {step} could not be written to {self._directory}: "
-                    f"{reason(error)}. Training goes on; the previous checkpoint is untouched."
+                    f"{export.reason(error)}. Training goes on; the previous checkpoint is untouched."
                 )
 
     def _work(self) -> None:
@@ -138,7 +139,7 @@ class Saver:
             error: Exception | None = None
             started = time.monotonic()
             try:
-                checkpoint.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
+                checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
             except Exception as caught:  # Whatever it is (no memory, say): the checkpoint must not count as written.
                 error = caught
             self.seconds = max(self.seconds or 0.0, time.monotonic() - started)
@@ -154,21 +155,21 @@ class Saver:
 
     def _write_best(self, best: dict[str, Any]) -> None:
         try:
-            files.write_json(str(self._directory / checkpoint.BEST), best)
+            files.write_json(str(self._directory / directory_lib.BEST), best)
         except OSError as error:
             with self._changed:
-                self._results.append((best["step"], _BestError(reason(error))))
+                self._results.append((best["step"], _BestError(export.reason(error))))
 
     def _remove_old(self, newest: int, regular: int | None) -> None:
-        best = checkpoint.read_best(self._directory)
-        steps = checkpoint.steps(self._directory)
+        best = directory_lib.read_best(self._directory)
+        steps = directory_lib.steps(self._directory)
         kept = [step for step in steps if step <= newest][: self._options.keep]
         for step in steps:
             # What a diverged run goes back to stays, however many stops have been saved since.
             needed = step in (*kept, regular) or (best is not None and step == best["step"])
             if step < newest and not needed:
                 # Renamed first: half a removal must not look like a damaged checkpoint.
-                path = checkpoint.step_path(self._directory, step)
+                path = directory_lib.step_path(self._directory, step)
                 aside = path.with_name(path.name + ".removing")
                 os.replace(path, aside)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -176,24 +177,3 @@ class Saver:
 
 class _BestError(Exception):
     """best.json could not be written."""
-
-
-def export(model: keras.Model, path: Path) -> None:
-    """Writes `model` in Keras' own format, whole or not at all.
-
-    Raises:
-        OSError: the disk is full, read-only or gone.
-    """
-    aside = path.with_name(f"{path.stem}.writing.keras")
-    try:
-        model.save(aside)
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
-
-
-def reason(error: Exception) -> str:
-    """Why something could not be written, in words."""
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
