@@ -20,8 +20,8 @@ from topologies import environments
 
 import tfdist
 from tfdist import config as c
-from tfdist import gradients
 from tfdist.cluster.cluster import Cluster
+from tfdist.training.step import optimizer as optimizer_lib
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(53, 6))  # In batches of 16 the last has 5.
@@ -288,7 +288,7 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
         "evaluated": np.asarray(evaluated).tolist(),
         "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
         "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
-        "left_on_optimizer": [name for name in gradients.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)],
+        "left_on_optimizer": [name for name in optimizer_lib.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)],
     }
 
 

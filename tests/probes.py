@@ -20,12 +20,15 @@ from tensorflow.python.eager import context
 from topologies import environments
 
 from tfdist import config as c
-from tfdist import experiment, gradients, local_sgd, step, train
-from tfdist import loop as loop_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.training import checkpointing, setup
+from tfdist.training import loop as loop_lib
+from tfdist.training import run as run_lib
+from tfdist.training.step import context as context_lib
+from tfdist.training.step import gradients, local_sgd, multi_step, train_step
 
 Arrays = dict[str, np.ndarray]
 # One gradient per variable, for each of two replicas: of about 1, of very different sizes, a scalar.
@@ -64,7 +67,7 @@ def forget() -> None:
         context._reset_context()
 
 
-def start(options: c.Cluster, **changes) -> experiment.Run:
+def start(options: c.Cluster, **changes) -> run_lib.Run:
     """Makes a run of a linear model on the digits; `changes` replaces parts of its config."""
     forget()
     parts = {
@@ -76,18 +79,18 @@ def start(options: c.Cluster, **changes) -> experiment.Run:
         "cluster": options,
     }
     workdir = pathlib.Path(sys.argv[1]).parent / f"on{options.logical_devices}"
-    return experiment.start(c.Config(**parts | changes), workdir)
+    return setup.start(c.Config(**parts | changes), workdir)
 
 
-def run_steps(run: experiment.Run, last: int, first: int = 0) -> dict[str, float]:
+def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
-    iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=first, last_step=last))
-    call = step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), run.trainer))
+    iterator = run.cluster.distribute(setup.training_dataset(run, first_step=first, last_step=last))
+    call = multi_step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), run.trainer))
     vector = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64))[0].numpy()
-    return step.means(run.trainer, dict(zip((*run.trainer.names, *step.EXTRAS), vector, strict=True)))
+    return multi_step.means(run.trainer, dict(zip((*run.trainer.names, *context_lib.EXTRAS), vector, strict=True)))
 
 
-def weights(run: experiment.Run) -> Arrays:
+def weights(run: run_lib.Run) -> Arrays:
     return {
         name: array for name, array in checkpoint_format.snapshot(run.variables).items() if name.startswith("model/")
     }
@@ -224,7 +227,9 @@ def loss_scale(options: c.Cluster) -> Arrays:
 
     @tf.function
     def one_step(image, label):
-        cluster.strategy.run(functools.partial(step.train_step, trainer), args=({"image": image, "label": label},))
+        cluster.strategy.run(
+            functools.partial(train_step.train_step, trainer), args=({"image": image, "label": label},)
+        )
 
     def observe():
         return {
@@ -260,7 +265,7 @@ def regularization(options: c.Cluster) -> Arrays:
 def statistics(options: c.Cluster) -> Arrays:
     """Three steps of unsynchronised batch normalisation: what each replica sees, and the statistics that it holds."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
-    images = [batch["image"] for batch in experiment.training_dataset(run, first_step=0, last_step=3).take(6)]
+    images = [batch["image"] for batch in setup.training_dataset(run, first_step=0, last_step=3).take(6)]
     run_steps(run, 3)
     norm = run.trainer.model.get_layer("norm")
     return {
@@ -326,8 +331,8 @@ def traces(options: c.Cluster) -> Arrays:
         objective={"target": "lab:bounded"},
     )
     lab.TRACED.clear()
-    loop, progress = loop_lib.open_loop(run)
-    assert train.train_loop(loop, progress) and loop.saver.wait()
+    loop, progress = checkpointing.open_loop(run)
+    assert loop_lib.train_loop(loop, progress) and loop.saver.wait()
     loop.report.close()
     calls = {"train": loop.train_call, "evaluation": loop.evaluation_call}
     counts = {name: np.array(caller.call.experimental_get_tracing_count()) for name, caller in calls.items()}
@@ -338,7 +343,7 @@ def traces(options: c.Cluster) -> Arrays:
 def collectives(options: c.Cluster) -> Arrays:
     """How many collective operations stand in a step, and how many in the rest of a call, for some ways to sum."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10})
-    iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=0, last_step=1))
+    iterator = run.cluster.distribute(setup.training_dataset(run, first_step=0, last_step=1))
     found = {}
     for name, communication in (
         ("one pack", c.Communication()),
@@ -347,7 +352,7 @@ def collectives(options: c.Cluster) -> Arrays:
     ):
         config = dataclasses.replace(run.config, communication=communication)
         trainer = dataclasses.replace(run.trainer, config=config)
-        call = step.make_call(trainer, functools.partial(step.train_step, trainer))
+        call = multi_step.make_call(trainer, functools.partial(train_step.train_step, trainer))
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int64), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()
         outside = [node for node in definition.node if node.op.startswith("Collective")]

@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tfdist import config as c
-from tfdist import experiment, train
 from tfdist.config import validate
 from tfdist.report import reporter as reporter_lib
+from tfdist.training import loop, setup
 
 LOGITS = [f"model/logits/{name}" for name in ("bias", "kernel")]
 
@@ -29,7 +29,7 @@ def run(workdir, steps, **wanted):
         train=c.Train(steps=steps),
         report=c.Report(**wanted),
     )
-    assert train.train(experiment.start(options, workdir), allow_config_changes=True) == 0
+    assert loop.train(setup.start(options, workdir), allow_config_changes=True) == 0
 
 
 def test_the_graph_histograms_and_a_profile_are_there_and_a_resume_repeats_none(tmp_path):

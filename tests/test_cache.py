@@ -13,9 +13,9 @@ import tensorflow as tf
 from launching import REPOSITORY, worker_environment
 
 from tfdist import config as c
-from tfdist import experiment
 from tfdist.config import diff, validate
 from tfdist.data import cache
+from tfdist.training import setup
 from tfdist.zoo import prepare, sources
 
 # Keeps 1000 examples of a source that takes its time, in sys.argv[1]; says when it reads.
@@ -208,7 +208,7 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         options = c.Data(prepare=image | ({"flip": True} if kind == "raw" else {}), batch_size=300, **kept)
         config = c.Config(model={"target": "lab:linear"}, data=options, train=c.Train(steps=4))
         keras.utils.clear_session()
-        run = experiment.start(config, tmp_path / "run")
+        run = setup.start(config, tmp_path / "run")
         evaluation, steps = run.evaluation_data()
         batches.append([*run.training_data(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
         assert set(run.examples()) == {

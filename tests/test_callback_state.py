@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist import callback_state
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.training.callbacks import state as state_lib
 
 LARGE = np.zeros(2**18)
 
@@ -53,12 +53,12 @@ def through_a_checkpoint(directory, state, arrays):
 def resumed(tmp_path_factory):
     """Two callbacks before and after an interruption, and what was said to be lost."""
     first, lost = [Notes(), Notes()], []
-    before = callback_state.baseline(first)
+    before = state_lib.baseline(first)
     first[1].learn()
-    state, arrays = callback_state.snapshot(first, before, lambda *of: lost.append(of[:2]))
+    state, arrays = state_lib.snapshot(first, before, lambda *of: lost.append(of[:2]))
     second = [Notes(patience=9), Notes(patience=9)]
     found = through_a_checkpoint(tmp_path_factory.mktemp("run"), state, arrays)
-    assert callback_state.restore([*second, keras.callbacks.History()], *found) == ["History"]
+    assert state_lib.restore([*second, keras.callbacks.History()], *found) == ["History"]
     return first[1], second, state, lost
 
 
@@ -135,17 +135,17 @@ def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interru
     net = model()
     first = keras.callbacks.CallbackList(callbacks(tmp_path / "parts"), model=net, epochs=8, steps=1, verbose=0)
     first.on_train_begin()
-    before = callback_state.baseline(first.callbacks)
+    before = state_lib.baseline(first.callbacks)
     parts = epochs(first, 0, interrupted)
-    state, arrays = callback_state.snapshot(first.callbacks, before, lambda *of: None)
+    state, arrays = state_lib.snapshot(first.callbacks, before, lambda *of: None)
     state, arrays = through_a_checkpoint(tmp_path, state, arrays)
     rate = parts[-1]
     epochs(first, interrupted, interrupted + 1)  # Done, and not saved: it is done again.
     second = callbacks(tmp_path / "parts")
-    callback_state.rewind_files(second, state)
+    state_lib.rewind_files(second, state)
     listed = keras.callbacks.CallbackList(second, model=net, epochs=8, steps=1, verbose=0)
     listed.on_train_begin()
-    callback_state.restore(second, state, arrays)
+    state_lib.restore(second, state, arrays)
     net.optimizer.learning_rate, net.stop_training = rate, False
     parts += epochs(listed, interrupted, 8)
     listed.on_train_end()

@@ -12,8 +12,9 @@ import topologies
 from launching import REPOSITORY
 
 from tfdist import config as c
-from tfdist import divergence, experiment, train
 from tfdist.cluster import interruption
+from tfdist.training import checkpointing, loop, setup
+from tfdist.training import nonfinite as nonfinite_lib
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 OF_STEPS = {5: 200, 6: 250, 7: 300}
@@ -42,7 +43,7 @@ def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
 def run(workdir: pathlib.Path, made: c.Config) -> dict[str, np.ndarray]:
     """Trains in this process; returns every variable at the end."""
     keras.utils.clear_session()
-    assert train.train(experiment.start(made, workdir)) == 0
+    assert loop.train(setup.start(made, workdir)) == 0
     return topologies.arrays(workdir)
 
 
@@ -96,7 +97,7 @@ def test_a_step_is_skipped_alike_on_any_topology(skipped, tmp_path, workers, dev
 def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int) -> pathlib.Path:
     """Copies a finished run as it would be, had it been killed before any checkpoint after `newest`."""
     shutil.copytree(workdir, copy)
-    (copy / train.FINISHED).unlink()
+    (copy / checkpointing.FINISHED).unlink()
     for path in copy.glob("checkpoints/step-*"):
         if int(path.name[5:]) > newest:
             shutil.rmtree(path)
@@ -127,9 +128,9 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
         assert same_bits(run(copy, made), expected)
     copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
     keras.utils.clear_session()
-    stopped = experiment.start(made, copy)
+    stopped = setup.start(made, copy)
     stopped.stop.end = 0.0  # Its time is over at the end of the first call, which is one step long.
-    assert train.train(stopped) == interruption.EXIT_STOPPED
+    assert loop.train(stopped) == interruption.EXIT_STOPPED
     assert (copy / "checkpoints" / "step-00000005").is_dir()
     assert same_bits(run(copy, made), expected)
 
@@ -144,13 +145,13 @@ def test_two_workers_go_back_alike_and_are_resumed_to_the_same_bits(tmp_path):
 
 
 def test_after_so_many_times_the_run_ends(tmp_path):
-    with pytest.raises(divergence.DivergedError) as raised:
+    with pytest.raises(nonfinite_lib.DivergedError) as raised:
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
     assert (
         "3 updates, more than config.train.nonfinite_limit=2, would be left out. The checkpoint of step 4 is kept"
         in (str(raised.value))
     )
-    with pytest.raises(divergence.DivergedError) as raised:
+    with pytest.raises(nonfinite_lib.DivergedError) as raised:
         run(tmp_path / "rollback", config("rollback", 5, 6, 7, limit=2))
     assert str(raised.value).startswith(
         "The loss or a gradient is not finite in step 7, after the run went back 2 times "
@@ -165,7 +166,7 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     if precision == "float16":  # In which the network's rectifiers make 0 of NaN.
         made.model = {"target": "tests.lab:linear", "num_classes": 10}
     keras.utils.clear_session()
-    assert train.train(experiment.start(made, tmp_path)) == 0
+    assert loop.train(setup.start(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 2
     end = topologies.arrays(tmp_path, 8)
     assert all(np.isfinite(array.astype(np.float32)).all() for array in end.values())
@@ -178,8 +179,8 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
     made.objective = {"target": "tests.lab:bad_gradient_from_epoch", "epoch": 0}
     made.train.precision = "float16"
     keras.utils.clear_session()
-    with pytest.raises(divergence.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
-        train.train(experiment.start(made, tmp_path))
+    with pytest.raises(nonfinite_lib.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
+        loop.train(setup.start(made, tmp_path))
 
 
 @pytest.mark.parametrize("objective", ["nan_from_epoch", "bad_gradient_from_epoch"])
@@ -191,7 +192,7 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, obje
     made.objective = {"target": f"tests.lab:{objective}", "epoch": 1}
     made.train.steps = 6
     keras.utils.clear_session()
-    assert train.train(experiment.start(made, tmp_path)) == 0
+    assert loop.train(setup.start(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 3
     before, after = (topologies.arrays(tmp_path, step) for step in (4, 6))
     assert after.pop("optimizer/sgd/iteration") == 6 and before.pop("optimizer/sgd/iteration") == 4

@@ -14,9 +14,9 @@ import topologies
 from launching import REPOSITORY, worker_environment
 
 from tfdist import config as c
-from tfdist import experiment, train
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, process_exit
+from tfdist.training import checkpointing, loop, setup
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -46,7 +46,7 @@ def fails(capsys):
         keras.utils.clear_session()
         start = time.monotonic()
         try:
-            code = train.train(experiment.start(bad, workdir), **options)
+            code = loop.train(setup.start(bad, workdir), **options)
         except Exception as error:
             code = process_exit.explain(error)
         said = capsys.readouterr()
@@ -253,7 +253,7 @@ def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_
         return config(model={"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "filters": filters})
 
     keras.utils.clear_session()
-    assert train.train(experiment.start(of((4, 8)), tmp_path)) == 0
+    assert loop.train(setup.start(of((4, 8)), tmp_path)) == 0
     (tmp_path / "finished.json").unlink()
     said = fails(tmp_path, of((4, 6)))
     assert "config.model.filters: [4, 8] was saved, now [4, 6]" in said and "--allow_config_changes" in said
@@ -263,7 +263,7 @@ def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_
     assert f"{name} is float32[3, 3, 4, 8] in the checkpoint, float32[3, 3, 4, 6] here" in said
     # Nothing is lost: the first model goes on.
     keras.utils.clear_session()
-    assert train.train(experiment.start(of((4, 8)), tmp_path)) == 0
+    assert loop.train(setup.start(of((4, 8)), tmp_path)) == 0
 
 
 def test_a_damaged_config_of_the_workdir_is_named(fails, tmp_path):
@@ -341,7 +341,7 @@ def test_a_loss_that_is_no_number_stops_all_and_keeps_the_last_good_checkpoint(t
         assert (first <= 31 <= last <= 35 and saved == 24) or saved == 30
     newest = checkpoint_format.newest_valid(tmp_path / "run" / "checkpoints", pytest.fail)
     assert newest.step in (24, 30) and finite(newest.path)
-    assert not (tmp_path / "run" / train.FINISHED).exists()
+    assert not (tmp_path / "run" / checkpointing.FINISHED).exists()
 
 
 def test_an_unreadable_image_ends_all_workers(tmp_path):
@@ -371,10 +371,10 @@ def test_a_model_that_cannot_be_exported_is_exported_by_the_next_start(tmp_path,
         f"All 4 steps are made and saved, and {workdir} cannot be written: Is a directory. Free or unlock it; the same "
         "command then exports the model and finishes the run.\n"
     )
-    assert not list(workdir.glob("*.writing.keras")) and not (workdir / train.FINISHED).exists()
+    assert not list(workdir.glob("*.writing.keras")) and not (workdir / checkpointing.FINISHED).exists()
     in_the_way.rmdir()
     in_the_way.parent.rmdir()
     keras.utils.clear_session()
-    assert train.train(experiment.start(options, workdir)) == 0
+    assert loop.train(setup.start(options, workdir)) == 0
     assert "finished after step 4" in capsys.readouterr().out
     assert keras.models.load_model(workdir / "model.keras").name == "linear"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist import fused
+from tfdist.training.step import optimizer as optimizer_lib
 
 STEPS = 20
 SCHEDULE = keras.optimizers.schedules.CosineDecay(0.05, STEPS)
@@ -39,7 +39,7 @@ def train(optimizer, sparse=False):
 )
 def test_a_fused_update_is_that_of_keras(name, sparse):
     plain, optimizer = FUSED[name](), FUSED[name]()
-    fused.fuse(optimizer)
+    optimizer_lib.fuse(optimizer)
     assert optimizer.get_config() | {"name": plain.name} == plain.get_config()
     found, expected = train(optimizer, sparse), train(plain, sparse)
     assert len(found) > 2 and found[2] == STEPS
@@ -49,7 +49,7 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
 
 def test_a_fused_update_is_one_operation_a_weight():
     optimizer = FUSED["momentum"]()
-    fused.fuse(optimizer)
+    optimizer_lib.fuse(optimizer)
     weights = [keras.Variable(np.ones(3, np.float32)) for _ in range(2)]
     optimizer.build(weights)
     graph = tf.function(lambda: optimizer.apply([tf.ones(3)] * 2, weights)).get_concrete_function().graph
@@ -66,5 +66,5 @@ def test_a_fused_update_is_one_operation_a_weight():
     ],
 )
 def test_other_optimizers_are_left_alone(optimizer):
-    fused.fuse(optimizer)
+    optimizer_lib.fuse(optimizer)
     assert "update_step" not in vars(optimizer)

@@ -7,7 +7,7 @@ import numpy as np
 import probes
 import pytest
 
-from tfdist import gradients
+from tfdist.training.step import optimizer as optimizer_lib
 
 FIRST, SECOND = ([values[replica] for values in probes.DENSE] for replica in range(2))
 SUMS = [first.astype(np.float64) + second for first, second in zip(FIRST, SECOND, strict=True)]
@@ -170,14 +170,14 @@ def test_an_overflow_on_one_worker_skips_the_update_on_all_and_halves_the_scale(
 )
 def test_an_optimizer_that_does_it_itself_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        gradients.check_optimizer(keras.optimizers.SGD(**arguments))
-    gradients.check_optimizer(keras.optimizers.SGD(momentum=0.9, weight_decay=1e-4))
+        optimizer_lib.check_optimizer(keras.optimizers.SGD(**arguments))
+    optimizer_lib.check_optimizer(keras.optimizers.SGD(momentum=0.9, weight_decay=1e-4))
 
 
 def test_an_optimizer_that_scales_the_loss_is_refused():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match=r'name the inner optimizer and set config\.train\.precision="float16"'):
-        gradients.check_optimizer(optimizer)
+        optimizer_lib.check_optimizer(optimizer)
 
 
 def test_workers_that_start_from_different_seeds_hold_the_chiefs_weights(workers):

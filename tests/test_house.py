@@ -187,10 +187,10 @@ def test_modules_import_only_from_the_rooms_before_them():
 
 def test_the_order_can_be_broken():
     sources = {
-        "tfdist": "from tfdist.train import fit\n",
+        "tfdist": "from tfdist.training.loop import fit\n",
         "tfdist.config": "def late():\n    from tfdist import train\n",
-        "tfdist.train": "import tfdist\nfrom tfdist import config, train\n",
-        "tfdist.step": "from tfdist.zoo import models\n",
+        "tfdist.training.loop": "import tfdist\nfrom tfdist import config, train\n",
+        "tfdist.training.step.train_step": "from tfdist.zoo import models\n",
         "tfdist.zoo.models": "import tfdist.config\nfrom tfdist.zoo.random import uniform\n",
         "tfdist.zoo.random": "import math\n",
         "tfdist.data.order": "from tfdist.data import stream\n",
@@ -198,14 +198,14 @@ def test_the_order_can_be_broken():
         "tfdist.attic": "",
     }
     assert order_problems(sources) == [
-        "tfdist.config:2 imports tfdist.train",
-        "tfdist.train:1 imports tfdist",
-        "tfdist.step:1 imports tfdist.zoo.models",
+        "tfdist.config:2 imports tfdist.training.loop",
+        "tfdist.training.loop:1 imports tfdist",
+        "tfdist.training.step.train_step:1 imports tfdist.zoo.models",
         "tfdist.zoo.models:1 imports tfdist.config",
         "tfdist.attic is in no room: give it its place in ROOMS",
     ]
     assert [problem.split()[0] for problem in cycles(sources)] == [
-        *("tfdist.config", "tfdist.train", "tfdist.data.order", "tfdist.data.stream"),
+        *("tfdist.config", "tfdist.training.loop", "tfdist.data.order", "tfdist.data.stream"),
     ]
 
 
@@ -242,14 +242,14 @@ def f(self, strategy):
         strategy.run(strategy.num_replicas_in_sync)
     return os.environ["SLURM_JOB_ID"], os.environ.get("TF_CONFIG")
 """
-    assert distribution_problems("tfdist.step", source) == [
-        "tfdist.step:2 says tensorflow.python.distribute",
-        "tfdist.step:5 says tf.distribute",
-        "tfdist.step:7 says strategy.num_replicas_in_sync",
-        "tfdist.step:8 says SLURM_JOB_ID",
-        "tfdist.step:8 says TF_CONFIG",
+    assert distribution_problems("tfdist.training.step.train_step", source) == [
+        "tfdist.training.step.train_step:2 says tensorflow.python.distribute",
+        "tfdist.training.step.train_step:5 says tf.distribute",
+        "tfdist.training.step.train_step:7 says strategy.num_replicas_in_sync",
+        "tfdist.training.step.train_step:8 says SLURM_JOB_ID",
+        "tfdist.training.step.train_step:8 says TF_CONFIG",
     ]
-    assert len(distribution_problems("tfdist.gradients", source)) == 2
+    assert len(distribution_problems("tfdist.training.step.gradients", source)) == 2
     assert distribution_problems("tfdist.x", "from tfdist.cluster import strategy\nstrategy.connect()\n") == []
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tfdist.config import Every
-from tfdist.intervals import Pace, is_due, next_due
+from tfdist.training.triggers import Pace, is_due, next_due
 
 
 def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import topologies
 
-from tfdist import train
+from tfdist.training import checkpointing
 
 # 24 examples a step are divided by 1, 2, 3, 4 and 8 replicas.
 OPTIONS = [
@@ -28,7 +28,7 @@ def on_four(tmp_path_factory):
 def test_a_run_of_four_workers_goes_on_elsewhere(on_four, tmp_path, workers, devices):
     moved = tmp_path / "moved"
     shutil.copytree(on_four, moved)
-    (moved / train.FINISHED).unlink()
+    (moved / checkpointing.FINISHED).unlink()
     shutil.rmtree(moved / "checkpoints" / "step-00000020")
     topologies.train(moved, *OPTIONS, workers=workers, devices=devices)
     first, second = (topologies.arrays(workdir) for workdir in (on_four, moved))

@@ -19,10 +19,11 @@ import topologies
 from launching import REPOSITORY, run_all
 
 from tfdist import config as c
-from tfdist import experiment, loop, train
 from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
+from tfdist.training import checkpointing, evaluate, loop, setup
+from tfdist.training import run as run_lib
 
 CONFIG = "tests/configs/interrupted.py"
 STEPS = 96
@@ -88,7 +89,7 @@ def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: i
         # Saved where it stopped, and not before.
         assert checkpoint_format.newest_valid(workdir / "checkpoints", pytest.fail).step == saved_steps(workdir)[-1]
     assert seconds < PATIENCE, f"{seconds} s\n{said}"
-    assert not (workdir / train.FINISHED).exists()
+    assert not (workdir / checkpointing.FINISHED).exists()
     return outputs
 
 
@@ -189,13 +190,13 @@ def own_process(monkeypatch):
         signal.signal(number, handler)
 
 
-def in_process(workdir: pathlib.Path, change=lambda config: None) -> experiment.Run:
+def in_process(workdir: pathlib.Path, change=lambda config: None) -> run_lib.Run:
     """Opens the run in this process; `change` edits its config."""
     keras.utils.clear_session()
     config = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
     config.objective["seconds"] = 0.0
     change(config)
-    return experiment.start(config, workdir)
+    return setup.start(config, workdir)
 
 
 def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, capsys):
@@ -207,7 +208,7 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
     assert steps[-1] == STEPS and best["step"] in steps and len(steps) in (2, 3)
     evaluated = {line["step"]: line for line in topologies.records(workdir, "evaluation")}
     for which, step in (("newest", STEPS), ("best", best["step"]), (str(steps[0]), steps[0])):
-        assert train.evaluate_only(run, which) == 0
+        assert evaluate.evaluate_only(run, which) == 0
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (result["step"], result["num_examples"]) == (step, 355)
         if step in evaluated:
@@ -215,7 +216,7 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
             assert result["loss"] == pytest.approx(evaluated[step]["loss"], rel=1e-12)
     assert best["value"] == max(line["accuracy"] for line in evaluated.values())
     with pytest.raises(ValueError, match=r'"newest", "best" or a saved step \(96, .*\)\. Received: \'50\''):
-        train.evaluate_only(run, "50")
+        evaluate.evaluate_only(run, "50")
     assert content(workdir) == before
 
 
@@ -232,7 +233,7 @@ def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_all
     before = content(workdir)
     run = in_process(workdir, change)
     with pytest.raises(ValueError) as raised:
-        train.train(run)
+        loop.train(run)
     assert str(raised.value).splitlines() == [
         f"{workdir} holds a run of another config:",
         "  config.learning_rate.peak: 0.002 was saved, now 0.001",
@@ -241,13 +242,13 @@ def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_all
         "Choose another --workdir, or go on with the new values with --allow_config_changes.",
     ]
     assert content(workdir) == before
-    assert train.train(run, allow_config_changes=True) == 0
+    assert loop.train(run, allow_config_changes=True) == 0
     assert "finished after step 100" in capsys.readouterr().out
     assert saved_steps(workdir)[-1] == 100
     assert json.loads((workdir / "config.json").read_text())["learning_rate"]["peak"] == 1e-3
     assert reported(workdir)[-2:] == [("train", 100), ("evaluation", 100)]
     # Its config is now the new one.
-    assert train.train(run) == 0
+    assert loop.train(run) == 0
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(uninterrupted, tmp_path, capsys):
@@ -257,11 +258,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(unin
     newest = workdir / "checkpoints" / f"step-{STEPS:08d}"
     (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-1])
     run = in_process(workdir)
-    assert train.evaluate_only(run, "newest") == 0
+    assert evaluate.evaluate_only(run, "newest") == 0
     said = capsys.readouterr()
     assert json.loads(said.out.splitlines()[-1])["step"] == saved_steps(workdir)[-2]
     assert f"a damaged checkpoint is passed over: {newest}/arrays.npz has" in said.err
-    assert train.train(run) == 0
+    assert loop.train(run) == 0
     said = capsys.readouterr()
     assert f"a damaged checkpoint is passed over: {newest}/arrays.npz has" in said.err
     assert "resumed from" in said.out
@@ -277,7 +278,7 @@ def test_an_evaluation_that_is_interrupted_is_made_once_more_and_reported_once(u
     state = checkpoint_format.verify(last).state | {"evaluated": 91}
     checkpoint_format.write(workdir / "checkpoints", STEPS, topologies.arrays(workdir, STEPS), state)
     for _ in range(2):  # A resumed run evaluates; killed before its next checkpoint, it does so again.
-        assert train.train(in_process(workdir)) == 0
+        assert loop.train(in_process(workdir)) == 0
         assert reported(workdir) == reported(uninterrupted(1))
         (workdir / "finished.json").unlink()
 
@@ -291,7 +292,7 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
         if step > best["step"]:
             shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
     (workdir / "checkpoints" / "best.json").unlink()
-    opened, _ = loop.open_loop(in_process(workdir))  # No more: nothing better shall be found.
+    opened, _ = checkpointing.open_loop(in_process(workdir))  # No more: nothing better shall be found.
     opened.report.close()
     assert opened.saver.wait()
     assert directory.read_best(workdir / "checkpoints") == best

@@ -8,7 +8,8 @@ import probes
 import pytest
 
 from tfdist import config as c
-from tfdist import experiment
+from tfdist.training import run as run_lib
+from tfdist.training import setup
 
 NAMES = ("regularization", "statistics", "masks", "masks_of_a_second_run", "masks_of_micro_batches", "traces")
 ON_ONE = ("regularization:1", "traces:1")
@@ -105,11 +106,11 @@ def test_nothing_is_traced_twice(one, two, replicas):
     assert train_calls >= 12 and evaluation_calls >= 5
 
 
-def start(workdir: pathlib.Path, **changes) -> experiment.Run:
+def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
     """Makes a run in this process, on one device."""
     keras.utils.clear_session()
     parts = {"model": {"target": "lab:linear", "num_classes": 10}, "train": c.Train(steps=20)}
-    return experiment.start(c.Config(**parts | changes), workdir)
+    return setup.start(c.Config(**parts | changes), workdir)
 
 
 @pytest.mark.parametrize(

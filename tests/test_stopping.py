@@ -75,8 +75,8 @@ def workdir(tmp_path_factory):
             "stopped by another worker before a step was made: there is nothing to save",
         ),
         # While the first step is compiled.
-        (1, f"tfdist.step:train_step:before:{TERM:d}", "stopped by another worker and saved"),
-        (0, f"tfdist.step:evaluation_step:before:{INT:d}", "stopped by SIGINT and saved"),
+        (1, f"tfdist.training.step.train_step:train_step:before:{TERM:d}", "stopped by another worker and saved"),
+        (0, f"tfdist.training.step.train_step:evaluation_step:before:{INT:d}", "stopped by SIGINT and saved"),
         # While a checkpoint is written, and again while the one is written to which that led.
         (0, f"tfdist.checkpoint.format:write:before:{INT:d}", "stopped by SIGINT and saved"),
     ],

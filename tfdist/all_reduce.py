@@ -63,7 +63,7 @@ def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
     """Seconds for the sum of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`."""
     import tensorflow as tf
 
-    from tfdist import gradients
+    from tfdist.training.step import gradients
 
     def replica(tensor: tf.Tensor) -> tf.Tensor:
         return gradients.all_reduce([tf.identity(tensor)], config_lib.Communication())[0][0]
@@ -97,12 +97,12 @@ def predictions(ring: Ring, bare: float, num_bytes: int, replicas: int, measured
 
 def run() -> int:
     """Measures, and on the chief prints and writes; returns the exit code."""
-    from tfdist import experiment
     from tfdist.cluster import cluster as cluster_lib
+    from tfdist.training import setup
 
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-all_reduce").expanduser()
     config = flags.FLAGS["config"].value
-    started = experiment.start(config, workdir)
+    started = setup.start(config, workdir)
     cluster = started.cluster
     if cluster.num_replicas == 1:
         raise ValueError("One replica has nothing to sum: start several, as tfdist.main is started (docs/studies.md).")

@@ -45,8 +45,8 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
     """
     import tensorflow as tf
 
-    from tfdist import experiment
     from tfdist.cluster import cluster, strategy
+    from tfdist.training import setup
 
     plan = strategy.plan(config.cluster)
     rank, replicas = plan.placement.rank, plan.num_replicas
@@ -60,10 +60,10 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
         limit = memory_mb * 2**20 if memory_mb else _SHARE * free_bytes() / plan.placement.local_size
         _watch(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
     try:
-        if batch % pieces == 0 and batch * replicas > len(experiment.open_source(config, config.data.train_split)):
+        if batch % pieces == 0 and batch * replicas > len(setup.open_source(config, config.data.train_split)):
             _write(folder, rank, found | {"result": TOO_FEW})
             return 0
-        run = experiment.start(config, folder / "run")
+        run = setup.start(config, folder / "run")
         seconds = step_seconds(run, _STEPS)
     except (tf.errors.OpError, MemoryError) as error:
         if not (isinstance(error, MemoryError) or is_memory(error)):
@@ -109,13 +109,13 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     """
     import tensorflow as tf
 
-    from tfdist import local_sgd, step
+    from tfdist.training.step import local_sgd, multi_step
 
     trainer = run.trainer
     if not communication:
         # One replica has nothing to sum.
         trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
-    call = step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer))
+    call = multi_step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer))
     iterator = run.cluster.distribute(run.training_data(0, steps + 1))
     nothing = tf.zeros([], tf.float64)
     call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()

@@ -17,8 +17,8 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
-from tfdist import gradients as gradients_lib
-from tfdist import randomness
+from tfdist.training.step import gradients as gradients_lib
+from tfdist.training.step import seed_generators
 
 # A replica's share of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
 # examples of the share and of the whole batch.
@@ -55,7 +55,7 @@ class Compiled:
         """
 
         def forward_backward(element: Element) -> tuple[tf.Tensor, gradients_lib.Gradients]:
-            randomness.begin(0)
+            seed_generators.begin(0)
             with tf.GradientTape() as tape:
                 loss, sums, predictions = self._forward(element, training=True)
                 loss = self.optimizer.scale_loss(loss) * loss_scale
@@ -205,7 +205,7 @@ class _Share:
                 "compile(jit_compile=True) cannot be used with masks, nor with mean_with_sample_weight, on several "
                 "replicas: what they divide by is a sum over all. Leave jit_compile out."
             )
-        return gradients_lib.sum_over_replicas(value)
+        return gradients_lib.sum_value(value)
 
 
 class _Way(threading.local):

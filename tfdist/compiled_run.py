@@ -7,12 +7,13 @@ import keras
 import numpy as np
 
 from tfdist import config as config_lib
-from tfdist import experiment, randomness, step
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.compiled import Compiled
 from tfdist.data.feeds import Batches, Feed
+from tfdist.training import run
+from tfdist.training.step import context, seed_generators
 
 
 def make_run(
@@ -23,7 +24,7 @@ def make_run(
     validation: Feed | None,
     workdir: Path | None,
     stop: interruption.StopRequest,
-) -> experiment.Run:
+) -> run.Run:
     """Makes a run of a compiled model, without callbacks, that trains on `feed`.
 
     Raises:
@@ -40,10 +41,10 @@ def make_run(
     compiled = Compiled(
         model=model, optimizer=optimizer, may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in used)
     )
-    trainer = step.compiled_trainer(cluster, config, compiled, optimizer)
-    randomness.address(model, optimizer.iterations, cluster_lib.replica_id)
-    share = experiment.share(cluster)
-    return experiment.make_run(
+    trainer = context.compiled_trainer(cluster, config, compiled, optimizer)
+    seed_generators.address(model, optimizer.iterations, cluster_lib.replica_id)
+    share = run.share(cluster)
+    return run.make_run(
         config,
         workdir,
         cluster,

@@ -100,12 +100,13 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     """Opens the data, builds the model, and runs a few steps: what a training does first."""
     import tensorflow as tf
 
-    from tfdist import all_reduce, batch_trial, experiment
+    from tfdist import all_reduce, batch_trial
     from tfdist.checkpoint import format as checkpoint_format
     from tfdist.cluster import cluster as cluster_lib
+    from tfdist.training import setup
 
     try:
-        started = experiment.start(config, workdir)
+        started = setup.start(config, workdir)
     except (ValueError, OSError) as error:
         findings.append(checks.failed("data and model", error))
         return

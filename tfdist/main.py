@@ -23,8 +23,8 @@ _ALLOW_CONFIG_CHANGES = flags.DEFINE_bool(
 
 def run() -> int:
     """Runs what the flags say; returns the exit code."""
-    from tfdist import experiment, train
     from tfdist.cluster import cluster
+    from tfdist.training import evaluate, loop, setup
 
     workdir = Path(_WORKDIR.value or f"runs/{config_flags.config_name()}").expanduser()
     if _CONFIG.value.train.asynchronous and _MODE.value == "train":
@@ -32,11 +32,11 @@ def run() -> int:
 
         allow = _ALLOW_CONFIG_CHANGES.value
         return updates.run_asynchronously(_CONFIG.value, workdir, allow_config_changes=allow)
-    experiment_run = experiment.start(_CONFIG.value, workdir)
+    experiment_run = setup.start(_CONFIG.value, workdir)
     if _MODE.value == "train":
-        code = train.train(experiment_run, allow_config_changes=_ALLOW_CONFIG_CHANGES.value)
+        code = loop.train(experiment_run, allow_config_changes=_ALLOW_CONFIG_CHANGES.value)
     else:
-        code = train.evaluate_only(experiment_run, _CHECKPOINT.value)
+        code = evaluate.evaluate_only(experiment_run, _CHECKPOINT.value)
     cluster.leave(experiment_run.cluster)
     return code
 

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import hooks as hooks_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.compiled import Element
+from tfdist.training.callbacks import hooks as hooks_lib
 
 
 def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, hooks: hooks_lib.Hooks) -> Any:

@@ -61,7 +61,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
         ValueError: the config cannot be used, or an example cannot be read.
         OSError: the data are not there and cannot be fetched.
     """
-    from tfdist import experiment
+    from tfdist.training import setup
 
     validate.validate(config)
     function = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
@@ -71,7 +71,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
         if split is None:
             continue
         started = time.perf_counter()
-        source = experiment.open_source(config, split)
+        source = setup.open_source(config, split)
         content = look(config.data, source, function, training=training)
         rows.append((split, len(source), content, round(time.perf_counter() - started, 2)))
     return rows

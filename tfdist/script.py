@@ -13,8 +13,7 @@ from typing import Any
 
 import keras
 
-from tfdist import callbacks as callbacks_lib
-from tfdist import compiled_run, evaluation, experiment, gradients, loop, model_check, predictions, train
+from tfdist import compiled_run, model_check, predictions
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard, interruption, process_exit, strategy
@@ -22,6 +21,11 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.data import given
 from tfdist.data import wish as wish_lib
 from tfdist.data.feeds import Feed
+from tfdist.training import checkpointing, loop
+from tfdist.training import evaluate as evaluate_lib
+from tfdist.training import run as run_lib
+from tfdist.training.callbacks import keras_hooks
+from tfdist.training.step import optimizer as optimizer_lib
 
 
 def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) -> Cluster:
@@ -82,7 +86,7 @@ def _optimizer_as_found(model: keras.Model) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in gradients.PUT_ON_OPTIMIZERS:
+        for name in optimizer_lib.PUT_ON_OPTIMIZERS:
             vars(optimizer).pop(name, None)
             if name in before:
                 vars(optimizer)[name] = before[name]
@@ -165,11 +169,11 @@ def fit(
     workdir = None if workdir is None else Path(workdir).expanduser()
     with _stoppable(workdir) as stop, _optimizer_as_found(model):
         run = compiled_run.make_run(cluster, model, config, feed, validation, workdir, stop)
-        hooks = callbacks_lib.of_script(
+        hooks = keras_hooks.of_script(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
         )
         run = dataclasses.replace(run, hooks=hooks, first_step=initial_epoch * run.steps_per_epoch)
-        code = train.train(run)
+        code = loop.train(run)
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
@@ -211,8 +215,8 @@ def evaluate(
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
     with _optimizer_as_found(model):
         run = compiled_run.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
-        hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
-        logs = evaluation.evaluate(loop.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
+        hooks = keras_hooks.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+        logs = evaluate_lib.evaluate(checkpointing.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
@@ -245,8 +249,8 @@ def predict(
     collective_guard.check("tfdist.predict")
     feed = _feed(model, x, None, None, batch_size, steps)
     compiled_run.check_same(cluster, feed)
-    dataset = feed.dataset(experiment.share(cluster), 0, feed.steps)
-    hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+    dataset = feed.dataset(run_lib.share(cluster), 0, feed.steps)
+    hooks = keras_hooks.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
     outputs = predictions.gather(cluster, model, cluster.distribute(dataset), feed.steps, hooks)
     cluster.pause()
     return outputs

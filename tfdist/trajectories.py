@@ -49,9 +49,9 @@ def follow(arguments: Sequence[str], batch: int, replicas: int, *, way: str, to:
 def surface(options: config.Config, m: np.ndarray, n: np.ndarray) -> np.ndarray:
     """The mean squared error over the training split on a grid, float64 [len(n), len(m)]."""
     process_exit.import_tensorflow_quietly()
-    from tfdist import experiment
+    from tfdist.training import setup
 
-    source = experiment.open_source(options, options.data.train_split)
+    source = setup.open_source(options, options.data.train_split)
     points = source.read(np.arange(len(source)))
     x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
     errors = m[np.newaxis, :, np.newaxis] * x + n[:, np.newaxis, np.newaxis] - y

@@ -16,11 +16,14 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist import divergence, experiment, intervals, step, train
-from tfdist import loop as loop_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, servers
 from tfdist.config import specs
+from tfdist.training import checkpointing, nonfinite, setup, state, triggers
+from tfdist.training import loop as loop_lib
+from tfdist.training import run as run_lib
+from tfdist.training.step import context, train_step
+from tfdist.training.step import optimizer as optimizer_lib
 
 # Batches that are handed out ahead, for each worker.
 _AHEAD = 3
@@ -31,7 +34,7 @@ class Remote:
     """The weights on the parameter servers, and the workers that update them."""
 
     coordinator: Any
-    trainer: step.Trainer
+    trainer: context.Trainer
     # Hands a batch to any worker; returns a promise of the sums over its examples.
     hand_out: Callable[[dict[str, tf.Tensor]], Any]
     workers: int
@@ -62,36 +65,36 @@ def run_asynchronously(
     if mine.kind != "chief":
         servers.serve(mine)
     strategy, coordinator = servers.connect(mine, config.cluster.connect_seconds, lambda: watch(print))
-    run = experiment.start(config, workdir)
-    train.check_same_config(run, allow_config_changes)
-    if train.is_finished(run):
+    run = setup.start(config, workdir)
+    checkpointing.check_same_config(run, allow_config_changes)
+    if checkpointing.is_finished(run):
         print("This run is finished; nothing is changed.")
         return 0
-    loop, progress = loop_lib.open_loop(run)
+    loop, progress = checkpointing.open_loop(run)
     remote = _make_remote(run, strategy, coordinator, len(mine.addresses["worker"]))
     try:
         finished = _train(loop, progress, remote, watch)
-        train.await_saved(loop, progress)
+        checkpointing.await_saved(loop, progress)
         if finished:
-            train.finish(loop, progress)
+            checkpointing.finish(loop, progress)
             return 0
         loop.report.event(f"stopped by {run.stop.reason} and saved", progress.step)
         return interruption.EXIT_STOPPED
     finally:
-        train.close(loop)
+        checkpointing.close(loop)
 
 
-def _make_remote(run: experiment.Run, strategy: Any, coordinator: Any, workers: int) -> Remote:
+def _make_remote(run: run_lib.Run, strategy: Any, coordinator: Any, workers: int) -> Remote:
     config = run.config
     with strategy.scope():
         model = specs.build(config.model, field="config.model")
-        optimizer = experiment.build_optimizer(config, run.steps_per_epoch, run.total_steps)
+        optimizer = optimizer_lib.build_optimizer(config, run.steps_per_epoch, run.total_steps)
         optimizer.build(model.trainable_variables)
     trainer = dataclasses.replace(run.trainer, model=model, optimizer=optimizer, statistics=())
 
     def update(batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        sums, gradients = step.forward_backward(trainer, batch, tf.constant(0))
-        step.apply(trainer, gradients)
+        sums, gradients = train_step.forward_backward(trainer, batch, tf.constant(0))
+        train_step.apply(trainer, gradients)
         return sums
 
     compiled = tf.function(lambda batch: strategy.run(update, args=(batch,)), autograph=False)
@@ -104,41 +107,41 @@ def _make_remote(run: experiment.Run, strategy: Any, coordinator: Any, workers: 
 
 
 def _train(
-    loop: loop_lib.Loop, progress: loop_lib.Progress, remote: Remote, watch: Callable[[Callable[[str], None]], None]
+    loop: state.Loop, progress: state.Progress, remote: Remote, watch: Callable[[Callable[[str], None]], None]
 ) -> bool:
     """Runs the updates from `progress` on; returns False where the chief was asked to stop before the last."""
     run = loop.run
     _copy(run.variables, _variables(remote))
-    if not train.at_boundary(loop, progress):
+    if not loop_lib.at_boundary(loop, progress):
         return False
-    batches = iter(experiment.training_dataset(run, first_step=progress.step, last_step=run.total_steps))
+    batches = iter(setup.training_dataset(run, first_step=progress.step, last_step=run.total_steps))
     while progress.step < run.total_steps:
         if run.stop.reason is not None:
-            return train.stop_here(loop, progress)
+            return loop_lib.stop_here(loop, progress)
         started, first = time.perf_counter(), progress.step
         sums = _updates(loop, progress, remote, batches, watch)
         if not all(math.isfinite(value) for value in sums):
-            raise divergence.diverged(loop, f"The loss is {sums[0]} in updates {first + 1} to {progress.step}")
+            raise nonfinite.diverged(loop, f"The loss is {sums[0]} in updates {first + 1} to {progress.step}")
         _copy(_variables(remote), run.variables)
         run.trainer.optimizer.iterations.assign(progress.step)  # Updates at the same moment may count as one.
         totals = dict(zip((*run.trainer.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}
-        train.add_call(progress, totals, progress.step - first, time.perf_counter() - started)
-        if intervals.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
-            train.report_interval(loop, progress)
-        if not train.at_boundary(loop, progress):
+        loop_lib.add_call(progress, totals, progress.step - first, time.perf_counter() - started)
+        if triggers.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
+            loop_lib.report_interval(loop, progress)
+        if not loop_lib.at_boundary(loop, progress):
             return False
     return True
 
 
 def _updates(
-    loop: loop_lib.Loop,
-    progress: loop_lib.Progress,
+    loop: state.Loop,
+    progress: state.Progress,
     remote: Remote,
     batches: Iterator[dict[str, tf.Tensor]],
     watch: Callable[[Callable[[str], None]], None],
 ) -> list[float]:
     """Hands out the batches up to the next step at which something is due; returns the sums over their examples."""
-    due = train.next_boundary(loop, progress.step)
+    due = loop_lib.next_boundary(loop, progress.step)
     promised: collections.deque = collections.deque()
     sums = [0.0] * (len(loop.run.trainer.names) + 1)
 

@@ -238,17 +238,6 @@ def _typed(array: np.ndarray, dtype: str) -> np.ndarray:
     return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 
 
-def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
-    """Compiles a function that tells whether no floating-point variable holds an infinity or NaN."""
-    floats = [_value(v) for v in variables.values() if _value(v).dtype.is_floating]
-
-    @tf.function(autograph=False)
-    def check() -> tf.Tensor:
-        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
-
-    return lambda: bool(check())
-
-
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         digest = hashlib.sha256()

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist import fused as fused_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
 from tfdist.contest.works import Work
+from tfdist.training.step import optimizer as optimizer_lib
 
 # Runs so many steps, to their end.
 Runner = Callable[[int], None]
@@ -29,7 +29,7 @@ def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -
     model = specs.build(config.model, field="config.model") if fused else keras_model(config)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     if fused:
-        fused_lib.fuse(optimizer)
+        optimizer_lib.fuse(optimizer)
     optimizer.build(model.trainable_variables)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     pixels, labels = images(config)

@@ -8,12 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist import experiment, gradients, loop, step
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.contest import baselines, keras_fit, pipelines
 from tfdist.contest.baselines import Runner
 from tfdist.contest.works import WORKS
+from tfdist.training import checkpointing, setup
+from tfdist.training.step import gradients, train_step
 
 Job = dict[str, Any]
 # Tensors of a model of so many bytes: as many as ResNet50V2 has, of one size.
@@ -45,9 +46,9 @@ def fit(job: Job, folder: Path) -> dict[str, Runner]:
 
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's own loop, input included, as `train.train_loop` runs it."""
-    run = experiment.start(_config(job, folder), folder / "run")
-    caller = loop.make_caller(run, step.train_step)
-    iterator = run.cluster.distribute(experiment.training_dataset(run, first_step=0, last_step=run.total_steps))
+    run = setup.start(_config(job, folder), folder / "run")
+    caller = checkpointing.make_caller(run, train_step.train_step)
+    iterator = run.cluster.distribute(setup.training_dataset(run, first_step=0, last_step=run.total_steps))
 
     def steps(count: int) -> None:
         while count:

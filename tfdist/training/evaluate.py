@@ -1,30 +1,34 @@
 """The evaluation beside the loop: each example of the split once, on any number of replicas."""
 
+import json
 import math
+import sys
 import time
 
 from tfdist import config as config_lib
-from tfdist import experiment, intervals, step
-from tfdist import loop as loop_lib
-from tfdist.loop import Loop
+from tfdist.checkpoint import directory
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster import interruption
+from tfdist.training import checkpointing, state, triggers
+from tfdist.training import run as run_lib
+from tfdist.training.state import Loop
+from tfdist.training.step import multi_step
 
 
-def values(run: experiment.Run, sums: dict[str, float]) -> dict[str, float]:
+def values(run: run_lib.Run, sums: dict[str, float]) -> dict[str, float]:
     """Returns what `sums` over examples come to; every worker must call it, as metrics are read."""
-    return step.means(run.trainer, sums) if run.compiled is None else run.compiled.results(sums)
+    return multi_step.means(run.trainer, sums) if run.compiled is None else run.compiled.results(sums)
 
 
-def evaluation_is_due(run: experiment.Run, now: int) -> bool:
+def evaluation_is_due(run: run_lib.Run, now: int) -> bool:
     """Whether an evaluation belongs after step `now`."""
     if run.evaluation_data is None:
         return False
-    if run.compiled is not None and loop_lib.ends(
-        run, now
-    ):  # As Keras does: by epochs, and one that is cut short counts.
+    if run.compiled is not None and state.ends(run, now):  # As Keras does: by epochs, and one that is cut short counts.
         now = math.ceil(now / run.steps_per_epoch) * run.steps_per_epoch
-    elif loop_lib.ends(run, now):
+    elif state.ends(run, now):
         return True
-    return intervals.is_due(run.config.evaluation.every, now, run.steps_per_epoch)
+    return triggers.is_due(run.config.evaluation.every, now, run.steps_per_epoch)
 
 
 def evaluate(loop: Loop, now: int, best: float | None = None) -> dict[str, float] | None:
@@ -75,3 +79,35 @@ def is_best(options: config_lib.Checkpoint, values: dict[str, float], best: floa
         return False
     value = values[options.best_metric]
     return best is None or (value > best if options.best_mode == "max" else value < best)
+
+
+def evaluate_only(run: run_lib.Run, which: str) -> int:
+    """Evaluates one checkpoint, changing nothing in the workdir.
+
+    Args:
+        which: "newest", "best", or a step.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split.
+    """
+    if run.evaluation_data is None:
+        raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
+    chosen = 0
+    if run.cluster.is_chief:
+        chosen = checkpoint_format.find(
+            run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr)
+        ).step
+    chosen = run.cluster.from_chief(chosen)
+    saved = checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
+    checkpoint_format.restore(saved, run.variables)
+    reporter = checkpointing.open_reporter(run, None)
+    reporter.event(f"evaluating {saved.path}")
+    loop = checkpointing.make_loop(run, reporter, None)
+    loop.agreement.check(saved.step)
+    values = evaluate(loop, saved.step)
+    reporter.close()
+    if values is None:
+        return interruption.EXIT_STOPPED
+    if run.cluster.is_chief:
+        print(json.dumps({"step": saved.step, "num_examples": run.evaluation_examples, **values}))
+    return 0

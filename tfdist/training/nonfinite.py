@@ -7,13 +7,27 @@ stop is none, or an interrupted run would not go back to where an uninterrupted 
 values that are the same on all workers.
 """
 
-import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from tfdist import loop as loop_lib
+import tensorflow as tf
+
 from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.loop import Loop, Progress
+from tfdist.training import state
+from tfdist.training.state import Loop, Progress
+
+
+def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
+    """Compiles a function that tells whether no floating-point variable holds an infinity or NaN."""
+    floats = [checkpoint_format._value(v) for v in variables.values() if checkpoint_format._value(v).dtype.is_floating]
+
+    @tf.function(autograph=False)
+    def check() -> tf.Tensor:
+        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
+
+    return lambda: bool(check())
 
 
 class DivergedError(ArithmeticError):
@@ -40,7 +54,7 @@ def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, fl
             raise diverged(loop, what)
         return False
     if options.nonfinite == "rollback":
-        if not skipped and loop_lib.save_is_due(loop.run, last_step) and not loop.is_finite():
+        if not skipped and state.save_is_due(loop.run, last_step) and not loop.is_finite():
             # A gradient may be finite, and its square in an optimizer's slot not.
             skipped, bad_step, what = 1, last_step, f"The weights are no longer finite after step {last_step}"
         if skipped:
@@ -81,28 +95,6 @@ def _go_back(loop: Loop, progress: Progress, bad_step: int, what: str) -> None:
         f"{progress.rollbacks} of at most {limit} times",
         bad_step,
     )
-
-
-def save(loop: Loop, progress: Progress, *, regular: bool) -> None:
-    """Begins to save the run as it is now; the chief alone writes, while training goes on.
-
-    Args:
-        regular: whether the config asks for it, and not a stop.
-
-    Raises:
-        DivergedError: the weights are no longer finite.
-    """
-    run = loop.run
-    if not loop.is_finite():  # Asked on every worker, which all find the same.
-        raise diverged(loop, f"The weights are no longer finite after step {progress.step}")
-    if regular:
-        progress.regular = progress.step
-    if run.compiled is not None:
-        within_epoch = progress.step % run.steps_per_epoch != 0
-        progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
-    if loop.saver is not None:
-        progress.callbacks, arrays = run.hooks.state()
-        loop.saver.save(progress.step, checkpoint_format.snapshot(run.variables) | arrays, dataclasses.asdict(progress))
 
 
 def diverged(loop: Loop, what: str) -> DivergedError:

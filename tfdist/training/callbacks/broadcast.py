@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import callback_state
 from tfdist.cluster.cluster import Cluster
+from tfdist.training.callbacks import state as state_lib
 
 # Keras' own that are alike everywhere and change all weights, twice an epoch.
 _EVERYWHERE = (keras.callbacks.SwapEMAWeights,)
@@ -95,13 +95,11 @@ def _differ(before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_any([tf.reduce_any(tf.not_equal(one, other)) for one, other in pairs])
 
 
-def send_attributes(
-    cluster: Cluster, callbacks: list[keras.callbacks.Callback], before: callback_state.Baseline
-) -> None:
+def send_attributes(cluster: Cluster, callbacks: list[keras.callbacks.Callback], before: state_lib.Baseline) -> None:
     """Gives the other workers' callbacks what those of the chief have learned since `before`; all must call it."""
     text = b""
     if cluster.is_chief:
-        state, arrays = callback_state.snapshot(callbacks, before, lambda *lost: None, _LARGEST_SENT_BYTES)
+        state, arrays = state_lib.snapshot(callbacks, before, lambda *lost: None, _LARGEST_SENT_BYTES)
         flat = {name: [_kind(array), array.shape, array.tobytes().hex()] for name, array in arrays.items()}
         text = json.dumps([state, flat]).encode()
     text = cluster.bytes_from_chief(text)
@@ -112,9 +110,9 @@ def send_attributes(
         name: np.frombuffer(bytes.fromhex(values), np.dtype(kind)).reshape(shape).copy()
         for name, (kind, shape, values) in flat.items()
     }
-    named = callback_state.named(callbacks).items()
+    named = state_lib.named(callbacks).items()
     followers = {name for name, callback in named if not runs_everywhere(callback)}
-    callback_state.restore(callbacks, {name: one for name, one in state.items() if name in followers}, arrays)
+    state_lib.restore(callbacks, {name: one for name, one in state.items() if name in followers}, arrays)
 
 
 def _kind(array: np.ndarray) -> str:

@@ -5,10 +5,10 @@ from typing import Any
 import keras
 
 from tfdist import config as config_lib
-from tfdist import hooks
-from tfdist.callbacks import KerasHooks
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
+from tfdist.training.callbacks import hooks
+from tfdist.training.callbacks.keras_hooks import KerasHooks
 
 
 def of_config(

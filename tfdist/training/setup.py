@@ -1,79 +1,29 @@
 """Makes a run of a config: checks it against data and devices, meets the other workers, builds the model."""
 
-import dataclasses
 import functools
 import json
 import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, named_callbacks, randomness, step
 from tfdist import config as config_lib
-from tfdist import hooks as hooks_lib
-from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
-from tfdist.cluster.cluster import Cluster
-from tfdist.compiled import Compiled
 from tfdist.config import diff, specs, validate
 from tfdist.data import autograph, cache, stream
 from tfdist.report import reporter, run_info
+from tfdist.training import replica_consistency
+from tfdist.training import run as run_lib
+from tfdist.training.callbacks import from_config
+from tfdist.training.run import Run
+from tfdist.training.step import context, seed_generators
+from tfdist.training.step import optimizer as optimizer_lib
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A run that is ready to train or to evaluate, seen from one worker."""
-
-    config: config_lib.Config
-    # None: nothing is written and nothing resumed.
-    workdir: Path | None
-    cluster: Cluster
-    # Whether this worker was asked to stop.
-    stop: interruption.StopRequest
-    trainer: step.Trainer
-    # Every variable that a checkpoint holds, by name.
-    variables: dict[str, Any]
-    # (first_step, last_step) -> this worker's share of the steps [first_step, last_step), which goes on for ever.
-    training_data: Callable[[int, int], tf.data.Dataset]
-    # () -> this worker's share of one pass, which goes on for ever, and the steps of the pass; None: no evaluation.
-    evaluation_data: Callable[[], tuple[tf.data.Dataset, int]] | None
-    # The examples of a pass where that is known.
-    evaluation_examples: int | None
-    steps_per_epoch: int
-    total_steps: int
-    # Examples in one training step, over all replicas; the last of an epoch may have fewer.
-    batch_size: int
-    # Look for the example that cannot be read, and raise a ValueError that names it.
-    verify: tuple[Callable[[], None], ...] = ()
-    # Reads a few examples by name, which must be the same on all workers.
-    examples: Callable[[], dict[str, tf.Tensor]] = dict
-    # Where a new run begins: not at 0 for a script that goes on from an epoch of its own.
-    first_step: int = 0
-    # What the user ought to know of the data before the first step.
-    notes: tuple[str, ...] = ()
-    hooks: hooks_lib.Hooks = dataclasses.field(default_factory=hooks_lib.Hooks)
-
-    @property
-    def compiled(self) -> Compiled | None:
-        """The losses and metrics of a model that was given to `compile`; None in the run of a config."""
-        return self.trainer.compiled
-
-    @property
-    def checkpoints(self) -> Path | None:
-        """The directory of the checkpoints."""
-        return None if self.workdir is None else self.workdir / "checkpoints"
-
-
-def evaluation_batch_size(config: config_lib.Config) -> int:
-    """Examples in one evaluation step, over all replicas."""
-    return config.data.evaluation_batch_size or config.data.batch_size
 
 
 def start(config: config_lib.Config, workdir: Path) -> Run:
@@ -114,16 +64,16 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     with cluster.scope():
         model = specs.build(config.model, field="config.model")
         local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
-        optimizer = build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
+        optimizer = optimizer_lib.build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
-    training_data = _training_data(config, *train, share(cluster))
-    trainer = step.build_trainer(cluster, config, model, optimizer, objective, element_spec(training_data(0, 1)))
+    training_data = _training_data(config, *train, run_lib.share(cluster))
+    trainer = context.build_trainer(cluster, config, model, optimizer, objective, element_spec(training_data(0, 1)))
     if adapt:
         with cluster.scope():
             adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
         cluster.copy_from_chief(model.variables)  # Another kind of machine may have rounded otherwise.
-    randomness.address(model, optimizer.iterations, cluster_lib.replica_id)
+    seed_generators.address(model, optimizer.iterations, cluster_lib.replica_id)
     reserved = [name for name in trainer.names if name in reporter.RESERVED]
     if reserved:
         raise ValueError(
@@ -134,7 +84,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
             f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among what the objective "
             f"returns: {', '.join(trainer.names)}"
         )
-    hooks = named_callbacks.of_config(
+    hooks = from_config.of_config(
         config,
         cluster,
         model,
@@ -143,7 +93,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         epochs=math.ceil(total_steps / steps_per_epoch),
         steps=steps_per_epoch,
     )
-    return make_run(
+    return run_lib.make_run(
         config,
         workdir,
         cluster,
@@ -151,34 +101,13 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         trainer,
         hooks=hooks,
         training_data=training_data,
-        evaluation_data=_evaluation_data(config, *evaluation, share(cluster)),
+        evaluation_data=_evaluation_data(config, *evaluation, run_lib.share(cluster)),
         evaluation_examples=None if evaluation_source is None else len(evaluation_source),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         batch_size=config.data.batch_size,
         verify=tuple(s.verify for s in (train_source, evaluation_source) if hasattr(s, "verify")),
-        examples=functools.partial(agreement.examples, {"train": train[0], "evaluation": evaluation[0]}),
-    )
-
-
-def make_run(
-    config: config_lib.Config,
-    workdir: Path | None,
-    cluster: Cluster,
-    stop: interruption.StopRequest,
-    trainer: step.Trainer,
-    **data: Any,
-) -> Run:
-    """Puts a run together, whose variables are those of `trainer`; `data` are the rest of `Run`'s fields."""
-    more = trainer.loss_scale.variables() if trainer.loss_scale else {}
-    return Run(
-        config=config,
-        workdir=workdir,
-        cluster=cluster,
-        stop=stop,
-        trainer=trainer,
-        variables=checkpoint_format.named_variables(trainer.model, trainer.optimizer, more),
-        **data,
+        examples=functools.partial(replica_consistency.examples, {"train": train[0], "evaluation": evaluation[0]}),
     )
 
 
@@ -213,9 +142,9 @@ def check_fit(
             f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{micro}: "
             f"set it to {advice}, or change the number of replicas."
         )
-    if evaluation_batch_size(config) % num_replicas:
+    if run_lib.evaluation_batch_size(config) % num_replicas:
         raise ValueError(
-            f"config.data.evaluation_batch_size={evaluation_batch_size(config)} cannot be divided among "
+            f"config.data.evaluation_batch_size={run_lib.evaluation_batch_size(config)} cannot be divided among "
             f"{num_replicas} replicas: set it to a multiple of {num_replicas}."
         )
     if len(train_source) < batch:
@@ -231,32 +160,6 @@ def check_fit(
                 f"labels of {classes} classes: set config.model.num_classes to {classes}."
             )
     return len(train_source) // batch
-
-
-def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> keras.optimizers.Optimizer:
-    """Makes the optimizer with its schedule, the peak scaled to the global batch (arXiv 1706.02677, section 2.1).
-
-    Raises:
-        ValueError: the warm-up is longer than the run, or the target returns no optimizer.
-    """
-    rate = config.learning_rate
-    factor = config.data.batch_size / config.train.local_steps / rate.reference_batch_size
-    peak = rate.peak * {"none": 1.0, "linear": factor, "sqrt": factor**0.5}[rate.scaling]
-    warmup_steps = round(rate.warmup_epochs * steps_per_epoch)
-    if warmup_steps > total_steps:
-        raise ValueError(
-            f"config.learning_rate.warmup_epochs={rate.warmup_epochs} are {warmup_steps} steps, more than the "
-            f"{total_steps} of the run."
-        )
-    schedule = specs.build(
-        rate.schedule, peak, field="config.learning_rate.schedule", total_steps=total_steps, warmup_steps=warmup_steps
-    )
-    optimizer = specs.build(config.optimizer, schedule, field="config.optimizer")
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ValueError(
-            f"config.optimizer.target must return a keras.optimizers.Optimizer. Received: {type(optimizer).__name__}"
-        )
-    return optimizer
 
 
 def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
@@ -291,7 +194,7 @@ def _evaluation_data(
 ) -> Callable[[], tuple[tf.data.Dataset, int]] | None:
     if source is None:
         return None
-    batch = evaluation_batch_size(config)
+    batch = run_lib.evaluation_batch_size(config)
     # Made once, at the first evaluation: every later one takes another iterator of it.
     return functools.cache(
         lambda: stream.evaluation(source, prepare, worker_share, global_batch=batch, seed=config.seed)
@@ -311,16 +214,6 @@ def _training_data(
         global_batch=config.data.batch_size,
         seed=config.seed,
         shuffle=config.data.shuffle,
-    )
-
-
-def share(cluster: Cluster) -> stream.Share:
-    """The part of every global batch that this worker's replicas take."""
-    local_replicas = cluster.num_replicas // cluster.num_workers
-    return stream.Share(
-        first_replica=cluster.rank * local_replicas,
-        local_replicas=local_replicas,
-        num_replicas=cluster.num_replicas,
     )
 
 

@@ -12,17 +12,17 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist import gradients as gradients_lib
-from tfdist import step
 from tfdist.data.stream import Batch
+from tfdist.training.step import context, optimizer, train_step
+from tfdist.training.step import gradients as gradients_lib
 
 
 def choose_step(options: config_lib.Train) -> Callable[..., tf.Tensor]:
     """Returns what a step is: `step.train_step`, or with `local_steps` a round of them."""
-    return step.train_step if options.local_steps == 1 else train_round
+    return train_step.train_step if options.local_steps == 1 else train_round
 
 
-def train_round(trainer: step.Trainer, batch: Batch) -> tf.Tensor:
+def train_round(trainer: context.Trainer, batch: Batch) -> tf.Tensor:
     """As `step.train_step`: the share of a global batch is cut into `local_steps` pieces, one optimizer step for each.
 
     Weights, the optimizer's slots and moving statistics are averaged at the end, so that all replicas hold the same
@@ -31,7 +31,7 @@ def train_round(trainer: step.Trainer, batch: Batch) -> tf.Tensor:
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
-    gradients_lib.check_trainable(trainer.model)
+    optimizer.check_trainable(trainer.model)
     config, replicas = trainer.config, trainer.cluster.num_replicas
     pieces = config.train.local_steps
     # As if a piece of each replica were the global batch: a replica's loss is then its own mean, divided by `replicas`.
@@ -44,15 +44,15 @@ def train_round(trainer: step.Trainer, batch: Batch) -> tf.Tensor:
     # A loop in Python: an optimizer's update within a loop of the graph is refused on mirrored replicas.
     for piece in range(pieces):
         part = {name: value[piece] for name, value in split.items()}
-        more, gradients = step.forward_backward(of_piece, part, tf.constant(piece))
-        step.apply(trainer, [None if g is None else replicas * tf.convert_to_tensor(g) for g in gradients])
+        more, gradients = train_step.forward_backward(of_piece, part, tf.constant(piece))
+        train_step.apply(trainer, [None if g is None else replicas * tf.convert_to_tensor(g) for g in gradients])
         sums += more
     if replicas > 1:
         changes = [(variable.value - old) / replicas for variable, old in zip(moving, before, strict=False)]
-        changes = step.sum_over_replicas(trainer, changes, before[len(moving) :], 1 / replicas)
+        changes = gradients_lib.sum_over_replicas(trainer, changes, before[len(moving) :], 1 / replicas)
         for variable, old, change in zip(moving, before, changes, strict=False):
             variable.assign(old + change)
-    step.add_to_totals(trainer, sums, None)
+    train_step.add_to_totals(trainer, sums, None)
     with tf.control_dependencies([tf.convert_to_tensor(trainer.model.trainable_variables[0].value)]):
         return tf.identity(sums)
 

@@ -7,17 +7,18 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist import experiment, intervals
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import tensorboard_events
 from tfdist.report.reporter import Reporter
+from tfdist.training import run as run_lib
+from tfdist.training import triggers
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Board:
     """Looks at the run between calls, as `config.report` says."""
 
-    run: experiment.Run
+    run: run_lib.Run
     report: Reporter
     looked: bool = False
     profiling: bool = False
@@ -25,7 +26,7 @@ class Board:
     def boundaries(self, now: int) -> list[int]:
         """The next steps after `now` at which a call must end; the same on every worker."""
         options, steps_per_epoch = self.run.config.report, self.run.steps_per_epoch
-        due = intervals.next_due(options.histograms, now, steps_per_epoch)
+        due = triggers.next_due(options.histograms, now, steps_per_epoch)
         first, last = options.profile or (0, 0)
         return [step for step in (due, first - 1, last) if step is not None and step > now]
 
@@ -39,7 +40,7 @@ class Board:
             self.report.graph(graph(run))
         wanted = options.histograms.steps is not None or options.histograms.epochs is not None
         due = (
-            intervals.is_due(options.histograms, now, run.steps_per_epoch) and not begins
+            triggers.is_due(options.histograms, now, run.steps_per_epoch) and not begins
         )  # It is there after a resume.
         if wanted and (now == 0 or due):
             arrays = checkpoint_format.snapshot(run.variables)
@@ -67,7 +68,7 @@ class Board:
                 self.report.warning(f"The profile cannot be written: {error.message}")
 
 
-def graph(run: experiment.Run) -> bytes:
+def graph(run: run_lib.Run) -> bytes:
     """Returns the graph of the model and its objective, as evaluation runs them: a serialised GraphDef."""
     trainer = run.trainer
 

@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist import callback_state, following, hooks, listening, progress_bar
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.progress_bar import ProgressBar
+from tfdist.training.callbacks import active_hooks, broadcast, hooks, progress_bar, state
+from tfdist.training.callbacks.progress_bar import ProgressBar
 
 # tfdist's own bar takes its place.
 _PROGRESS = keras.callbacks.ProgbarLogger
@@ -43,33 +43,33 @@ class KerasHooks(hooks.Hooks):
         # What a checkpoint remembers; the bar, which stands last, shows what they add to the logs.
         self._kept = [*(callback for callback in given if callback is not self._history), self._history]
         self._agree(given)
-        mine = [callback for callback in self._kept if cluster.is_chief or following.runs_everywhere(callback)]
+        mine = [callback for callback in self._kept if cluster.is_chief or broadcast.runs_everywhere(callback)]
         with _silence(not cluster.is_chief):
             listed = [*mine, *([bar] if bar else [])]
             self._list = keras.callbacks.CallbackList(listed, model=model, **params)
-        self._baseline = callback_state.baseline(self._kept)
+        self._baseline = state.baseline(self._kept)
         self._lost: set[str] = set()
         self._training = False
 
     def _agree(self, given: list[keras.callbacks.Callback]) -> None:
         # Asked of all workers: those who come from Horovod give some callbacks to the chief alone.
         # With one worker nobody follows, and a script's globals may be long lists.
-        held = following.held_variables(given) if self._cluster.num_workers > 1 else []
+        held = broadcast.held_variables(given) if self._cluster.num_workers > 1 else []
         shown = self._bar is not None and self._bar.moves
-        batches = [listening.wants_batches(given, kind) for kind in listening.KINDS]
-        acting = [any(listening.acts(callback, hook) for callback in given) for hook in listening.HOOKS]
+        batches = [active_hooks.wants_batches(given, kind) for kind in active_hooks.KINDS]
+        acting = [any(active_hooks.acts(callback, hook) for callback in given) for hook in active_hooks.HOOKS]
         workers = self._gather([float(one) for one in (shown, *batches, *acting, len(held))])
         self._shows, *wanted = np.any(workers[:, :-1], axis=0).tolist()
         steps = getattr(self._model, "steps_per_execution", 1)
-        self.each_steps = {kind: steps for kind, wants in zip(listening.KINDS, wanted[:3], strict=True) if wants}
+        self.each_steps = {kind: steps for kind, wants in zip(active_hooks.KINDS, wanted[:3], strict=True) if wants}
         # After these the workers agree on what has come of it.
-        self._settled = {hook for hook, acts in zip(listening.HOOKS, wanted[3:], strict=True) if acts}
+        self._settled = {hook for hook, acts in zip(active_hooks.HOOKS, wanted[3:], strict=True) if acts}
         trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
         variables = [variable for variable in trained if variable is not self._settable_rate()]
         if len(set(workers[:, -1])) == 1:  # Otherwise they are those of callbacks that the chief alone was given.
             known = {id(variable) for variable in trained}
             variables += [variable for variable in held if id(variable) not in known]
-        self._following = following.Following(self._cluster, variables)
+        self._following = broadcast.Following(self._cluster, variables)
 
     @property
     def history(self) -> keras.callbacks.History:
@@ -84,21 +84,21 @@ class KerasHooks(hooks.Hooks):
     def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
         self._model.stop_training, self._training = False, True
         if saved and self._cluster.is_chief:
-            callback_state.rewind_files(self._kept, saved["callbacks"])
+            state.rewind_files(self._kept, saved["callbacks"])
         self._call("on_train_begin")
-        self._baseline = callback_state.baseline(self._kept)
+        self._baseline = state.baseline(self._kept)
         if epoch is not None:  # Once more: a callback may open there what a checkpoint cannot hold.
             self._call("on_epoch_begin", epoch)
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        new = callback_state.restore(self._kept, saved["callbacks"], arrays)
+        new = state.restore(self._kept, saved["callbacks"], arrays)
         if new and self._cluster.is_chief:
             self._warn(f"the checkpoint knows nothing of these callbacks, which begin anew: {', '.join(new)}")
         self._model.stop_training = saved["stop"]
         self._model.history = self._history
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        remembered, arrays = callback_state.snapshot(self._kept, self._baseline, self._warn_of_loss)
+        remembered, arrays = state.snapshot(self._kept, self._baseline, self._warn_of_loss)
         return {"callbacks": remembered, "stop": self.stop()}, arrays
 
     def train_end(self, logs: dict[str, float]) -> None:
@@ -181,11 +181,11 @@ class KerasHooks(hooks.Hooks):
 
     @contextlib.contextmanager
     def _alone(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
-        if self._cluster.num_workers == 1 or following.runs_everywhere(callback):
+        if self._cluster.num_workers == 1 or broadcast.runs_everywhere(callback):
             yield
             return
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
-        with collective_guard.alone(f"{type(callback).__name__}.{hook}", advice), collective_guard.local(self._model):
+        with collective_guard.alone(f"{type(callback).__name__}.{hook}", advice), local(self._model):
             yield
 
     def _settle(self) -> None:
@@ -203,7 +203,7 @@ class KerasHooks(hooks.Hooks):
 
     def _send(self) -> None:
         if self._cluster.num_workers > 1 and not self._training:
-            following.send_attributes(self._cluster, self._kept, self._baseline)
+            broadcast.send_attributes(self._cluster, self._kept, self._baseline)
 
     def _settable_rate(self) -> keras.Variable | None:
         rate = getattr(self._optimizer, "learning_rate", None)
@@ -214,7 +214,7 @@ class KerasHooks(hooks.Hooks):
 
     def _warn_of_loss(self, name: str, attribute: str, value: Any) -> None:
         """Says once which attribute of a user's callback a checkpoint cannot hold."""
-        callback, attribute = callback_state.named(self._kept)[name], f"{name}.{attribute}"
+        callback, attribute = state.named(self._kept)[name], f"{name}.{attribute}"
         if attribute not in self._lost and not type(callback).__module__.startswith("keras."):
             self._lost.add(attribute)
             self._warn(
@@ -290,3 +290,19 @@ def _silence(wanted: bool) -> Iterator[None]:
         yield
     finally:
         keras.config.enable_interactive_logging()
+
+
+@contextlib.contextmanager
+def local(model: keras.Model) -> Iterator[None]:
+    """Within, Keras' own `model.predict` runs on this worker, with all data; what would sum over workers is refused."""
+    before = model._distribute_strategy
+    model._distribute_strategy = None  # Whatever is current: outside of scopes, that of code which knows of none.
+    refused = ("fit", "evaluate", "train_on_batch", "test_on_batch")
+    for name in refused:
+        vars(model)[name] = lambda *args, name=name, **keywords: collective_guard.check(f"model.{name}")
+    try:
+        yield
+    finally:
+        model._distribute_strategy = before
+        for name in refused:
+            del vars(model)[name]

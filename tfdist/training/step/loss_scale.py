@@ -1,0 +1,41 @@
+"""UNDOCUMENTED."""
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(slots=True)
+class LossScale:
+    """Dynamic loss scaling for float16 (arXiv 1710.03740): halved at an overflow, doubled after `growth_steps`.
+
+    Every replica holds its own copy and changes it alike, for the decision is taken on the summed gradients.
+    """
+
+    value: tf.Variable
+    good_steps: tf.Variable
+    growth_steps: int = 2000
+
+    @classmethod
+    def create(cls, initial: float = 2.0**15) -> "LossScale":
+        """Makes the variables; to be called in `strategy.scope`."""
+        none = tf.VariableAggregation.NONE
+        return cls(
+            tf.Variable(initial, trainable=False, aggregation=none, name="loss_scale"),
+            # int64: TensorFlow keeps int32 variables off GPUs.
+            tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=none, name="loss_scale_good_steps"),
+        )
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """What a checkpoint must hold."""
+        return {"loss_scale/value": self.value, "loss_scale/good_steps": self.good_steps}
+
+    def update(self, finite: bool) -> None:
+        """Counts a step that was applied (`finite`) or left out; to be called in `strategy.run`."""
+        if not finite:
+            self.value.assign(tf.maximum(self.value / 2.0, 1.0))
+            self.good_steps.assign(0)
+            return
+        grown = self.good_steps + 1 >= self.growth_steps
+        self.value.assign(tf.where(grown, self.value * 2.0, self.value))
+        self.good_steps.assign(tf.where(grown, tf.zeros([], tf.int64), self.good_steps + 1))
