@@ -20,9 +20,8 @@ import pytest
 import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
 
-from tfdist import launch
-from tfdist.cluster import local
 from tfdist.cluster.rendezvous import rpc
+from tfdist.launch import __main__, local_workers
 
 CONFIG, STEPS = "tests/configs/interrupted.py", 56
 SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0"
@@ -135,7 +134,7 @@ def saved(process, workdir):
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        return launch.newest_step(workdir) >= 0
+        return __main__.newest_step(workdir) >= 0
 
     return until(found, 240)
 
@@ -390,7 +389,7 @@ TWO = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {
 )
 def test_under_another_launcher_it_refuses_and_says_what_to_use(env, words):
     with pytest.raises(ValueError, match=words):
-        local.refuse_other_launchers(env)
+        local_workers.refuse_other_launchers(env)
 
 
 def test_the_refusal_is_one_line(tmp_path):
@@ -403,39 +402,39 @@ def test_the_refusal_is_one_line(tmp_path):
 
 def test_alone_in_a_step_or_a_job_it_starts():
     alone = SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_GTIDS": "0"}
-    assert local.refuse_other_launchers({}) == local.refuse_other_launchers(alone) == ""
-    assert "srun" in local.refuse_other_launchers({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
+    assert local_workers.refuse_other_launchers({}) == local_workers.refuse_other_launchers(alone) == ""
+    assert "srun" in local_workers.refuse_other_launchers({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
 
 
 def test_gpus_are_divided_among_the_workers():
-    assert local.gpus({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
-    assert local.gpus({"CUDA_VISIBLE_DEVICES": ""}) == local.gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+    assert local_workers.gpus({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
+    assert local_workers.gpus({"CUDA_VISIBLE_DEVICES": ""}) == local_workers.gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
     listed = (
         "GPU 0: NVIDIA A100 (UUID: GPU-aa)\n"
         "GPU 1: NVIDIA A100 (UUID: GPU-bb)\n"
         "  MIG 3g.20gb Device 0: (UUID: MIG-cc)\n"
         "  MIG 3g.20gb Device 1: (UUID: MIG-dd)\n"
     )
-    assert local.parse_list(listed) == ("GPU-aa", "MIG-cc", "MIG-dd")
-    assert local.divide_gpus(("0", "1", "2", "3", "4"), 2) == [("0", "1"), ("2", "3")]
-    assert local.divide_gpus((), 2) == [(), ()]
+    assert local_workers.parse_list(listed) == ("GPU-aa", "MIG-cc", "MIG-dd")
+    assert local_workers.divide_gpus(("0", "1", "2", "3", "4"), 2) == [("0", "1"), ("2", "3")]
+    assert local_workers.divide_gpus((), 2) == [(), ()]
     with pytest.raises(ValueError, match=r"--workers=3, and there are 2 GPU\(s\)"):
-        local.divide_gpus(("0", "1"), 3)
-    first, second = local.environments({"HOME": "/h", "TF_CONFIG": ""}, [11, 12, 13], [("0", "1"), ("2", "3")])
+        local_workers.divide_gpus(("0", "1"), 3)
+    first, second = local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [11, 12, 13], [("0", "1"), ("2", "3")])
     assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert json.loads(second["TF_CONFIG"]) == {
         "cluster": {"worker": ["localhost:11", "localhost:12"]},
         "task": {"type": "worker", "index": 1},
     }
-    assert local.environments({"HOME": "/h", "TF_CONFIG": ""}, [11], [()]) == [{"HOME": "/h"}]
-    assert launch.without([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
+    assert local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [11], [()]) == [{"HOME": "/h"}]
+    assert __main__.without([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
 
 
 def test_the_next_smaller_number_divides_both_batches():
     def smaller(shares, least, **data):
         options = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
         options.data = dataclasses.replace(options.data, **{"evaluation_batch_size": None} | data)
-        return launch.next_smaller(options, shares, least)
+        return __main__.next_smaller(options, shares, least)
 
     assert smaller([()] * 8, 1, batch_size=48) == 6
     assert smaller([()] * 8, 1, batch_size=48, evaluation_batch_size=20) == 4
@@ -444,7 +443,7 @@ def test_the_next_smaller_number_divides_both_batches():
 
 
 def test_ports_stay_reserved_and_workers_can_listen_at_them():
-    reserved = local.reserve_ports(20)
+    reserved = local_workers.reserve_ports(20)
     ports = [sock.getsockname()[1] for sock in reserved]
     assert len(set(ports)) == 20
     listening = rpc.listen(ports[0])

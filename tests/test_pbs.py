@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist.cluster import local
 from tfdist.cluster.discovery import environment
+from tfdist.launch import local_workers
 
 PORTS = {"port_base": 10000, "port_count": 10000}
 
@@ -35,7 +35,7 @@ def test_pbsdsh_starts_a_worker_on_each_host_in_the_order_of_the_node_file(nodef
     other = environment.resolve(task(nodefile, 0, PBS_JOBID="4712.isrv1"), **PORTS)
     assert other.port != port and other.job != places[0].job
     with pytest.raises(ValueError, match="this is already process 0 of 3, started through pbs"):
-        local.refuse_other_launchers(task(nodefile, 0))
+        local_workers.refuse_other_launchers(task(nodefile, 0))
 
 
 def test_the_jobs_script_is_alone_and_says_so(nodefile):

@@ -21,9 +21,9 @@ from typing import Any
 from absl import app, flags
 
 from tfdist import tables
-from tfdist.cluster import local, processes
 from tfdist.config import flags as config_flags
 from tfdist.contest import arena, link, starts, works
+from tfdist.launch import local_workers, processes
 from tfdist.report import files
 
 # Overrides of tfdist's config.
@@ -192,7 +192,7 @@ def check_machine() -> None:
             be written.
     """
     try:
-        local.refuse_other_launchers(os.environ)
+        local_workers.refuse_other_launchers(os.environ)
     except ValueError as error:
         raise ValueError(f"start the benchmark once, outside of other launchers: {error}") from None
     if _PIN.value:

@@ -58,16 +58,16 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
     import keras
     import tensorflow as tf
 
-    from tfdist.cluster import local
     from tfdist.cluster.discovery import worker_spec
     from tfdist.cluster.rendezvous import preflight
+    from tfdist.launch import local_workers
 
     preflight.unset_proxies(os.environ)
     place = plan.placement
     about = {
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
         "gpus": len(plan.gpus),
-        "on_host": len(plan.gpus) or len(local.gpus(os.environ)),
+        "on_host": len(plan.gpus) or len(local_workers.gpus(os.environ)),
         "unresolved": checks.unresolved(place.addresses),
         "devices": f"{plan.local_replicas} {plan.device_type}",
     }

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster import local, processes
 from tfdist.cluster.discovery import slurm
+from tfdist.launch import local_workers, processes
 from tfdist.report import metrics_file
 
 WAYS = ("auto", "processes", "devices", "slurm")
@@ -30,7 +30,7 @@ def choose_way(way: str, env: Mapping[str, str]) -> str:
     if way == "auto":
         way = "slurm" if slurm.in_allocation(env) else "processes"
     if way != "slurm":
-        local.refuse_other_launchers(env)
+        local_workers.refuse_other_launchers(env)
     return way
 
 
@@ -48,7 +48,7 @@ def train(arguments: Sequence[str], *, replicas: int, way: str, workdir: Path, l
         ValueError: there are fewer GPUs than replicas, or the training has failed; shows the end of its log.
     """
     arguments = [*arguments, f"--workdir={workdir}"]
-    gpus = local.first_gpus(os.environ, replicas) if way != "slurm" else {}
+    gpus = local_workers.first_gpus(os.environ, replicas) if way != "slurm" else {}
     main = [sys.executable, "-m", "tfdist.main", *arguments]
     if way == "slurm":
         command = ["srun", f"--ntasks={replicas}", "--kill-on-bad-exit=0", *main]

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import local, processes
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.rendezvous import preflight
+from tfdist.launch import local_workers, processes
 
 _KINDS = ("chief", "worker", "ps")
 _LOOK_SECONDS = 0.2
@@ -146,10 +146,10 @@ def start_crew(
     give_up: Callable[[str], None],
 ) -> Crew:
     """Starts workers, which share this machine's GPUs, and servers; makes this process their chief, by TF_CONFIG."""
-    reserved = local.reserve_ports(1 + workers + servers)
+    reserved = local_workers.reserve_ports(1 + workers + servers)
     addresses = [f"localhost:{each.getsockname()[1]}" for each in reserved]
     cluster = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
-    shares = local.divide_gpus(local.gpus(env), workers)
+    shares = local_workers.divide_gpus(local_workers.gpus(env), workers)
 
     def task(kind: str, index: int) -> dict[str, str]:
         config = {"cluster": cluster, "task": {"type": kind, "index": index}}

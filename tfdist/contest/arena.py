@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster import local, processes
+from tfdist.launch import local_workers, processes
 
 # How a turn becomes as long as asked for: the last that was this share of it decides the number of steps.
 _ENOUGH = 0.2
@@ -164,10 +164,12 @@ def processors(count: int) -> list[int]:
 
 def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place) -> Contestant:
     count = job["processes"]
-    reserved = local.reserve_ports(count)
+    reserved = local_workers.reserve_ports(count)
     ports = [sock.getsockname()[1] for sock in reserved]
     # Without GPUs: all contestants would share them.
-    environments = local.environments(dict(os.environ) | job["environment"], ports, [("",)] * count, place.hosts)
+    environments = local_workers.environments(
+        dict(os.environ) | job["environment"], ports, [("",)] * count, place.hosts
+    )
     cores = processors(count) if pin else [None] * count
     logs = [folder / f"{name.replace(' ', '_')}-{rank}.log" for rank in range(count)]
     workers = []

@@ -20,8 +20,9 @@ from pathlib import Path
 from absl import app, flags
 
 from tfdist import config, main
-from tfdist.cluster import interruption, local, processes
+from tfdist.cluster import interruption
 from tfdist.config import flags as config_flags
+from tfdist.launch import local_workers, processes
 
 _WORKERS = flags.DEFINE_integer("workers", None, "How many workers to start on this machine.", lower_bound=1)
 _MAX_RESTARTS = flags.DEFINE_integer(
@@ -94,9 +95,9 @@ def run(argv: list[str]) -> int:
     command = [sys.executable, "-m", main.__name__, *argv[1:], "--config.cluster.requeue=false"]
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     try:
-        note = local.refuse_other_launchers(os.environ)
-        gpus = local.gpus(os.environ)
-        shares = local.divide_gpus(gpus, _WORKERS.value)
+        note = local_workers.refuse_other_launchers(os.environ)
+        gpus = local_workers.gpus(os.environ)
+        shares = local_workers.divide_gpus(gpus, _WORKERS.value)
     except ValueError as error:
         sys.exit(f"tfdist.launch: {error}")
     with processes.open_watch() as watch:
@@ -108,13 +109,13 @@ def run(argv: list[str]) -> int:
 
 def supervise(watch: processes.Watch, command: list[str], workdir: Path, shares: list[tuple[str, ...]]) -> int:
     """Starts a worker for each of `shares` of the GPUs, and all again after a failure; returns the exit code."""
-    sockets = local.reserve_ports(len(shares))
+    sockets = local_workers.reserve_ports(len(shares))
     ports = [reserved.getsockname()[1] for reserved in sockets]
     causes: list[str] = []
     fruitless = 0
     while True:
         before = newest_step(workdir)
-        ended = attempt(watch, command, local.environments(os.environ, ports, shares))
+        ended = attempt(watch, command, local_workers.environments(os.environ, ports, shares))
         if watch.asked:
             return asked_to_stop(watch, ended)
         if ended.code in _GOOD:
