@@ -18,8 +18,9 @@ from topologies import environments
 
 import tfdist
 from tfdist import config as c
+from tfdist.keras_fit import callbacks
 from tfdist.training import loop, setup
-from tfdist.training.callbacks import broadcast, keras_hooks
+from tfdist.training.callbacks import broadcast
 
 
 def on_a_terminal(command: list[str]) -> str:
@@ -250,7 +251,7 @@ def compiled(steps_per_execution: int = 1):
 
 
 def wanted(cluster, *given):
-    return keras_hooks.of_script(cluster, compiled(), list(given), verbose=0).each_steps
+    return callbacks.of_script(cluster, compiled(), list(given), verbose=0).each_steps
 
 
 class Overriding(keras.callbacks.Callback):
@@ -274,22 +275,22 @@ def test_steps_run_one_at_a_time_only_where_a_callback_wants_to_see_them(cluster
     assert wanted(cluster, kept.LambdaCallback(on_predict_batch_begin=print)) == {"predict": 1}
     assert wanted(cluster, Overriding()) == {"train": 1}
     assert wanted(cluster, Busy()) == {"train": 1}
-    assert keras_hooks.of_script(cluster, compiled(4), [Overriding()], verbose=0).each_steps == {"train": 4}
+    assert callbacks.of_script(cluster, compiled(4), [Overriding()], verbose=0).each_steps == {"train": 4}
 
 
 def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
     backup = keras.callbacks.BackupAndRestore(tmp_path)
-    keras_hooks.of_script(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
+    callbacks.of_script(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
     assert "BackupAndRestore is left out: what it does, and more, tfdist.fit does in" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"give tfdist\.fit a workdir, and the same script in it resumes"):
-        keras_hooks.of_script(cluster, compiled(), [backup], verbose=1)
+        callbacks.of_script(cluster, compiled(), [backup], verbose=1)
 
 
 def test_what_is_no_callback_is_refused(cluster):
     with pytest.raises(ValueError, match=r"callbacks must hold objects of keras\.callbacks\.Callback.*Received: 3"):
-        keras_hooks.of_script(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
+        callbacks.of_script(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
     with pytest.raises(ValueError, match=r'verbose must be 0, 1, 2 or "auto"\. Received: 3'):
-        keras_hooks.of_script(cluster, compiled(), [], verbose=3)
+        callbacks.of_script(cluster, compiled(), [], verbose=3)
 
 
 MODULES = tf.Variable(0)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data import given
 from tfdist.data.stream import Share
+from tfdist.keras_fit.adapters import base, make_adapter
 
 X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
 REPLICAS = 4
@@ -75,7 +75,7 @@ class Rows(keras.utils.PyDataset):
 def feed(make):
     tf.random.set_seed(3)  # As in a new process.
     data, options = make()
-    return given.open_feed(data, None, None, given.Wish(**options))
+    return make_adapter.open_feed(data, None, None, base.Wish(**options))
 
 
 def elements(make, workers, steps, first_step=0):

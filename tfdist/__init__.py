@@ -8,7 +8,7 @@ _FOR_SCRIPTS = ("connect", "evaluate", "fit", "predict")
 def __getattr__(name: str) -> Any:
     # Lazily: `import tfdist.config` must not import TensorFlow.
     if name in _FOR_SCRIPTS:
-        from tfdist import script
+        from tfdist.keras_fit import api
 
-        return getattr(script, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'tfdist' has no attribute {name!r}")

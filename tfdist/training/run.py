@@ -11,8 +11,8 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.compiled import Compiled
 from tfdist.data import stream
+from tfdist.keras_fit.compiled_objective import Compiled
 from tfdist.training.callbacks import hooks as hooks_lib
 from tfdist.training.step import context
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.compiled import Compiled
+from tfdist.keras_fit.compiled_objective import Compiled
 from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import timing

@@ -6,8 +6,8 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdist.compiled import Element
 from tfdist.data.stream import Batch
+from tfdist.keras_fit.compiled_objective import Element
 from tfdist.training.step import context, optimizer, seed_generators
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step.context import Trainer

@@ -16,9 +16,8 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_dataset_ops
 
-from tfdist.data import pipelines
-from tfdist.data.feeds import piece
 from tfdist.data.stream import Share
+from tfdist.keras_fit.adapters import base, inspect_dataset
 
 _MAPS = ("_MapDataset", "_ParallelMapDataset")
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
@@ -107,7 +106,7 @@ def elements(
         batch = batch if isinstance(spec, tuple) else batch[0]
         total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
         replicas = share.first_replica + tf.range(share.local_replicas, dtype=tf.int64)
-        low, count = piece(replicas, total, share.num_replicas)
+        low, count = base.piece(replicas, total, share.num_replicas)
         within = tf.minimum(tf.range(most, dtype=tf.int64), tf.maximum(count, 1)[:, tf.newaxis] - 1)
         ids = tf.reshape(low[:, tf.newaxis] + within, [-1])
         return tf.data.Dataset.from_tensor_slices(
@@ -139,7 +138,7 @@ def elements(
 def _is_pure(graph: tf.Graph) -> bool:
     """Whether a function's results depend on its arguments alone, and nothing else on whether it is called."""
     own = {function.signature.name for function in graph.as_graph_def().library.function}
-    return not any(_is_stateful(op) for op in pipelines.called_ops(graph) if op not in _HARMLESS | own)
+    return not any(_is_stateful(op) for op in inspect_dataset.called_ops(graph) if op not in _HARMLESS | own)
 
 
 def _is_stateful(op: str) -> bool:

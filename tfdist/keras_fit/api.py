@@ -13,18 +13,18 @@ from typing import Any
 
 import keras
 
-from tfdist import compiled_run, model_check, predictions
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard, interruption, process_exit, strategy
 from tfdist.cluster.cluster import Cluster
-from tfdist.data import given
-from tfdist.data import wish as wish_lib
-from tfdist.data.feeds import Feed
+from tfdist.keras_fit import callbacks as callbacks_lib
+from tfdist.keras_fit import predict as predict_lib
+from tfdist.keras_fit import setup
+from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit.adapters.base import Feed
 from tfdist.training import checkpointing, loop
 from tfdist.training import evaluate as evaluate_lib
 from tfdist.training import run as run_lib
-from tfdist.training.callbacks import keras_hooks
 from tfdist.training.step import optimizer as optimizer_lib
 
 
@@ -144,15 +144,15 @@ def fit(
         SystemExit: with code 75, when the run was asked to stop and is saved in the workdir: start it again to go on.
     """
     collective_guard.check("tfdist.fit")
-    model_check.check_model(cluster, model, "fit")
+    setup.check_model(cluster, model, "fit")
     if epochs < 1 or initial_epoch < 0 or not isinstance(validation_freq, int) or validation_freq < 1:
         raise ValueError(
             "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
             f"Received: epochs={epochs}, validation_freq={validation_freq}, initial_epoch={initial_epoch}"
         )
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = given.split(x, y, sample_weight, validation_split)
-    wish = wish_lib.Wish(
+        (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
+    wish = base.Wish(
         batch_size=batch_size,
         steps=steps_per_epoch,
         shuffle=bool(shuffle),
@@ -160,7 +160,7 @@ def fit(
         seed=seed,
         input_ranks=_input_ranks(model),
     )
-    feed = given.open_feed(x, y, sample_weight, wish)
+    feed = make_adapter.open_feed(x, y, sample_weight, wish)
     validation = None
     if validation_data is not None:
         batch_size = validation_batch_size or batch_size
@@ -168,8 +168,8 @@ def fit(
     config = _config(model, type(x).__name__, feed.batch_size, epochs, validation_freq, bool(shuffle), seed)
     workdir = None if workdir is None else Path(workdir).expanduser()
     with _stoppable(workdir) as stop, _optimizer_as_found(model):
-        run = compiled_run.make_run(cluster, model, config, feed, validation, workdir, stop)
-        hooks = keras_hooks.of_script(
+        run = setup.make_run(cluster, model, config, feed, validation, workdir, stop)
+        hooks = callbacks_lib.of_script(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
         )
         run = dataclasses.replace(run, hooks=hooks, first_step=initial_epoch * run.steps_per_epoch)
@@ -210,12 +210,12 @@ def evaluate(
         ValueError: says which argument cannot be used, and what to do.
     """
     collective_guard.check("tfdist.evaluate")
-    model_check.check_model(cluster, model, "evaluate")
+    setup.check_model(cluster, model, "evaluate")
     feed = _feed(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
     with _optimizer_as_found(model):
-        run = compiled_run.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
-        hooks = keras_hooks.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+        run = setup.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
+        hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
         logs = evaluate_lib.evaluate(checkpointing.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
@@ -248,17 +248,17 @@ def predict(
     """
     collective_guard.check("tfdist.predict")
     feed = _feed(model, x, None, None, batch_size, steps)
-    compiled_run.check_same(cluster, feed)
+    setup.check_same(cluster, feed)
     dataset = feed.dataset(run_lib.share(cluster), 0, feed.steps)
-    hooks = keras_hooks.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
-    outputs = predictions.gather(cluster, model, cluster.distribute(dataset), feed.steps, hooks)
+    hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+    outputs = predict_lib.gather(cluster, model, cluster.distribute(dataset), feed.steps, hooks)
     cluster.pause()
     return outputs
 
 
 def _feed(model: keras.Model, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None) -> Feed:
-    wish = wish_lib.Wish(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
-    return given.open_feed(x, y, sample_weight, wish)
+    wish = base.Wish(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
+    return make_adapter.open_feed(x, y, sample_weight, wish)
 
 
 def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:

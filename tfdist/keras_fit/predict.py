@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.compiled import Element
+from tfdist.keras_fit.compiled_objective import Element
 from tfdist.training.callbacks import hooks as hooks_lib
 
 

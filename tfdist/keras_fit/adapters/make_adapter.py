@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tfdist.data import pipelines, python_data, sharing
-from tfdist.data.feeds import Batches, Examples, Feed
 from tfdist.data.stream import Share
-from tfdist.data.wish import Wish, weighted
+from tfdist.keras_fit.adapters import base, inspect_dataset, py_dataset, shard_before_map
+from tfdist.keras_fit.adapters.base import Batches, Examples, Feed, Wish
 
 # Keras' own.
 DEFAULT_BATCH_SIZE = 32
@@ -34,9 +33,9 @@ def open_feed(x: Any, y: Any, sample_weight: Any, wish: Wish) -> Feed:
     if isinstance(x, tf.data.Dataset):
         return _dataset(x, wish)
     if isinstance(x, keras.utils.PyDataset):
-        return python_data.of_py_dataset(x, wish)
+        return py_dataset.of_py_dataset(x, wish)
     if isinstance(x, Iterator):
-        return python_data.of_generator(x, wish)
+        return py_dataset.of_generator(x, wish)
     if _is_source(x):
         return _source(x, wish)
     return _arrays(x, y, sample_weight, wish)
@@ -95,7 +94,7 @@ def _source(source: Any, wish: Wish) -> Examples:
             inputs = {name: value for name, value in batch.items() if name not in ("label", "sample_weight")}
             weights = [batch[name] for name in ("sample_weight",) if name in batch]
             batch = (next(iter(inputs.values())) if len(inputs) == 1 else inputs, batch["label"], *weights)
-        return weighted(batch, wish)
+        return base.weighted(batch, wish)
 
     return _examples(read, len(source), wish)
 
@@ -127,8 +126,8 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
             raise ValueError("The tf.data.Dataset gives single examples: pass batch_size, or batch it.")
     if single:
         dataset = dataset.batch(wish.batch_size)
-    parts = sharing.split(dataset)
-    dataset = dataset.map(lambda *given: weighted(given if len(given) > 1 else given[0], wish))
+    parts = shard_before_map.split(dataset)
+    dataset = dataset.map(lambda *given: base.weighted(given if len(given) > 1 else given[0], wish))
     cardinality = int(dataset.cardinality())
     if wish.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
@@ -136,8 +135,8 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
         raise ValueError("The tf.data.Dataset is empty.")
     length = cardinality if cardinality > 0 else None
     if length is None and wish.steps is None:
-        length = pipelines.count(dataset)
-    nature = pipelines.nature(dataset)
+        length = inspect_dataset.count(dataset)
+    nature = inspect_dataset.nature(dataset)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or wish.batch_size or (parts.batch_size if parts else None)
@@ -149,15 +148,17 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
         return dataset.repeat().skip(first_step)
 
     def own(share: Share, first_step: int) -> tf.data.Dataset:
-        return sharing.elements(parts, lambda raw: passes(first_step, raw), share, lambda rows: weighted(rows, wish))
+        return shard_before_map.elements(
+            parts, lambda raw: passes(first_step, raw), share, lambda rows: base.weighted(rows, wish)
+        )
 
     return Batches(
         stream=passes,
         steps=wish.steps or length,
-        batch_size=known or pipelines.first_batch_size(dataset),
+        batch_size=known or inspect_dataset.first_batch_size(dataset),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,
-        sample=lambda: pipelines.sample(dataset),
+        sample=lambda: inspect_dataset.sample(dataset),
         weakness=nature.weakness,
         own=None if parts is None else own,
     )

@@ -18,9 +18,9 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfdist.data import order
-from tfdist.data.feeds import Batches, piece
 from tfdist.data.stream import Share
-from tfdist.data.wish import Wish, weighted
+from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.adapters.base import Batches, Wish
 
 
 def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
@@ -49,7 +49,7 @@ def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
         flat = tf.numpy_function(read, [step, place(step), *rows], [one.dtype for one in tf.nest.flatten(spec)])
         flat = flat if isinstance(flat, list | tuple) else [flat]
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
-        return weighted(tf.nest.pack_sequence_as(spec, shaped), wish)
+        return base.weighted(tf.nest.pack_sequence_as(spec, shaped), wish)
 
     def stream(first_step: int) -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
@@ -60,7 +60,7 @@ def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
             total = tf.ensure_shape(tf.numpy_function(steps.num_rows, [step, place(step)], tf.int64), [])
-            low, count = piece(replica, total, share.num_replicas)
+            low, count = base.piece(replica, total, share.num_replicas)
             data = call(steps.read_rows, step, low, low + tf.maximum(count, 1))
             return {"data": data, "count": count, "total": total}
 
@@ -145,7 +145,7 @@ def of_generator(generator: Iterator, wish: Wish) -> Batches:
     spec = data_adapter_utils.get_tensor_spec(samples)
     batches = itertools.chain(samples, (_numpy_batch(batch) for batch in generator))
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
-    dataset = dataset.map(lambda *parts: weighted(parts, wish))
+    dataset = dataset.map(lambda *parts: base.weighted(parts, wish))
     return Batches(
         stream=dataset.skip,
         steps=wish.steps,

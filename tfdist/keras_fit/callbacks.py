@@ -1,0 +1,59 @@
+"""UNDOCUMENTED."""
+
+from typing import Any
+
+import keras
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.training.callbacks import progress_bar
+from tfdist.training.callbacks.keras_hooks import _PROGRESS, KerasHooks
+
+
+def of_script(
+    cluster: Cluster,
+    model: keras.Model,
+    given: Any,
+    *,
+    verbose: int | str,
+    epochs: int = 1,
+    steps: int | None = None,
+    workdir: Any = None,
+) -> KerasHooks:
+    """Makes the hooks of `tfdist.fit`, `evaluate` or `predict`.
+
+    Args:
+        cluster: the workers.
+        model: compiled, where it is to be trained or evaluated.
+        given: what Keras takes as `callbacks`: None, a callback, a list of them, or a CallbackList.
+        verbose: as in Keras; see `progress_bar.open_bar`.
+        epochs: at which training ends.
+        steps: of an epoch, an evaluation or a prediction.
+        workdir: where the run is saved; None: it is not.
+
+    Raises:
+        ValueError: an element is no callback, or one that works with a workdir alone.
+    """
+    bar = progress_bar.open_bar(verbose, chief=cluster.is_chief)
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    callbacks = []
+    for callback in keras.tree.flatten(given or []):
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ValueError(
+                "callbacks must hold objects of keras.callbacks.Callback, such as EarlyStopping(). "
+                f"Received: {callback!r}"
+            )
+        if not isinstance(callback, keras.callbacks.BackupAndRestore):
+            callbacks.append(callback)
+        elif workdir is None:
+            raise ValueError(
+                "BackupAndRestore is not needed: give tfdist.fit a workdir, and the same script in it resumes. "
+                f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
+            )
+        elif cluster.is_chief and verbose:
+            print(f"BackupAndRestore is left out: what it does, and more, tfdist.fit does in {workdir}.", flush=True)
+    callbacks = [callback for callback in callbacks if not isinstance(callback, _PROGRESS)]
+    params = {"verbose": verbose, "epochs": epochs, "steps": steps}
+    found = KerasHooks(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
+    found.console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
+    return found
