@@ -15,8 +15,9 @@ from launching import REPOSITORY, worker_environment
 from topologies import arrays, records
 
 from tfdist import config as c
-from tfdist.cluster import interruption, servers
+from tfdist.cluster import interruption
 from tfdist.config import validate
+from tfdist.tools.parameter_server import servers
 from tfdist.zoo import prepare
 
 BATCHES = []
@@ -75,7 +76,7 @@ def test_a_worker_that_is_killed_costs_a_warning_alone(tmp_path):
             "--config.checkpoint.export=false",
         ),
     ]
-    command = [sys.executable, "-m", "tfdist.asynchronous", *options, "--config.train.steps=150"]
+    command = [sys.executable, "-m", "tfdist.tools.parameter_server.__main__", *options, "--config.train.steps=150"]
     env = worker_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'tests'}", TO_KILL=str(tmp_path / "killed"))
     codes, said = [], ""
     # TensorFlow may lose its way; the same command then goes on.
@@ -100,7 +101,10 @@ def test_a_worker_that_is_killed_costs_a_warning_alone(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{}", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'])
 def test_without_servers_it_is_said_how_to_start_them(text):
-    with pytest.raises(ValueError, match=r"needs a chief, workers and parameter servers: start .* tfdist.asynchronous"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs a chief, workers and parameter servers: start .* tfdist.tools.parameter_server.__main__",
+    ):
         servers.roles({"TF_CONFIG": text})
 
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist import batch_size, batch_trial
+from tfdist.tools import batch_size, batch_size_trial, measure
 
 
 def run(*options, code=0):
     """Runs the command, asserts its exit code, and returns its output."""
-    command = [sys.executable, "-m", "tfdist.batch_size", "--config=configs/digits.py", *options]
+    command = [sys.executable, "-m", "tfdist.tools.batch_size", "--config=configs/digits.py", *options]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
     )
@@ -43,15 +43,18 @@ def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path
     with (tmp_path / "batch_size.csv").open(newline="") as file:
         rows = {int(row["batch_a_replica"]): row for row in csv.DictReader(file)}
     # 40 examples are 20 for each of two replicas.
-    assert {batch: row["result"] for batch, row in rows.items()} == {16: batch_trial.FITS, 32: batch_trial.TOO_FEW}
+    assert {batch: row["result"] for batch, row in rows.items()} == {
+        16: batch_size_trial.FITS,
+        32: batch_size_trial.TOO_FEW,
+    }
     assert float(rows[16]["memory_mb_a_replica"]) > 100 and float(rows[16]["step_ms"]) > 0
     assert found.rstrip().endswith("16 a replica, 32 over 2 replica(s): --config.data.batch_size=32")
 
 
 def test_a_trial_that_takes_more_than_its_share_ends_alone(tmp_path):
-    batch_trial.clear(tmp_path / "batch-8")
+    batch_size_trial.clear(tmp_path / "batch-8")
     found = run("--trial=8", f"--workdir={tmp_path / 'batch-8'}", "--memory_mb=150", code=137)
-    assert batch_trial.judge(tmp_path / "batch-8", 137)["result"] == batch_trial.OUT_OF_MEMORY, found
+    assert batch_size_trial.judge(tmp_path / "batch-8", 137)["result"] == batch_size_trial.OUT_OF_MEMORY, found
 
 
 def test_what_fails_of_something_else_is_shown(tmp_path):
@@ -64,25 +67,25 @@ def test_what_fails_of_something_else_is_shown(tmp_path):
 
 def test_what_the_workers_of_a_trial_say_is_put_together(tmp_path):
     def say(*found):
-        batch_trial.clear(tmp_path)
+        batch_size_trial.clear(tmp_path)
         for rank, one in enumerate(found):
             (tmp_path / f"worker-{rank}.json").write_text(json.dumps(one))
 
-    fits = {"result": batch_trial.FITS, "replicas": 2, "step_ms": 1.0}
+    fits = {"result": batch_size_trial.FITS, "replicas": 2, "step_ms": 1.0}
     say(fits | {"memory_mb": 5.0}, fits | {"memory_mb": 7.0})
-    assert batch_trial.judge(tmp_path, 0) == fits | {"memory_mb": 7.0}
-    say(fits | {"memory_mb": 5.0}, {"result": batch_trial.OUT_OF_MEMORY, "replicas": 2})
-    assert batch_trial.judge(tmp_path, 76)["result"] == batch_trial.OUT_OF_MEMORY
+    assert batch_size_trial.judge(tmp_path, 0) == fits | {"memory_mb": 7.0}
+    say(fits | {"memory_mb": 5.0}, {"result": batch_size_trial.OUT_OF_MEMORY, "replicas": 2})
+    assert batch_size_trial.judge(tmp_path, 76)["result"] == batch_size_trial.OUT_OF_MEMORY
     say()
-    assert batch_trial.judge(tmp_path, -9)["result"] == batch_trial.OUT_OF_MEMORY
-    assert batch_trial.judge(tmp_path, 1) is None
-    assert batch_trial.free_bytes() > 0
+    assert batch_size_trial.judge(tmp_path, -9)["result"] == batch_size_trial.OUT_OF_MEMORY
+    assert batch_size_trial.judge(tmp_path, 1) is None
+    assert measure.free_bytes() > 0
 
 
 @pytest.mark.parametrize("maximum, left", [("max", None), ("5000", 3000), ("1000", 0)])
 def test_a_control_group_limits_what_is_free(tmp_path, monkeypatch, maximum, left):
     (tmp_path / "memory.max").write_text(maximum)
     (tmp_path / "memory.current").write_text("2000")
-    unlimited = batch_trial.free_bytes(tmp_path / "none")
-    found = batch_trial.free_bytes(tmp_path)
+    unlimited = measure.free_bytes(tmp_path / "none")
+    found = measure.free_bytes(tmp_path)
     assert found == left if left is not None else abs(found - unlimited) < 2**31

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.contest import arena, works
+from tfdist.tools.benchmark import rounds, workloads
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed; only the benchmark's peer needs it"
@@ -21,7 +21,7 @@ needs_torch = pytest.mark.skipif(
 
 def benchmark(*flags: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "tfdist.benchmark", *flags],
+        [sys.executable, "-m", "tfdist.tools.benchmark.__main__", *flags],
         cwd=REPOSITORY,
         env=worker_environment(**variables),
         capture_output=True,
@@ -39,7 +39,7 @@ def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_termin
     with output.open("w") as file:
         process = subprocess.Popen(
             # The tests themselves may run under nohup.
-            ["env", "--default-signal=HUP", sys.executable, "-m", "tfdist.benchmark", *flags],
+            ["env", "--default-signal=HUP", sys.executable, "-m", "tfdist.tools.benchmark.__main__", *flags],
             cwd=REPOSITORY,
             env=worker_environment(TMPDIR=str(folders)),
             stdout=file,
@@ -75,20 +75,28 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
 
 
 @needs_torch
-@pytest.mark.parametrize("name", works.WORKS)
+@pytest.mark.parametrize("name", workloads.WORKS)
 def test_pytorchs_networks_learn_as_many_numbers(name):
     from tfdist.config import specs
-    from tfdist.contest import torch_networks
+    from tfdist.tools.benchmark import pytorch_models
 
-    work = works.WORKS[name]
+    work = workloads.WORKS[name]
     keras_model = specs.build(work.model, field="config.model")
     count = sum(int(np.prod(weight.shape)) for weight in keras_model.trainable_variables)
-    assert sum(weight.numel() for weight in torch_networks.network(name).parameters()) == count
+    assert sum(weight.numel() for weight in pytorch_models.network(name).parameters()) == count
 
 
 def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tfdist.benchmark", "--sections=steps", "--works=mlp", "--workers=1", "--nopin"],
+        [
+            sys.executable,
+            "-m",
+            "tfdist.tools.benchmark.__main__",
+            "--sections=steps",
+            "--works=mlp",
+            "--workers=1",
+            "--nopin",
+        ],
         cwd=REPOSITORY,
         env=worker_environment(TMPDIR=str(tmp_path)),
     )
@@ -112,7 +120,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
             "--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.",
             marks=pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed"),
         ),
-        (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist.benchmark: --link"),
+        (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist.tools.benchmark.__main__: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
         (["--workers=2,5000"], "5000 workers, each pinned to a processor of its own, and there are"),
         (["--json=/nowhere/x.json", "--nopin"], "--json=/nowhere/x.json cannot be written: No such file or directory."),
@@ -142,7 +150,7 @@ def test_the_worker_that_fails_first_is_heard_first(tmp_path):
     ]
     try:
         with pytest.raises(ValueError, match="tfdist: worker 1 has failed:\n  the cause"):
-            arena.Contestant(name="tfdist", workers=workers, logs=logs).hear()
+            rounds.Contestant(name="tfdist", workers=workers, logs=logs).hear()
         assert workers[0].poll() is None
     finally:
         for worker in workers:

@@ -8,12 +8,12 @@ import pytest
 from launching import REPOSITORY, run_all, worker_environment
 from topologies import environments
 
-from tfdist import checks
+from tfdist.tools import doctor_checks
 
 
 def command(*options):
     """The command line of the doctor."""
-    return [sys.executable, "-m", "tfdist.doctor", "--config=configs/digits.py", *options]
+    return [sys.executable, "-m", "tfdist.tools.doctor", "--config=configs/digits.py", *options]
 
 
 def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
@@ -66,26 +66,38 @@ def worker(**facts):
 @pytest.mark.parametrize(
     "found, verdict, words",
     [
-        (checks.versions([worker(), worker()])[0], "ok", "tensorflow 2.21.0"),
-        (checks.versions([worker(), worker(versions={"tensorflow": "2.20"})])[0], "BAD", "2.20 on rank 1"),
-        (checks.names([worker(), worker(unresolved=["n9"])]), "BAD", "rank 1 cannot look up n9"),
-        (checks.names([worker(unresolved=["n9"])] * 9), "BAD", "rank 0, 1, 2, 3, 4, 5 and 3 more cannot look up n9"),
-        (checks.gpus([worker(), worker()])[0], "ok", "4 a worker"),
-        (checks.gpus([worker(), worker(gpus=0)])[0], "BAD", "rank 1: the host has 4 GPU(s), and TensorFlow lists none"),
-        (checks.gpus([worker(), worker(gpus=3)])[0], "BAD", "between 3 and 4 a worker"),
-        (checks.gpus([worker(gpus=0, on_host=0)])[0], "look", "run on processors"),
-        (checks.clocks([10.0, 10.2, 10.1]), "ok", "within 0.20 s"),
-        (checks.clocks([10.0, 70.0, 10.1]), "look", "60.0 s apart; rank 1 is the odd one"),
-        (checks.data([1000.0, 400.0], 100), "look", "400 examples/s on the slowest worker (rank 1), 1,000 on the"),
-        (checks.data([1000.0, 900.0], 90), "ok", "a step's 90 take 100.0 ms"),
-        (checks.memory(3 << 30, 1 << 30, 2 << 30), "BAD", "4,096 MiB of 2,048 MiB"),
-        (checks.memory(3 << 20, 1 << 20, 7 << 20), "look", "4 MiB of 7 MiB"),
-        (checks.memory(3 << 20, 1 << 20, 2 << 30), "ok", "4 MiB of 2,048 MiB"),
-        (checks.disk(REPOSITORY, 1 << 60, 3), "BAD", "3 checkpoints and the best take"),
-        (checks.disk(REPOSITORY, 1 << 10, 3), "ok", "MiB free"),
-        (checks.communication(0.1, 1 << 20, 2, 0.05), "look", "1 MiB of gradients over 2 replicas: 100 ms"),
-        (checks.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
-        (checks.communication(0.0, 0, 1, 0.05), "ok", "nothing to sum"),
+        (doctor_checks.versions([worker(), worker()])[0], "ok", "tensorflow 2.21.0"),
+        (doctor_checks.versions([worker(), worker(versions={"tensorflow": "2.20"})])[0], "BAD", "2.20 on rank 1"),
+        (doctor_checks.names([worker(), worker(unresolved=["n9"])]), "BAD", "rank 1 cannot look up n9"),
+        (
+            doctor_checks.names([worker(unresolved=["n9"])] * 9),
+            "BAD",
+            "rank 0, 1, 2, 3, 4, 5 and 3 more cannot look up n9",
+        ),
+        (doctor_checks.gpus([worker(), worker()])[0], "ok", "4 a worker"),
+        (
+            doctor_checks.gpus([worker(), worker(gpus=0)])[0],
+            "BAD",
+            "rank 1: the host has 4 GPU(s), and TensorFlow lists none",
+        ),
+        (doctor_checks.gpus([worker(), worker(gpus=3)])[0], "BAD", "between 3 and 4 a worker"),
+        (doctor_checks.gpus([worker(gpus=0, on_host=0)])[0], "look", "run on processors"),
+        (doctor_checks.clocks([10.0, 10.2, 10.1]), "ok", "within 0.20 s"),
+        (doctor_checks.clocks([10.0, 70.0, 10.1]), "look", "60.0 s apart; rank 1 is the odd one"),
+        (
+            doctor_checks.data([1000.0, 400.0], 100),
+            "look",
+            "400 examples/s on the slowest worker (rank 1), 1,000 on the",
+        ),
+        (doctor_checks.data([1000.0, 900.0], 90), "ok", "a step's 90 take 100.0 ms"),
+        (doctor_checks.memory(3 << 30, 1 << 30, 2 << 30), "BAD", "4,096 MiB of 2,048 MiB"),
+        (doctor_checks.memory(3 << 20, 1 << 20, 7 << 20), "look", "4 MiB of 7 MiB"),
+        (doctor_checks.memory(3 << 20, 1 << 20, 2 << 30), "ok", "4 MiB of 2,048 MiB"),
+        (doctor_checks.disk(REPOSITORY, 1 << 60, 3), "BAD", "3 checkpoints and the best take"),
+        (doctor_checks.disk(REPOSITORY, 1 << 10, 3), "ok", "MiB free"),
+        (doctor_checks.communication(0.1, 1 << 20, 2, 0.05), "look", "1 MiB of gradients over 2 replicas: 100 ms"),
+        (doctor_checks.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
+        (doctor_checks.communication(0.0, 0, 1, 0.05), "ok", "nothing to sum"),
     ],
 )
 def test_findings(found, verdict, words):
@@ -94,6 +106,6 @@ def test_findings(found, verdict, words):
 
 
 def test_names_that_do_not_exist_are_found():
-    assert checks.unresolved(["localhost:1", "no-such-host.invalid:2", "no-such-host.invalid:3"]) == [
+    assert doctor_checks.unresolved(["localhost:1", "no-such-host.invalid:2", "no-such-host.invalid:3"]) == [
         "no-such-host.invalid"
     ]

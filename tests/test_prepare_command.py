@@ -1,4 +1,4 @@
-"""What `python -m tfdist.prepare` does on a login node: fetches once, and reads and prepares a batch of each split."""
+"""What `python -m tfdist.tools.prepare_data` does on a login node: fetches once, and reads and prepares a batch of each split."""
 
 import pathlib
 
@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets
 
 from tfdist import config as c
-from tfdist import prepare
+from tfdist.tools import prepare_data
 from tfdist.zoo import sources
 
 
@@ -43,7 +43,7 @@ def test_data_are_fetched_once_and_a_batch_of_each_split_is_read(tmp_path):
             ),
             train=c.Train(epochs=1),
         )
-        rows = prepare.prepare(config)
+        rows = prepare_data.prepare(config)
         assert [row[:3] for row in rows] == [
             ("train", 20, "image float32 [8, 4, 4, 3], label int64 [8]"),
             ("test", 5, "image float32 [5, 4, 4, 3], label int64 [5]"),
@@ -55,4 +55,4 @@ def test_data_are_fetched_once_and_a_batch_of_each_split_is_read(tmp_path):
 
 def test_what_cannot_be_fetched_is_left_as_it_is():
     spec = {"target": "tfdist.zoo.sources:digits"}
-    assert prepare.fetching(spec) == spec
+    assert prepare_data.fetching(spec) == spec

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist import scaling, tables, trajectories, trials
 from tfdist.config import flags as config_flags
+from tfdist.tools import child_runs, scaling, tables, trajectories
 
 
 def study(module, *options, code=0):
@@ -45,7 +45,7 @@ def test_scaling_trains_on_each_number_of_replicas_and_the_same_command_goes_on(
     assert [(row["replicas"], row["batch_size"]) for row in rows] == [("1", "8"), ("2", "16")]
     assert rows[0]["speedup"] == rows[0]["efficiency"] == "1.0"
     for row, steps in zip(rows, (8, 4), strict=True):
-        lines = trials.reports(tmp_path / f"weak-{row['replicas']}")
+        lines = child_runs.reports(tmp_path / f"weak-{row['replicas']}")
         assert [line["step"] for line in lines] == [steps, 2 * steps, 3 * steps]
         assert float(row["first_epoch_seconds"]) == round(lines[0]["seconds"], 4)
         assert float(row["epoch_seconds"]) == round(np.mean([line["seconds"] for line in lines[1:]]), 4)
@@ -97,13 +97,13 @@ def test_the_commands_can_be_imported_side_by_side():
 
 
 def test_the_way_follows_the_allocation():
-    assert trials.choose_way("auto", {}) == "processes"
-    assert trials.choose_way("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == "slurm"
-    assert trials.choose_way("devices", {"SLURM_JOB_ID": "7"}) == "devices"
+    assert child_runs.choose_way("auto", {}) == "processes"
+    assert child_runs.choose_way("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == "slurm"
+    assert child_runs.choose_way("devices", {"SLURM_JOB_ID": "7"}) == "devices"
     ranks = {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
     ranks |= {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
     with pytest.raises(ValueError, match="already process 1 of 2"):
-        trials.choose_way("auto", ranks)
+        child_runs.choose_way("auto", ranks)
 
 
 def test_speedup_is_against_the_first_and_its_replicas():

@@ -28,10 +28,10 @@ def run() -> int:
 
     workdir = Path(_WORKDIR.value or f"runs/{config_flags.config_name()}").expanduser()
     if _CONFIG.value.train.asynchronous and _MODE.value == "train":
-        from tfdist import updates
+        from tfdist.tools.parameter_server import coordinator
 
         allow = _ALLOW_CONFIG_CHANGES.value
-        return updates.run_asynchronously(_CONFIG.value, workdir, allow_config_changes=allow)
+        return coordinator.run_asynchronously(_CONFIG.value, workdir, allow_config_changes=allow)
     experiment_run = setup.start(_CONFIG.value, workdir)
     if _MODE.value == "train":
         code = loop.train(experiment_run, allow_config_changes=_ALLOW_CONFIG_CHANGES.value)

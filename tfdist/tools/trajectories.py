@@ -1,4 +1,4 @@
-"""Draws the ways of (m, n) over the loss surface of a line: `python -m tfdist.trajectories --config=configs/line.py`.
+"""Draws the ways of (m, n) over the loss surface of a line: `python -m tfdist.tools.trajectories --config=configs/line.py`.
 
 Trains the config for each batch size on each number of replicas; its objective must report "m" and "n" in every step,
 as `tfdist.zoo.classic:line_error` does. Writes trajectories.csv and trajectories.png into the workdir, and says how far
@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from tfdist import config, scaling, tables, trials
+from tfdist import config
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
+from tfdist.tools import child_runs, scaling, tables
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
 Ways = dict[tuple[int, int], np.ndarray]
@@ -23,7 +24,7 @@ HEADER = ("batch_size", "replicas", "step", "m", "n")
 
 
 def define_flags() -> None:
-    """Defines the flags, those of tfdist.scaling among them."""
+    """Defines the flags, those of tfdist.tools.scaling among them."""
     scaling.define_flags()
     flags.adopt_module_key_flags(scaling)
     flags.DEFINE_list("batches", ["1", "8", "64"], "The batch sizes, over all replicas.")
@@ -36,8 +37,8 @@ def follow(arguments: Sequence[str], batch: int, replicas: int, *, way: str, to:
         ValueError: the training has failed, or does not report "m" and "n" in every step.
     """
     every = ["--config.report.every.steps=1", f"--config.data.batch_size={batch}"]
-    trials.train([*arguments, *every], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
-    lines = trials.reports(to)
+    child_runs.train([*arguments, *every], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
+    lines = child_runs.reports(to)
     if not all("m" in line and "n" in line for line in lines):
         raise ValueError(
             'config.objective must return "m" and "n" beside the loss, as tfdist.zoo.classic:line_error. '
@@ -102,7 +103,7 @@ def apart(ways: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[int, int, fl
 def study(argv: list[str]) -> None:
     """Runs what the flags say, and writes the results."""
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-trajectories").expanduser()
-    way = trials.choose_way(flags.FLAGS.by, os.environ)
+    way = child_runs.choose_way(flags.FLAGS.by, os.environ)
     numbers = scaling.parse_replicas(flags.FLAGS.replicas)
     ways: Ways = {}
     for batch in scaling.parse_replicas(flags.FLAGS.batches):
@@ -123,7 +124,7 @@ def study(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    with config_flags.one_message("tfdist.trajectories"):
+    with config_flags.one_message("tfdist.tools.trajectories"):
         study(sys.argv)
     return 0
 

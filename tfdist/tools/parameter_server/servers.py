@@ -50,7 +50,7 @@ def roles(env: MutableMapping[str, str]) -> Roles:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
             "config.train.asynchronous needs a chief, workers and parameter servers: start them on this machine with "
-            "python -m tfdist.asynchronous, or give each of them a TF_CONFIG with cluster.chief, cluster.worker, "
+            "python -m tfdist.tools.parameter_server.__main__, or give each of them a TF_CONFIG with cluster.chief, cluster.worker, "
             f"cluster.ps and its task ({type(error).__name__}: {error}). Received: TF_CONFIG={text!r}"
         ) from None
     del env["TF_CONFIG"]

@@ -1,7 +1,5 @@
 """One trial of a batch size: a few training steps in this process, and the memory that they take."""
 
-import dataclasses
-import functools
 import json
 import os
 import resource
@@ -13,6 +11,7 @@ from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.report import files
+from tfdist.tools import measure
 
 FITS, OUT_OF_MEMORY, TOO_FEW = "fits", "out of memory", "more than the examples"
 # Ended by itself because it took more than its share, as the kernel would have ended it: SIGKILL.
@@ -21,11 +20,6 @@ _LOOK_SECONDS = 0.01
 # What is left of the free memory to everything else.
 _SHARE = 0.9
 _STEPS = 2
-# (limit, usage) of a control group's memory, in versions 2 and 1.
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
 
 
 def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: float | None) -> int:
@@ -57,14 +51,14 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
     config.callbacks = []  # They may look for an evaluation.
     config.train.epochs, config.train.steps, config.learning_rate.warmup_epochs = None, _STEPS + 1, 0.0
     if not plan.gpus:
-        limit = memory_mb * 2**20 if memory_mb else _SHARE * free_bytes() / plan.placement.local_size
+        limit = memory_mb * 2**20 if memory_mb else _SHARE * measure.free_bytes() / plan.placement.local_size
         _watch(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
     try:
         if batch % pieces == 0 and batch * replicas > len(setup.open_source(config, config.data.train_split)):
             _write(folder, rank, found | {"result": TOO_FEW})
             return 0
         run = setup.start(config, folder / "run")
-        seconds = step_seconds(run, _STEPS)
+        seconds = measure.step_seconds(run, _STEPS)
     except (tf.errors.OpError, MemoryError) as error:
         if not (isinstance(error, MemoryError) or is_memory(error)):
             raise
@@ -99,51 +93,10 @@ def judge(folder: Path, code: int) -> dict[str, Any] | None:
     return found[0] | {"memory_mb": max(one["memory_mb"] for one in found)}
 
 
-def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
-    """Seconds of a training step of `run`, an `experiment.Run`; the first, which compiles, is not counted.
-
-    Args:
-        run: its weights are spoilt where replicas do not communicate.
-        steps: how many are measured.
-        communication: False: without the sum over replicas.
-    """
-    import tensorflow as tf
-
-    from tfdist.training.step import local_sgd, multi_step
-
-    trainer = run.trainer
-    if not communication:
-        # One replica has nothing to sum.
-        trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
-    call = multi_step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer))
-    iterator = run.cluster.distribute(run.training_data(0, steps + 1))
-    nothing = tf.zeros([], tf.float64)
-    call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()
-    started = time.perf_counter()
-    call(iterator, tf.constant(steps, tf.int64), nothing)[0].numpy()
-    return (time.perf_counter() - started) / steps
-
-
 def clear(folder: Path) -> None:
     """Removes what an earlier trial has left."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-
-
-def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of host memory that are free: what Linux calls available, or what the `cgroup` of this process leaves."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit, used in _CGROUP_FILES:
-        texts = [cgroup / name for name in (limit, used)]
-        if all(path.exists() for path in texts):
-            most, now = (path.read_text().strip() for path in texts)
-            if most.isdecimal():
-                free = min(free, max(0, int(most) - int(now)))
-    return free
 
 
 def _peak_bytes(plan: Any) -> float:

@@ -1,6 +1,6 @@
 """One worker of one contestant: a process that does as many steps as it is told to, and says how long they took.
 
-`python -m tfdist.contest.contestant JOB` reads lines of JSON, {"case": name, "steps": number}, and answers each with
+`python -m tfdist.tools.benchmark.worker JOB` reads lines of JSON, {"case": name, "steps": number}, and answers each with
 one: {"seconds": of the clock, "cpu_seconds": of this process, "peak_mb": resident memory so far}.
 """
 
@@ -26,11 +26,11 @@ def main() -> None:
     malloc.keep_freed(config.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 
     if job["kind"] == "ddp":
-        from tfdist.contest.ddp import ddp as entry
+        from tfdist.tools.benchmark.pytorch_ddp import ddp as entry
     else:
-        from tfdist.contest import entries
+        from tfdist.tools.benchmark import cases as cases_lib
 
-        entry = entries.ENTRIES[job["kind"]]
+        entry = cases_lib.ENTRIES[job["kind"]]
     cases = entry(job, Path(job["folder"]))
     print(json.dumps({"cases": list(cases)}), file=answers)
     for line in sys.stdin:

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import specs
-from tfdist.contest import baselines
 from tfdist.data import stream
+from tfdist.tools.benchmark import baselines
 
 BATCH = 128
 SHAPE = (32, 32, 3)

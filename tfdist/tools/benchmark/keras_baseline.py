@@ -6,8 +6,8 @@ import threading
 import keras
 
 from tfdist import config as config_lib
-from tfdist.contest import baselines
-from tfdist.contest.works import Work
+from tfdist.tools.benchmark import baselines
+from tfdist.tools.benchmark.workloads import Work
 
 
 def fit(work: Work, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:

@@ -1,4 +1,4 @@
-"""Measures tfdist on this machine's processors, next to honest baselines: `python -m tfdist.benchmark`.
+"""Measures tfdist on this machine's processors, next to honest baselines: `python -m tfdist.tools.benchmark.__main__`.
 
 Sections: `steps`, the training step of three networks; `input`, the pipelines without a model; `all_reduce`, the sum
 over two workers; `start`, from the command to the first finished step. The baselines: the bare floor, one `tf.function`
@@ -20,11 +20,11 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import tables
 from tfdist.config import flags as config_flags
-from tfdist.contest import arena, link, starts, works
 from tfdist.launch import local_workers, processes
 from tfdist.report import files
+from tfdist.tools import tables
+from tfdist.tools.benchmark import rounds, slow_link, startup_time, workloads
 
 # Overrides of tfdist's config.
 CHANGES = {
@@ -38,7 +38,9 @@ CHANGES = {
 SECTIONS = ("steps", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
 _SECTIONS = flags.DEFINE_list("sections", list(SECTIONS), f"Any of {', '.join(SECTIONS)}.")
-_WORKS = flags.DEFINE_list("works", list(works.WORKS), f"What is trained in steps: any of {', '.join(works.WORKS)}.")
+_WORKS = flags.DEFINE_list(
+    "works", list(workloads.WORKS), f"What is trained in steps: any of {', '.join(workloads.WORKS)}."
+)
 _WORKERS = flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
 _VARIANTS = flags.DEFINE_list(
     "variants", ["float32"], f"tfdist's own: any of {', '.join(CHANGES)}, or several joined by +."
@@ -71,11 +73,11 @@ def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict
     }
 
 
-def steps(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
+def steps(folder: Path, place: rounds.Place | None) -> Iterator[Rows]:
     """Measures training steps: a table for each work and number of workers."""
     for name in _WORKS.value:
-        work = works.WORKS[name]
-        works.write_data(work, folder)
+        work = workloads.WORKS[name]
+        workloads.write_data(work, folder)
         for workers in map(int, _WORKERS.value) if place is None else [2]:
             jobs = {}
             if workers == 1:
@@ -88,13 +90,13 @@ def steps(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
             jobs |= _peers(name, workers, place)
             for variant in _VARIANTS.value:
                 jobs[f"tfdist {variant}"] = _job("tfdist", workers, work=name, overrides=_overrides(variant))
-            with arena.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
-                results = arena.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
+            with rounds.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
+                results = rounds.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
             title = f"{work.title}, batch {work.batch}, {workers} worker(s)"
             yield _rows("steps", title, results, f"tfdist {_VARIANTS.value[0]}")
 
 
-def _peers(work: str, workers: int, place: arena.Place | None) -> dict[str, dict[str, Any]]:
+def _peers(work: str, workers: int, place: rounds.Place | None) -> dict[str, dict[str, Any]]:
     jobs = {}
     chosen = installed_peers() if _PEERS.value is None else _PEERS.value
     if "keras" in chosen and workers == 1:
@@ -105,7 +107,7 @@ def _peers(work: str, workers: int, place: arena.Place | None) -> dict[str, dict
     elif "keras" in chosen:
         print("Keras' fit is left out: Keras 3 fails in it with several workers (keras#20329).", flush=True)
     if "ddp" in chosen:
-        interface = {"GLOO_SOCKET_IFNAME": link.INTERFACE if place else "lo"}
+        interface = {"GLOO_SOCKET_IFNAME": slow_link.INTERFACE if place else "lo"}
         for variant in _VARIANTS.value:
             words = [word for word in variant.split("+") if word in ("bfloat16", "compressed")]
             told = {word: word in words for word in ("bfloat16", "compressed")}
@@ -125,12 +127,12 @@ def inputs(folder: Path) -> Iterator[Rows]:
         jobs = {"classic": _job("classic_input", source=source)}
         for workers in (1, 2, 4):
             jobs[f"tfdist, 1 of {workers}"] = _job("input", source=source) | {"workers": workers}
-        with arena.open_arena(jobs, folder, pin=_PIN.value) as contestants:
-            results = arena.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
+        with rounds.open_arena(jobs, folder, pin=_PIN.value) as contestants:
+            results = rounds.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
         yield _rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
 
 
-def all_reduces(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
+def all_reduces(folder: Path, place: rounds.Place | None) -> Iterator[Rows]:
     """Measures sums over two workers."""
     jobs = {
         "TensorFlow as it is": _job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
@@ -138,25 +140,25 @@ def all_reduces(folder: Path, place: arena.Place | None) -> Iterator[Rows]:
         "tfdist compressed": _job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
         "tfdist one pack": _job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
     }
-    with arena.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
+    with rounds.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
         for size in _SIZES:
-            results = arena.compete(contestants, str(size), seconds=_SECONDS.value, rounds=_ROUNDS.value)
+            results = rounds.compete(contestants, str(size), seconds=_SECONDS.value, rounds=_ROUNDS.value)
             yield _rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
 
 
 def start(folder: Path) -> Iterator[Rows]:
     """Measures the time to the first finished step."""
-    works.write_data(works.WORKS["mlp"], folder)
+    workloads.write_data(workloads.WORKS["mlp"], folder)
     core = min(os.sched_getaffinity(0)) if _PIN.value else None
-    taken = starts.measure(folder, rounds=_ROUNDS.value, core=core)
+    taken = startup_time.measure(folder, rounds=_ROUNDS.value, core=core)
     results = {
-        name: arena.Result(milliseconds=1e3 * median, best_milliseconds=1e3 * best)
+        name: rounds.Result(milliseconds=1e3 * median, best_milliseconds=1e3 * best)
         for name, (median, best) in taken.items()
     }
     yield _rows("start", "from the command to the first finished step of an MLP", results, "tfdist")
 
 
-def _rows(section: str, title: str, results: dict[str, arena.Result], ours: str) -> Rows:
+def _rows(section: str, title: str, results: dict[str, rounds.Result], ours: str) -> Rows:
     reference = results[ours].milliseconds
     return [
         {
@@ -199,7 +201,7 @@ def check_machine() -> None:
         counts = [2] if "all_reduce" in _SECTIONS.value else []
         if "steps" in _SECTIONS.value:
             counts += map(int, _WORKERS.value) if _LINK.value is None else [2]
-        arena.processors(max(counts, default=1))
+        rounds.processors(max(counts, default=1))
     if _JSON.value:
         try:
             if os.path.isdir(_JSON.value):
@@ -215,7 +217,7 @@ def run(argv: list[str]) -> None:
     config_flags.flags_only(argv[1:])
     for name, chosen, known in (
         ("sections", _SECTIONS.value, SECTIONS),
-        ("works", _WORKS.value, works.WORKS),
+        ("works", _WORKS.value, workloads.WORKS),
         ("variants", "+".join(_VARIANTS.value).split("+"), CHANGES),
         ("peers", _PEERS.value or [], PEERS),
     ):
@@ -227,12 +229,12 @@ def run(argv: list[str]) -> None:
     if "ddp" in (_PEERS.value or []) and "ddp" not in installed_peers():
         sys.exit("--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.")
     found: Rows = []
-    with config_flags.one_message("tfdist.benchmark"):
+    with config_flags.one_message("tfdist.tools.benchmark.__main__"):
         check_machine()
         with contextlib.ExitStack() as stack:
             stack.enter_context(processes.leaving_in_order())  # No folder and no network of ours shall stay behind.
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-benchmark-")))
-            place = stack.enter_context(link.slow(_LINK.value)) if _LINK.value else None
+            place = stack.enter_context(slow_link.slow(_LINK.value)) if _LINK.value else None
             for section in _SECTIONS.value:
                 measured = {
                     "steps": lambda: steps(folder, place),

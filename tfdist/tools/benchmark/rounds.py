@@ -179,7 +179,7 @@ def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place
         with logs[rank].open("w") as log:
             workers.append(
                 subprocess.Popen(
-                    [*command, "-m", "tfdist.contest.contestant", json.dumps(told)],
+                    [*command, "-m", "tfdist.tools.benchmark.worker", json.dumps(told)],
                     # It will be killed, and what TensorFlow writes there shall go with the folder.
                     env={"TF_CPP_MIN_LOG_LEVEL": "2", **environments[rank], "TMPDIR": str(folder)},
                     stdin=subprocess.PIPE,

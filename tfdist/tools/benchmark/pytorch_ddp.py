@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import environment
-from tfdist.contest import torch_networks, works
-from tfdist.contest.works import WORKS, Work
+from tfdist.tools.benchmark import pytorch_models, workloads
+from tfdist.tools.benchmark.workloads import WORKS, Work
 
 
 def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
@@ -37,7 +37,7 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
     # Channels first took 210 ms a step where they are faster, and last 237; elsewhere 259 and 212.
     first = job["work"] == "resnet50v2" and not job["bfloat16"]
     layout = torch.contiguous_format if first else torch.channels_last
-    model = torch_networks.network(job["work"]).to(memory_format=layout)
+    model = pytorch_models.network(job["work"]).to(memory_format=layout)
     rank, workers = _join()
     if workers > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -71,7 +71,7 @@ def _join() -> tuple[int, int]:
 
 
 def _batches(work: Work, folder: Path, rank: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    with np.load(works.data_file(work, folder)) as file:
+    with np.load(workloads.data_file(work, folder)) as file:
         images, labels = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
     order = torch.Generator().manual_seed(0)  # The same on all workers.
     global_batch = work.batch * workers

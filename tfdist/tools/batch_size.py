@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits into memory: `python -m tfdist.batch_size --config=...`.
+"""Finds the largest batch that fits into memory: `python -m tfdist.tools.batch_size --config=...`.
 
 Doubles the batch of a replica until a training step no longer fits, then halves the interval. Each trial runs in
 processes of its own, over all replicas of this machine, or of a Slurm allocation: running out of memory harms nothing.
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import batch_trial, tables, trials
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
+from tfdist.tools import batch_size_trial, child_runs, tables
 
 HEADER = ("batch_a_replica", "batch_size", "replicas", "result", "memory_mb_a_replica", "step_ms")
 
@@ -74,16 +74,16 @@ class Bench:
             ValueError: the trial failed of something else than memory.
         """
         folder = self.workdir / f"batch-{batch}"
-        batch_trial.clear(folder)
+        batch_size_trial.clear(folder)
         own = [f"--trial={batch}", f"--workdir={folder}"]
         if self.memory_mb is not None:
             own.append(f"--memory_mb={self.memory_mb}")
-        command = [sys.executable, "-m", "tfdist.batch_size", *self.arguments, *own]
+        command = [sys.executable, "-m", "tfdist.tools.batch_size", *self.arguments, *own]
         if self.way == "slurm":
             command = ["srun", "--kill-on-bad-exit=0", *command]
         log = folder.with_suffix(".log")
-        code = trials.run(command, log)
-        found = batch_trial.judge(folder, code)
+        code = child_runs.run(command, log)
+        found = batch_size_trial.judge(folder, code)
         if found is None:
             end = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])
             raise ValueError(f"The trial of batch {batch} ended with exit code {code}; the end of {log}:\n{end}")
@@ -91,14 +91,14 @@ class Bench:
         row = (batch, replicas and batch * replicas, replicas, found["result"], found.get("memory_mb"))
         self.rows.append((*row, found.get("step_ms")))
         print(f"batch {batch} a replica: {found['result']}", flush=True)
-        return found["result"] == batch_trial.FITS
+        return found["result"] == batch_size_trial.FITS
 
 
 def find(argv: list[str]) -> None:
     """Runs the search, and writes its table."""
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-batch_size").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
-    way = trials.choose_way(flags.FLAGS.by, os.environ)
+    way = child_runs.choose_way(flags.FLAGS.by, os.environ)
     validate.validate(flags.FLAGS["config"].value)
     bench = Bench(
         arguments=config_flags.config_arguments(argv), way=way, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
@@ -122,8 +122,8 @@ def run(argv: list[str]) -> int:
     """Runs the search, or one trial of it; a mistake ends it with one message."""
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
-        process_exit.end(lambda: batch_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))
-    with config_flags.one_message("tfdist.batch_size"):
+        process_exit.end(lambda: batch_size_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))
+    with config_flags.one_message("tfdist.tools.batch_size"):
         find(sys.argv)
     return 0
 

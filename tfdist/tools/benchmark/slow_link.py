@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from tfdist.contest.arena import Place
+from tfdist.tools.benchmark.rounds import Place
 
 # What the link is called on either side.
 INTERFACE = "link0"

@@ -1,4 +1,4 @@
-"""Looks for what wastes hours, in a minute, before a job: `srun python -m tfdist.doctor --config=...`.
+"""Looks for what wastes hours, in a minute, before a job: `srun python -m tfdist.tools.doctor --config=...`.
 
 Started as tfdist.main is, alone or under any launcher, with the same flags. The chief prints a table with one line a
 finding, and what to do about it. Exit code 1: something is BAD, and a training would end or hang.
@@ -14,12 +14,12 @@ from typing import Any
 
 from absl import app, flags
 
-from tfdist import checks, tables
-from tfdist.checks import BAD, OK, Finding
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
 from tfdist.report import files
+from tfdist.tools import doctor_checks, tables
+from tfdist.tools.doctor_checks import BAD, OK, Finding
 
 _STEPS = 3
 
@@ -45,7 +45,7 @@ def run() -> int:
         plan = strategy.plan(config.cluster)
         rank = plan.placement.rank
     except ValueError as error:
-        findings.append(checks.failed("config", error))
+        findings.append(doctor_checks.failed("config", error))
         return tell(findings, rank)
     workers = meet(plan, workdir, findings)
     if workers and all(finding.verdict != BAD for finding in findings):
@@ -68,7 +68,7 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
         "gpus": len(plan.gpus),
         "on_host": len(plan.gpus) or len(local_workers.gpus(os.environ)),
-        "unresolved": checks.unresolved(place.addresses),
+        "unresolved": doctor_checks.unresolved(place.addresses),
         "devices": f"{plan.local_replicas} {plan.device_type}",
     }
     try:
@@ -82,17 +82,17 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
             workdir=workdir,
         )
     except (ValueError, OSError) as error:
-        findings.append(checks.failed("workers", error))
+        findings.append(doctor_checks.failed("workers", error))
         return []
     told = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in workers[:8])
     findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {told}"))
     if place.note:
-        findings.append(Finding("workers", checks.LOOK, place.note))
+        findings.append(Finding("workers", doctor_checks.LOOK, place.note))
     if place.num_workers > 1:
         ports = sorted({int(worker["address"].rpartition(":")[2]) for worker in workers})
         findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all reach all"))
     findings.append(Finding("workdir", OK, f"{workdir} can be written, and all workers share it"))
-    findings += [*checks.versions(workers), checks.names(workers), *checks.gpus(workers)]
+    findings += [*doctor_checks.versions(workers), doctor_checks.names(workers), *doctor_checks.gpus(workers)]
     return workers
 
 
@@ -100,36 +100,36 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     """Opens the data, builds the model, and runs a few steps: what a training does first."""
     import tensorflow as tf
 
-    from tfdist import all_reduce, batch_trial
     from tfdist.checkpoint import format as checkpoint_format
     from tfdist.cluster import cluster as cluster_lib
+    from tfdist.tools import measure
     from tfdist.training import setup
 
     try:
         started = setup.start(config, workdir)
     except (ValueError, OSError) as error:
-        findings.append(checks.failed("data and model", error))
+        findings.append(doctor_checks.failed("data and model", error))
         return
     cluster, replicas = started.cluster, plan.num_replicas
     batch = config.data.batch_size
     findings.append(Finding("batch", OK, f"{batch} examples among {replicas} replica(s): {batch // replicas} each"))
     times = gather(cluster, lambda: time.time() % 1e6)
-    findings.append(checks.clocks(times))
+    findings.append(doctor_checks.clocks(times))
     rate = read_rate(started, flags.FLAGS.seconds, batch // plan.num_workers)
-    findings.append(checks.data(gather(cluster, lambda: rate), batch // plan.num_workers))
+    findings.append(doctor_checks.data(gather(cluster, lambda: rate), batch // plan.num_workers))
     arrays = checkpoint_format.snapshot(started.variables)
     stored = sum(array.nbytes for array in arrays.values())
     num_bytes = sum(array.numpy().nbytes for array in started.trainer.model.trainable_variables)
-    free = device_bytes(plan) or batch_trial.free_bytes() // (plan.placement.local_size * plan.local_replicas)
-    findings.append(checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
-    findings.append(checks.disk(workdir, stored, config.checkpoint.keep))
+    free = device_bytes(plan) or measure.free_bytes() // (plan.placement.local_size * plan.local_replicas)
+    findings.append(doctor_checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
+    findings.append(doctor_checks.disk(workdir, stored, config.checkpoint.keep))
     try:
-        bare = batch_trial.step_seconds(started, _STEPS, communication=False)
+        bare = measure.step_seconds(started, _STEPS, communication=False)
     except (ValueError, tf.errors.OpError) as error:
-        findings.append(checks.failed("step", error))
+        findings.append(doctor_checks.failed("step", error))
         return
-    seconds = all_reduce.measure(cluster, num_bytes) if replicas > 1 else 0.0
-    findings.append(checks.communication(seconds, num_bytes, replicas, bare))
+    seconds = measure.measure(cluster, num_bytes) if replicas > 1 else 0.0
+    findings.append(doctor_checks.communication(seconds, num_bytes, replicas, bare))
     cluster_lib.leave(cluster)
 
 

@@ -1,6 +1,6 @@
 """Trains with parameter servers: each worker reads the weights, computes, and sends its update, waiting for nobody.
 
-    python -m tfdist.asynchronous --config=configs/digits.py --workers=2 --servers=1
+    python -m tfdist.tools.parameter_server.__main__ --config=configs/digits.py --workers=2 --servers=1
 
 starts workers and servers on this machine, and this process is their chief: it reads and prepares the batches, hands
 them out one a worker at a time, evaluates, saves and reports. A worker that dies is started again; meanwhile the others
@@ -29,8 +29,7 @@ def define_flags() -> None:
 
 def run() -> int:
     """Starts workers and servers, trains as their chief, and ends them; returns the exit code."""
-    from tfdist import updates
-    from tfdist.cluster import servers
+    from tfdist.tools.parameter_server import coordinator, servers
 
     config = flags.FLAGS["config"].value
     config.train.asynchronous = True
@@ -60,7 +59,7 @@ def run() -> int:
 
     try:
         allow = flags.FLAGS.allow_config_changes
-        return updates.run_asynchronously(config, workdir, allow_config_changes=allow, watch=watch)
+        return coordinator.run_asynchronously(config, workdir, allow_config_changes=allow, watch=watch)
     finally:
         crew.end()
 

@@ -1,4 +1,4 @@
-"""Fetches and prepares data before a job needs them: `python -m tfdist.prepare --config=...`.
+"""Fetches and prepares data before a job needs them: `python -m tfdist.tools.prepare_data --config=...`.
 
 For a login node that has internet, where compute nodes have none. It fetches what the config's source can fetch, opens
 both splits, and reads and prepares the first batch of each: what would go wrong at the start of the job goes wrong
@@ -13,10 +13,10 @@ from typing import Any
 from absl import app, flags
 
 from tfdist import config as config_lib
-from tfdist import tables
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import specs, validate
+from tfdist.tools import tables
 
 HEADER = ("split", "examples", "a batch", "seconds")
 

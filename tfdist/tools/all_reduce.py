@@ -1,4 +1,4 @@
-"""What an all-reduce costs, and what that makes of a step: `srun python -m tfdist.all_reduce --config=...`.
+"""What an all-reduce costs, and what that makes of a step: `srun python -m tfdist.tools.all_reduce --config=...`.
 
 Started as tfdist.main is, under any launcher. It measures the sum of tensors of several sizes over all replicas, and
 compares it with a ring, which sends 2(N-1)/N times the bytes in 2(N-1) messages: two numbers, a latency and a
@@ -8,18 +8,15 @@ step on more workers, next to the step that was measured on these.
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import app, flags
 
-from tfdist import batch_trial, tables
-from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
+from tfdist.tools import measure, tables
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
 STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
@@ -59,31 +56,6 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> Ring
     return Ring(latency=float(latency), bandwidth=float(1.0 / per_byte))
 
 
-def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
-    """Seconds for the sum of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`."""
-    import tensorflow as tf
-
-    from tfdist.training.step import gradients
-
-    def replica(tensor: tf.Tensor) -> tf.Tensor:
-        return gradients.all_reduce([tf.identity(tensor)], config_lib.Communication())[0][0]
-
-    @tf.function(autograph=False)
-    def call(tensor: tf.Tensor) -> tf.Tensor:
-        sums = cluster.strategy.run(replica, args=(tensor,))
-        return tf.add_n(cluster.strategy.experimental_local_results(sums))
-
-    # An argument, since the sum of a constant would be computed beforehand.
-    tensor = tf.ones([max(1, num_bytes // 4)])
-    call(tensor).numpy()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call(tensor).numpy()
-        times.append(time.perf_counter() - started)
-    return float(np.median(times))
-
-
 def predictions(ring: Ring, bare: float, num_bytes: int, replicas: int, measured: float) -> list[tuple]:
     """Rows of the second table: these replicas, and two, four, eight and sixteen times as many."""
     rows = []
@@ -109,12 +81,12 @@ def run() -> int:
     replicas = cluster.num_replicas
     largest = max(4, int(flags.FLAGS.largest_mb * 2**20))
     sizes = [*itertools.takewhile(lambda size: size < largest, (4 * 16**power for power in itertools.count())), largest]
-    seconds = [measure(cluster, size) for size in sizes]
+    seconds = [measure.measure(cluster, size) for size in sizes]
     ring = fit(sizes, seconds, replicas)
     wire_bytes = 2 if config.communication.dtype != "float32" else 4
     num_bytes = wire_bytes * sum(int(np.prod(v.shape)) for v in started.trainer.model.trainable_variables)
-    bare = batch_trial.step_seconds(started, flags.FLAGS.steps, communication=False)
-    whole = batch_trial.step_seconds(started, flags.FLAGS.steps)
+    bare = measure.step_seconds(started, flags.FLAGS.steps, communication=False)
+    whole = measure.step_seconds(started, flags.FLAGS.steps)
     if cluster.is_chief:
         rows = []
         for size, took in zip(sizes, seconds, strict=True):

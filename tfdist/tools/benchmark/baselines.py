@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
-from tfdist.contest.works import Work
+from tfdist.tools.benchmark.workloads import Work
 from tfdist.training.step import optimizer as optimizer_lib
 
 # Runs so many steps, to their end.

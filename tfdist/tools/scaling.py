@@ -1,4 +1,4 @@
-"""How training time falls with the number of replicas: `python -m tfdist.scaling --config=... --replicas=1,2,4`.
+"""How training time falls with the number of replicas: `python -m tfdist.tools.scaling --config=... --replicas=1,2,4`.
 
 Trains the config on each number of replicas, one after another, and writes scaling.csv and scaling.png into the
 workdir: the time of an epoch, examples per second, speedup and efficiency against the smallest number. The first epoch,
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tfdist import tables, trials
 from tfdist.config import flags as config_flags
+from tfdist.tools import child_runs, tables
 
 HEADER = (
     *("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds"),
@@ -30,7 +30,7 @@ def define_flags() -> None:
     config_flags.define_config()
     flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
     flags.DEFINE_enum(
-        "by", "auto", list(trials.WAYS), "What a replica is: a process, a logical device, a task of a Slurm step."
+        "by", "auto", list(child_runs.WAYS), "What a replica is: a process, a logical device, a task of a Slurm step."
     )
     flags.DEFINE_enum(
         "batch",
@@ -81,8 +81,8 @@ def measure(arguments: Sequence[str], batch_size: int, *, replicas: int, epochs:
         "checkpoint.export": "false",
     }
     changes = [f"--config.{name}={value}" for name, value in settings.items()]
-    trials.train([*arguments, *changes], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
-    lines = trials.reports(to)
+    child_runs.train([*arguments, *changes], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
+    lines = child_runs.reports(to)
     if len(lines) < 2:
         raise ValueError(
             f"{to} holds the reports of {len(lines)} epoch(s), and two are needed: the first is not counted. Remove "
@@ -149,7 +149,7 @@ def study(argv: list[str]) -> None:
     name = config_flags.config_name()
     workdir = Path(flags.FLAGS.workdir or f"runs/{name}-scaling").expanduser()
     batch = flags.FLAGS["config"].value.data.batch_size
-    way = trials.choose_way(flags.FLAGS.by, os.environ)
+    way = child_runs.choose_way(flags.FLAGS.by, os.environ)
     measured = []
     for replicas in parse_replicas(flags.FLAGS.replicas):
         own = batch * replicas if flags.FLAGS.batch == "weak" else batch
@@ -167,7 +167,7 @@ def study(argv: list[str]) -> None:
 
 def run(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    with config_flags.one_message("tfdist.scaling"):
+    with config_flags.one_message("tfdist.tools.scaling"):
         study(sys.argv)
     return 0
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from tfdist.contest import works
-from tfdist.contest.works import WORKS
 from tfdist.report import metrics_file
+from tfdist.tools.benchmark import workloads
+from tfdist.tools.benchmark.workloads import WORKS
 
 # The same network, data and step, with nothing but TensorFlow and Keras.
 _BARE = """
@@ -60,7 +60,7 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
     """Starts both in turn; returns seconds to the first finished step: the median and the best."""
     (folder / "bare.py").write_text(_BARE)
     (folder / "start.py").write_text(_CONFIG.format(folder=str(folder)))
-    bare = [sys.executable, "-c", _BARE, str(works.data_file(WORKS["mlp"], folder))]
+    bare = [sys.executable, "-c", _BARE, str(workloads.data_file(WORKS["mlp"], folder))]
     taken: dict[str, list[float]] = {name: [] for name in NAMES}
     for number in range(rounds + 1):
         started = time.time()

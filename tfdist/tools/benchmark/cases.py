@@ -10,9 +10,9 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
-from tfdist.contest import baselines, keras_fit, pipelines
-from tfdist.contest.baselines import Runner
-from tfdist.contest.works import WORKS
+from tfdist.tools.benchmark import baselines, input_pipelines, keras_baseline
+from tfdist.tools.benchmark.baselines import Runner
+from tfdist.tools.benchmark.workloads import WORKS
 from tfdist.training import checkpointing, setup
 from tfdist.training.step import gradients, train_step
 
@@ -41,7 +41,7 @@ def textbook(job: Job, folder: Path) -> dict[str, Runner]:
 def fit(job: Job, folder: Path) -> dict[str, Runner]:
     """See `keras_fit.fit`."""
     config = _config(job, folder)
-    return {"step": keras_fit.fit(WORKS[job["work"]], config, steps_per_execution=job["stride"])}
+    return {"step": keras_baseline.fit(WORKS[job["work"]], config, steps_per_execution=job["stride"])}
 
 
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
@@ -94,6 +94,6 @@ ENTRIES: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {
     "keras_fit": fit,
     "tfdist": tfdist,
     "all_reduce": all_reduce,
-    "input": pipelines.tfdist,
-    "classic_input": pipelines.classic,
+    "input": input_pipelines.tfdist,
+    "classic_input": input_pipelines.classic,
 }

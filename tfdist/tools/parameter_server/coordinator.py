@@ -1,6 +1,6 @@
 """The chief's side of training with parameter servers: batches are handed out, and updates wait for nobody.
 
-Used by `tfdist.asynchronous`, and by `tfdist.main` where TF_CONFIG names servers.
+Used by `tfdist.tools.parameter_server.__main__`, and by `tfdist.main` where TF_CONFIG names servers.
 """
 
 import collections
@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import interruption, servers
+from tfdist.cluster import interruption
 from tfdist.config import specs
+from tfdist.tools.parameter_server import servers
 from tfdist.training import checkpointing, nonfinite, setup, state, triggers
 from tfdist.training import loop as loop_lib
 from tfdist.training import run as run_lib

@@ -1,0 +1,1 @@
+"""What `python -m tfdist.tools.benchmark.__main__` lets compete: tfdist's own loop, pipelines and sums, and honest baselines."""
