@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.zoo.random import beta_quantiles, uniform
+from tfdist.zoo.stateless_random import beta_quantiles, uniform
 
 
 def seeds_of(numbers, epoch=0, seed=0):

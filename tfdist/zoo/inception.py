@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.zoo import prepare
-from tfdist.zoo.random import uniform
+from tfdist.zoo import prepare, stateless_random
 
 # Of the ImageNet training images, of each channel in [0, 1].
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -72,7 +71,7 @@ def image(
             pixels = tf.where(draws[-1] < 0.5, pixels[:, ::-1], pixels)
         return tf.ensure_shape(pixels, [size, size, 3])
 
-    draws = uniform(seeds, 0, 4 * _TRIES + 1)
+    draws = stateless_random.uniform(seeds, 0, 4 * _TRIES + 1)
     signature = tf.TensorSpec([size, size, 3], tf.float32)
     images = tf.map_fn(one, (encoded, draws), fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
     images = tf.ensure_shape(images, [encoded.shape[0], size, size, 3])

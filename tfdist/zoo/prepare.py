@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.random import beta_quantiles, uniform
+from tfdist.zoo import stateless_random
 
 Batch = dict[str, tf.Tensor]
 
@@ -141,7 +141,7 @@ def random_crop(
             f"prepare: crop={crop_height}x{crop_width} is larger than the images of {height}x{width} pixels with "
             f"pad={pad}. Enlarge them with `resize` or `pad`."
         )
-    draws = uniform(seeds, draw, 3)
+    draws = stateless_random.uniform(seeds, draw, 3)
     top = tf.cast(draws[:, 0] * places_down, tf.int32)
     left = tf.cast(draws[:, 1] * places_across, tf.int32)
     across = tf.range(crop_width)
@@ -158,7 +158,7 @@ def _alternately(seeds: tf.Tensor, draw: int) -> tf.Tensor:
     """Returns bool [n] that is drawn for each example in epoch 0 and the opposite of the epoch before in all others."""
     # The first column is (seed << 32) | epoch; see `tfdist.data.order.seeds`.
     epoch = tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF)
-    at_first = uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), draw, 3)[:, 2] < 0.5
+    at_first = stateless_random.uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), draw, 3)[:, 2] < 0.5
     return tf.equal(at_first, epoch % 2 == 0)
 
 
@@ -215,7 +215,7 @@ def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int =
     if not (isinstance(size, int) and size >= 1):
         raise ValueError(f"prepare: cutout must be the side of a square in whole pixels. Received: {size!r}")
     height, width, _ = _static_size(images)
-    draws = uniform(seeds, draw, 2)
+    draws = stateless_random.uniform(seeds, draw, 2)
 
     def outside(centres: tf.Tensor, length: int) -> tf.Tensor:
         first = tf.cast(centres * length, tf.int32)[:, tf.newaxis] - size // 2
@@ -257,8 +257,8 @@ def random_mixup(batch: Batch, seeds: tf.Tensor, *, alpha: float, num_classes: i
     )
     with tf.control_dependencies([even] if even is not None else []):
         partners = tf.bitwise.bitwise_xor(tf.range(examples), 1)
-    table = tf.constant(beta_quantiles(alpha, _BETA_TABLE_SIZE), tf.float32)
-    draws = tf.gather(uniform(seeds, draw, 1)[:, 0], tf.bitwise.bitwise_and(tf.range(examples), -2))
+    table = tf.constant(stateless_random.beta_quantiles(alpha, _BETA_TABLE_SIZE), tf.float32)
+    draws = tf.gather(stateless_random.uniform(seeds, draw, 1)[:, 0], tf.bitwise.bitwise_and(tf.range(examples), -2))
     shares = tf.gather(table, tf.cast(draws * _BETA_TABLE_SIZE, tf.int32))
 
     def mix(values: tf.Tensor) -> tf.Tensor:

@@ -8,8 +8,8 @@ without reading the examples, and runs no TensorFlow operation: devices can stil
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz
 from tfdist.zoo.sources.folder import image_folder
-from tfdist.zoo.sources.generated import line, synthetic
 from tfdist.zoo.sources.imagenet import imagenet
-from tfdist.zoo.sources.prepared import tfds
+from tfdist.zoo.sources.synthetic import line, synthetic
+from tfdist.zoo.sources.tfds_dataset import tfds
 
 __all__ = ["arrays", "digits", "image_folder", "imagenet", "line", "npz", "synthetic", "tfds"]

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.sources.memory import Memory
-from tfdist.zoo.splits import Slice, resolve, split_name
+from tfdist.zoo import splits as splits_lib
+from tfdist.zoo.sources.in_memory import Memory
+from tfdist.zoo.splits import Slice
 
 DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
 # Keras' names of what this package calls image and label: `x_train`, `y_train`.
@@ -145,7 +146,7 @@ def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, n
             f"{name}: its arrays must be named FEATURE_SPLIT, as image_train or x_train. It has: "
             f"{', '.join(file.files) or 'none'}."
         )
-    chosen = split_name(split, keys, source=name)
+    chosen = splits_lib.split_name(split, keys, source=name)
 
     def read(part: str, feature: str) -> np.ndarray:
         try:
@@ -176,7 +177,7 @@ def _fingerprint(features: Mapping[str, np.ndarray]) -> str:
 
 def _slice(split: str, parts: dict[str, dict[str, np.ndarray]], num_classes: int | None, name: str) -> Arrays:
     lengths = {part: len(next(iter(features.values()))) for part, features in parts.items()}
-    part = resolve(split, lengths, source=name)
+    part = splits_lib.resolve(split, lengths, source=name)
     return Arrays(parts[part.name], part, num_classes, name)
 
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.sources import header
-from tfdist.zoo.sources.damage import reason
-from tfdist.zoo.sources.memory import CHUNK_SIZE, Memory, collect, fits
-from tfdist.zoo.splits import resolve, split_name
+from tfdist.zoo import splits
+from tfdist.zoo.sources import header, in_memory
+from tfdist.zoo.sources.in_memory import CHUNK_SIZE, Memory
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "Images are looked for as PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
@@ -31,14 +30,14 @@ class ImageFolder:
         if not os.path.isdir(path):
             raise FileNotFoundError(f"{name}: there is no folder {self._root!r}. {_LAYOUT}")
         folders = {part: _folders(os.path.join(path, part)) for part in _folders(path)}
-        part = split_name(split, folders, source=name)
+        part = splits.split_name(split, folders, source=name)
         self.classes = list(classes) or folders[part]
         _check_classes(self.classes, part, folders, explicit=bool(classes), name=name)
         self.num_classes = len(self.classes)
 
         files = [_image_names(os.path.join(path, part, label)) for label in self.classes]
         labels = np.repeat(np.arange(self.num_classes), [len(names) for names in files])
-        self._part = resolve(split, {part: len(labels)}, source=name)
+        self._part = splits.resolve(split, {part: len(labels)}, source=name)
         # By class, "train[:90%]" would lack the last classes. RandomState's streams are the same in all NumPy versions.
         order = np.random.RandomState(0).permutation(len(labels))[self._part.start : self._part.stop]
         self._names = np.concatenate(files)[order]
@@ -47,7 +46,7 @@ class ImageFolder:
         self._size = size or header.image_size(self._file(0))
         self._resize = size is not None
         self._shape = (*self._size, channels)
-        self._in_memory = fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
+        self._in_memory = in_memory.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
         names = {"name": self._names, "label": self._labels}
         self._memory = Memory(self._load_images if self._in_memory else lambda: names)
 
@@ -97,7 +96,7 @@ class ImageFolder:
                 image = _decode_file(path, self._shape[-1])
             except tf.errors.OpError as error:
                 raise ValueError(
-                    f"The image {self._file(example)!r} cannot be read: {reason(error)} Mend or remove it."
+                    f"The image {self._file(example)!r} cannot be read: {in_memory.reason(error)} Mend or remove it."
                 ) from None
             if not self._resize and image.shape[:2] != self._size:
                 raise ValueError(
@@ -119,7 +118,7 @@ class ImageFolder:
         decode = tf.autograph.experimental.do_not_convert(lambda paths: {"image": self._decode(paths)})
         chunks = chunks.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         try:
-            return {**collect(chunks, len(self)), "label": self._labels}
+            return {**in_memory.collect(chunks, len(self)), "label": self._labels}
         except tf.errors.OpError:
             self.verify()
             raise

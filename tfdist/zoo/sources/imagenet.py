@@ -10,8 +10,8 @@ from typing import BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.sources.damage import reason
-from tfdist.zoo.splits import resolve, split_name
+from tfdist.zoo import splits
+from tfdist.zoo.sources import in_memory
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 # Open files, below the usual limit of 1,024 of a process; files whose records are located at a time.
@@ -31,10 +31,10 @@ class ImageNet:
         self.num_classes, self._first_label = num_classes, first_label
         self._title = f"imagenet {path!r}"
         shards = _find_shards(path, self._title)
-        name = split_name(split, shards, source=self._title)
+        name = splits.split_name(split, shards, source=self._title)
         self._files = shards[name]
         index = _open_index(os.path.dirname(self._files[0]), name, self._files, self._title)
-        self._part = resolve(split, {name: len(index)}, source=self._title)
+        self._part = splits.resolve(split, {name: len(index)}, source=self._title)
         self._index = index[self._part.start : self._part.stop]
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_open_file)
 
@@ -60,7 +60,9 @@ class ImageNet:
                     found = self.read(tf.constant([example], tf.int64))
                     tf.io.decode_image(found["image"][0], channels=3, expand_animations=False)
                 except (tf.errors.OpError, OSError) as error:
-                    raise ValueError(f"{self._title}: {self._place(example)} cannot be read: {reason(error)}") from None
+                    raise ValueError(
+                        f"{self._title}: {self._place(example)} cannot be read: {in_memory.reason(error)}"
+                    ) from None
                 label, first = int(found["label"][0]), self._first_label
                 if not 0 <= label < self.num_classes:
                     raise ValueError(

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.random import uniform
-from tfdist.zoo.splits import resolve
+from tfdist.zoo import splits, stateless_random
 
 
 class Synthetic:
@@ -32,10 +31,10 @@ class Synthetic:
         values = int(np.prod(self._shape))
         ids = ids + self._first
         seeds = tf.stack([tf.zeros_like(ids), ids], axis=1)
-        label = tf.cast(uniform(seeds, 0, 1)[:, 0] * self.num_classes, tf.int64)
+        label = tf.cast(stateless_random.uniform(seeds, 0, 1)[:, 0] * self.num_classes, tf.int64)
         # A class has a picture of its own, and an example is that picture and noise in equal parts.
-        pictures = uniform(tf.stack([tf.ones_like(label), label], axis=1), 0, values)
-        image = (pictures + uniform(seeds, 1, values)) * (0.5 * self._high)
+        pictures = stateless_random.uniform(tf.stack([tf.ones_like(label), label], axis=1), 0, values)
+        image = (pictures + stateless_random.uniform(seeds, 1, values)) * (0.5 * self._high)
         return {"image": tf.reshape(tf.cast(image, self._dtype), [-1, *self._shape]), "label": label}
 
     def verify(self) -> None:
@@ -89,7 +88,7 @@ def synthetic(
         high = 256 if kind.is_integer else 1
     if not 0 < high <= (kind.max + 1 if kind.is_integer else kind.max):
         raise ValueError(f"synthetic: high must be above 0 and within {kind.name}. Received: {high!r}")
-    part = resolve(split, {"train": num_examples, "test": num_test_examples}, source="synthetic")
+    part = splits.resolve(split, {"train": num_examples, "test": num_test_examples}, source="synthetic")
     offset = num_examples if part.name == "test" else 0
     return Synthetic(offset + part.start, part.stop - part.start, tuple(shape), kind, num_classes, high)
 
@@ -109,7 +108,7 @@ class Line:
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the points `ids`, int64 [n], as {"x": float32 [n, 1], "y": float32 [n, 1]}."""
         ids = ids + self._first
-        draws = 2.0 * uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
+        draws = 2.0 * stateless_random.uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
         x, noise = draws[:, :1], draws[:, 1:]
         return {"x": x, "y": self._m * x + self._n + self._noise * noise}
 
@@ -142,6 +141,6 @@ def line(
     Raises:
         ValueError: the split does not exist or is empty.
     """
-    part = resolve(split, {"train": num_examples, "test": num_test_examples}, source="line")
+    part = splits.resolve(split, {"train": num_examples, "test": num_test_examples}, source="line")
     offset = num_examples if part.name == "test" else 0
     return Line(offset + part.start, part.stop - part.start, m, n, noise)

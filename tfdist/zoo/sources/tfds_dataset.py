@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.sources.damage import reason
-from tfdist.zoo.sources.memory import CHUNK_SIZE, Memory, collect, fits
-from tfdist.zoo.sources.records import ArrayRecords, Shard, chunks_of, tfrecords
-from tfdist.zoo.splits import resolve
+from tfdist.zoo import splits
+from tfdist.zoo.sources import in_memory, record_files
+from tfdist.zoo.sources.in_memory import CHUNK_SIZE, Memory
+from tfdist.zoo.sources.record_files import ArrayRecords, Shard
 
 # Records of a batch that are decoded at a time.
 _PARALLEL_RECORDS = 16
@@ -34,7 +34,7 @@ class Prepared:
     ):
         self._title = f"tfds data set {builder.info.full_name!r}"
         lengths = {key: info.num_examples for key, info in builder.info.splits.items()}
-        self._part = resolve(split, lengths, source=self._title)
+        self._part = splits.resolve(split, lengths, source=self._title)
         self._features = features or _default_features(builder.info, self._title)
         self._decoder, self._decoders, self._specs = _choose(
             builder.info.features, self._features, size, encoded, self._title
@@ -45,7 +45,7 @@ class Prepared:
         self._format = _choose_format(builder, self._title)
         self._shards = _find_shards(builder, self._part, self._title)
         num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
-        self._in_memory = fits(num_bytes, memory_limit_mb)
+        self._in_memory = in_memory.fits(num_bytes, memory_limit_mb)
         if self._in_memory:
             self._memory = Memory(self._load)
         elif self._format == "array_record":
@@ -76,7 +76,7 @@ class Prepared:
             for shard in self._shards:
                 done = 0
                 try:
-                    for chunk in chunks_of(shard, self._format, CHUNK_SIZE):
+                    for chunk in record_files.chunks_of(shard, self._format, CHUNK_SIZE):
                         decode(chunk)
                         done += len(chunk)
                 except _DAMAGE:
@@ -90,23 +90,23 @@ class Prepared:
     def _find_damage(self, shard: Shard) -> None:
         position = shard.start
         try:
-            for record in chunks_of(shard, self._format, 1):
+            for record in record_files.chunks_of(shard, self._format, 1):
                 self._decode_record(record[0])
                 position += 1
         except _DAMAGE as error:
             raise ValueError(
-                f"{self._title}: record {position} of {shard.path!r} cannot be read: {reason(error)} "
+                f"{self._title}: record {position} of {shard.path!r} cannot be read: {in_memory.reason(error)} "
                 "Delete the folder and fetch the data set again."
             ) from None
 
     def _load(self) -> dict[str, np.ndarray]:
         if self._format == "tfrecord":
-            chunks = tfrecords(self._shards).batch(CHUNK_SIZE)
+            chunks = record_files.tfrecords(self._shards).batch(CHUNK_SIZE)
         else:
             self._records = ArrayRecords(self._shards)
             chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
         try:
-            return collect(chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE), len(self))
+            return in_memory.collect(chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE), len(self))
         except tf.errors.OpError:
             self.verify()
             raise
@@ -215,7 +215,9 @@ def _fetch(builder: Any, name: str, data_dir: str | None) -> Any:
     except Exception as error:
         # Whatever fails inside tfds; another worker that fetches the same at once may have been quicker.
         if not _is_prepared(_builder(name, data_dir)):
-            raise FileNotFoundError(f"tfds data set {name!r} could not be fetched: {reason(error)}") from error
+            raise FileNotFoundError(
+                f"tfds data set {name!r} could not be fetched: {in_memory.reason(error)}"
+            ) from error
     return _builder(name, data_dir)
 
 

@@ -1,10 +1,20 @@
-"""Examples held in the host's memory, for all sources that can hold them there."""
+"""What is said of examples that cannot be read. No TensorFlow."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
+
+_NODE = re.compile(r"\{\{.*?\}\}\s*|\s*\[Op:.*")
+
+
+def reason(error: Exception) -> str:
+    """Returns the first line of `error`'s message, without the names of TensorFlow's nodes, ending in a full stop."""
+    text = _NODE.sub("", str(error).strip()).split("\n")[0].strip()
+    return text if text.endswith(".") else f"{text}."
+
 
 # Examples decoded by one call while a source is loaded.
 CHUNK_SIZE = 512
