@@ -79,13 +79,15 @@ def start(options: c.Cluster, **changes) -> run_lib.Run:
         "cluster": options,
     }
     workdir = pathlib.Path(sys.argv[1]).parent / f"on{options.logical_devices}"
-    return setup.start(c.Config(**parts | changes), workdir)
+    return setup.build_run(c.Config(**parts | changes), workdir)
 
 
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
     iterator = run.cluster.distribute(setup.training_dataset(run, first_step=first, last_step=last))
-    call = multi_step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), run.trainer))
+    call = multi_step.make_multi_step_fn(
+        run.trainer, functools.partial(local_sgd.choose_step(run.config.train), run.trainer)
+    )
     vector = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64))[0].numpy()
     return multi_step.means(run.trainer, dict(zip((*run.trainer.names, *context_lib.EXTRAS), vector, strict=True)))
 
@@ -352,7 +354,7 @@ def collectives(options: c.Cluster) -> Arrays:
     ):
         config = dataclasses.replace(run.config, communication=communication)
         trainer = dataclasses.replace(run.trainer, config=config)
-        call = multi_step.make_call(trainer, functools.partial(train_step.train_step, trainer))
+        call = multi_step.make_multi_step_fn(trainer, functools.partial(train_step.train_step, trainer))
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int64), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()
         outside = [node for node in definition.node if node.op.startswith("Collective")]

@@ -16,7 +16,7 @@ HASH = r"[0-9a-f]{16}"
 
 
 def hashed(array: np.ndarray) -> int:
-    return int(replica_consistency.fold(replica_consistency.words(tf.constant(array))))
+    return int(replica_consistency.hash_words(replica_consistency.as_int64_words(tf.constant(array))))
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ def test_truth_values_and_texts_are_hashed():
 def test_what_differs_is_put_into_words():
     places = [f"worker {rank}" for rank in range(4)]
     found = np.array([[1, 7, 3], [1, 7, 4], [1, 8, 3], [1, 7, 3]])
-    lines, who = replica_consistency.compared(["a", "b", "c"], found, places)
+    lines, who = replica_consistency.describe_mismatch(["a", "b", "c"], found, places)
     assert lines == [
         "b: 0000000000000007 on worker 0, worker 1, worker 3, 0000000000000008 on worker 2",
         "c: 0000000000000003 on worker 0, worker 2, worker 3, 0000000000000004 on worker 1",
     ]
     assert who == "worker 1, worker 2 differ from the chief"
-    lines, who = replica_consistency.compared(["a"], np.array([[-1], [5], [5], [5]]), places)
+    lines, who = replica_consistency.describe_mismatch(["a"], np.array([[-1], [5], [5], [5]]), places)
     assert lines == ["a: 0000000000000005 on worker 1, worker 2, worker 3, ffffffffffffffff on worker 0"]
     assert who == "worker 0 differs from most others"
-    lines, _ = replica_consistency.compared(
+    lines, _ = replica_consistency.describe_mismatch(
         [f"v{i}" for i in range(13)], np.stack([np.zeros(13), np.ones(13)]).astype(int), places
     )
     assert len(lines) == 11 and lines[-1] == "and 3 more"

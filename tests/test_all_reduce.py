@@ -12,7 +12,7 @@ from tfdist.tools import all_reduce
 
 
 def test_a_ring_is_found_again_in_its_times():
-    ring = all_reduce.Ring(latency=2e-4, bandwidth=5e8)
+    ring = all_reduce.RingCostModel(latency=2e-4, bandwidth=5e8)
     sizes = [4, 1000, 100_000, 10_000_000]
     found = all_reduce.fit(sizes, [ring.seconds(size, 4) for size in sizes], 4)
     np.testing.assert_allclose([found.latency, found.bandwidth], [2e-4, 5e8], rtol=1e-6)

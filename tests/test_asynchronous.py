@@ -105,12 +105,12 @@ def test_without_servers_it_is_said_how_to_start_them(text):
         ValueError,
         match=r"needs a chief, workers and parameter servers: start .* tfdist.tools.parameter_server.__main__",
     ):
-        servers.roles({"TF_CONFIG": text})
+        servers.task_spec({"TF_CONFIG": text})
 
 
 def test_a_missing_worker_is_named():
     addresses = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
-    mine = servers.Roles(addresses=addresses, kind="chief", index=0)
+    mine = servers.TaskSpec(addresses=addresses, kind="chief", index=0)
     with pytest.raises(TimeoutError, match=r"2 worker\(s\) or .* did not come within 0 s .*: localhost:2, localhost:3"):
         servers.connect(mine, 0.0)
 

@@ -54,11 +54,11 @@ def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path
 def test_a_trial_that_takes_more_than_its_share_ends_alone(tmp_path):
     batch_size_trial.clear(tmp_path / "batch-8")
     found = run("--trial=8", f"--workdir={tmp_path / 'batch-8'}", "--memory_mb=150", code=137)
-    assert batch_size_trial.judge(tmp_path / "batch-8", 137)["result"] == batch_size_trial.OUT_OF_MEMORY, found
+    assert batch_size_trial.combine(tmp_path / "batch-8", 137)["result"] == batch_size_trial.OUT_OF_MEMORY, found
 
 
 def test_what_fails_of_something_else_is_shown(tmp_path):
-    bench = batch_size.Bench(arguments=["--config=nowhere.py"], way="devices", workdir=tmp_path)
+    bench = batch_size.TrialRunner(arguments=["--config=nowhere.py"], way="devices", workdir=tmp_path)
     with pytest.raises(
         ValueError, match=r"(?s)The trial of batch 16 ended with exit code 1; .*there is no file .*nowhere"
     ):
@@ -73,12 +73,12 @@ def test_what_the_workers_of_a_trial_say_is_put_together(tmp_path):
 
     fits = {"result": batch_size_trial.FITS, "replicas": 2, "step_ms": 1.0}
     say(fits | {"memory_mb": 5.0}, fits | {"memory_mb": 7.0})
-    assert batch_size_trial.judge(tmp_path, 0) == fits | {"memory_mb": 7.0}
+    assert batch_size_trial.combine(tmp_path, 0) == fits | {"memory_mb": 7.0}
     say(fits | {"memory_mb": 5.0}, {"result": batch_size_trial.OUT_OF_MEMORY, "replicas": 2})
-    assert batch_size_trial.judge(tmp_path, 76)["result"] == batch_size_trial.OUT_OF_MEMORY
+    assert batch_size_trial.combine(tmp_path, 76)["result"] == batch_size_trial.OUT_OF_MEMORY
     say()
-    assert batch_size_trial.judge(tmp_path, -9)["result"] == batch_size_trial.OUT_OF_MEMORY
-    assert batch_size_trial.judge(tmp_path, 1) is None
+    assert batch_size_trial.combine(tmp_path, -9)["result"] == batch_size_trial.OUT_OF_MEMORY
+    assert batch_size_trial.combine(tmp_path, 1) is None
     assert measure.free_bytes() > 0
 
 

@@ -75,12 +75,12 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
 
 
 @needs_torch
-@pytest.mark.parametrize("name", workloads.WORKS)
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_pytorchs_networks_learn_as_many_numbers(name):
     from tfdist.config import specs
     from tfdist.tools.benchmark import pytorch_models
 
-    work = workloads.WORKS[name]
+    work = workloads.WORKLOADS[name]
     keras_model = specs.build(work.model, field="config.model")
     count = sum(int(np.prod(weight.shape)) for weight in keras_model.trainable_variables)
     assert sum(weight.numel() for weight in pytorch_models.network(name).parameters()) == count
@@ -150,7 +150,7 @@ def test_the_worker_that_fails_first_is_heard_first(tmp_path):
     ]
     try:
         with pytest.raises(ValueError, match="tfdist: worker 1 has failed:\n  the cause"):
-            rounds.Contestant(name="tfdist", workers=workers, logs=logs).hear()
+            rounds.Participant(name="tfdist", workers=workers, logs=logs).hear()
         assert workers[0].poll() is None
     finally:
         for worker in workers:

@@ -29,7 +29,7 @@ def run(workdir, steps, **wanted):
         train=c.Train(steps=steps),
         report=c.Report(**wanted),
     )
-    assert loop.train(setup.start(options, workdir), allow_config_changes=True) == 0
+    assert loop.train(setup.build_run(options, workdir), allow_config_changes=True) == 0
 
 
 def test_the_graph_histograms_and_a_profile_are_there_and_a_resume_repeats_none(tmp_path):

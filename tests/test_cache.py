@@ -71,7 +71,7 @@ class Source:
 def keep(source, directory=None, kind="raw", prepare=prepare.identity, training=True):
     """A kept source and its prepare, as a run has them."""
     options = c.Data(cache=kind, cache_dir=directory and str(directory))
-    return cache.keep(options, source, prepare, training=training)
+    return cache.cached(options, source, prepare, training=training)
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
@@ -208,7 +208,7 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         options = c.Data(prepare=image | ({"flip": True} if kind == "raw" else {}), batch_size=300, **kept)
         config = c.Config(model={"target": "lab:linear"}, data=options, train=c.Train(steps=4))
         keras.utils.clear_session()
-        run = setup.start(config, tmp_path / "run")
+        run = setup.build_run(config, tmp_path / "run")
         evaluation, steps = run.evaluation_data()
         batches.append([*run.training_data(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
         assert set(run.examples()) == {

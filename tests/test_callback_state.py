@@ -53,7 +53,7 @@ def through_a_checkpoint(directory, state, arrays):
 def resumed(tmp_path_factory):
     """Two callbacks before and after an interruption, and what was said to be lost."""
     first, lost = [Notes(), Notes()], []
-    before = state_lib.baseline(first)
+    before = state_lib.initial_state(first)
     first[1].learn()
     state, arrays = state_lib.snapshot(first, before, lambda *of: lost.append(of[:2]))
     second = [Notes(patience=9), Notes(patience=9)]
@@ -135,7 +135,7 @@ def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interru
     net = model()
     first = keras.callbacks.CallbackList(callbacks(tmp_path / "parts"), model=net, epochs=8, steps=1, verbose=0)
     first.on_train_begin()
-    before = state_lib.baseline(first.callbacks)
+    before = state_lib.initial_state(first.callbacks)
     parts = epochs(first, 0, interrupted)
     state, arrays = state_lib.snapshot(first.callbacks, before, lambda *of: None)
     state, arrays = through_a_checkpoint(tmp_path, state, arrays)

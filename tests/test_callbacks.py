@@ -251,7 +251,7 @@ def compiled(steps_per_execution: int = 1):
 
 
 def wanted(cluster, *given):
-    return callbacks.of_script(cluster, compiled(), list(given), verbose=0).each_steps
+    return callbacks.make_callbacks(cluster, compiled(), list(given), verbose=0).each_steps
 
 
 class Overriding(keras.callbacks.Callback):
@@ -275,22 +275,22 @@ def test_steps_run_one_at_a_time_only_where_a_callback_wants_to_see_them(cluster
     assert wanted(cluster, kept.LambdaCallback(on_predict_batch_begin=print)) == {"predict": 1}
     assert wanted(cluster, Overriding()) == {"train": 1}
     assert wanted(cluster, Busy()) == {"train": 1}
-    assert callbacks.of_script(cluster, compiled(4), [Overriding()], verbose=0).each_steps == {"train": 4}
+    assert callbacks.make_callbacks(cluster, compiled(4), [Overriding()], verbose=0).each_steps == {"train": 4}
 
 
 def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
     backup = keras.callbacks.BackupAndRestore(tmp_path)
-    callbacks.of_script(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
+    callbacks.make_callbacks(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
     assert "BackupAndRestore is left out: what it does, and more, tfdist.fit does in" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"give tfdist\.fit a workdir, and the same script in it resumes"):
-        callbacks.of_script(cluster, compiled(), [backup], verbose=1)
+        callbacks.make_callbacks(cluster, compiled(), [backup], verbose=1)
 
 
 def test_what_is_no_callback_is_refused(cluster):
     with pytest.raises(ValueError, match=r"callbacks must hold objects of keras\.callbacks\.Callback.*Received: 3"):
-        callbacks.of_script(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
+        callbacks.make_callbacks(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
     with pytest.raises(ValueError, match=r'verbose must be 0, 1, 2 or "auto"\. Received: 3'):
-        callbacks.of_script(cluster, compiled(), [], verbose=3)
+        callbacks.make_callbacks(cluster, compiled(), [], verbose=3)
 
 
 MODULES = tf.Variable(0)
@@ -309,7 +309,7 @@ def test_variables_that_callbacks_hold_are_found():
             MODULES.assign_add(1)
 
     setting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: held[1].assign(2.0))
-    found = broadcast.held_variables([Holding(), setting, keras.callbacks.EarlyStopping()])
+    found = broadcast.find_variables([Holding(), setting, keras.callbacks.EarlyStopping()])
     assert len(found) == 4 and {id(one) for one in found} == {id(one) for one in (*held, nested, MODULES)}
 
 
@@ -336,7 +336,7 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
     plateau = spec("ReduceLROnPlateau", monitor="loss", min_delta=100.0, patience=1, factor=0.5)
     watched = config(plateau, stop, log)
     keras.utils.clear_session()
-    assert loop.train(setup.start(watched, tmp_path / "run")) == 0
+    assert loop.train(setup.build_run(watched, tmp_path / "run")) == 0
     finished = json.loads((tmp_path / "run" / "finished.json").read_text())
     # 1,437 digits are 5 steps an epoch; the third is the second without an improvement.
     assert finished == {"step": 15, "stopped_by_callback": True}
@@ -347,7 +347,7 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
     assert keras.models.load_model(tmp_path / "run" / "model.keras").count_params() == 650
     keras.utils.clear_session()
     capsys.readouterr()
-    assert loop.train(setup.start(watched, tmp_path / "run")) == 0
+    assert loop.train(setup.build_run(watched, tmp_path / "run")) == 0
     assert "This run is finished" in capsys.readouterr().out
 
 
@@ -374,4 +374,4 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
 def test_callbacks_of_a_config_that_cannot_work_say_why(tmp_path, bad, changes, message):
     keras.utils.clear_session()
     with pytest.raises(ValueError, match=message):
-        setup.start(config(bad, **changes), tmp_path / "run")
+        setup.build_run(config(bad, **changes), tmp_path / "run")

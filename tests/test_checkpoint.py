@@ -99,7 +99,7 @@ def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
     shutil.copytree(first, tmp_path / "step-00000008.removing")
     (tmp_path / "best.json.123.tmp").write_text("{")
     assert newest(tmp_path) == (10, [])
-    saver = async_writer.Saver(tmp_path, config.Checkpoint(), print)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), print)
     saver.tidy(checkpoint_format.verify(second))
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".writing", ".removing")]
     assert_holds(first, 9)
@@ -185,7 +185,7 @@ def test_finding_says_what_there_is(tmp_path):
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path):
     said = []
-    saver = async_writer.Saver(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
     for step in range(1, 9):
         saver.save(step, arrays_of(step), STATE)
         if step in (2, 3):
@@ -203,7 +203,7 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
 
 def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     (path,) = saved(tmp_path, 4)
-    saver = async_writer.Saver(tmp_path, config.Checkpoint(), print)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), print)
     saver.tidy(checkpoint_format.verify(path))
     moment = (path / "arrays.npz").stat().st_mtime_ns
     saver.save(4, arrays_of(5), STATE)
@@ -217,7 +217,7 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
 
 def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
     said = []
-    saver = async_writer.Saver(tmp_path, config.Checkpoint(), said.append)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
     saver.save(1, arrays_of(1), STATE)
     assert saver.wait()
     (tmp_path / "step-00000002.writing").write_text("in the way")
@@ -240,7 +240,7 @@ def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
 
 def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     said = []
-    saver = async_writer.Saver(tmp_path, config.Checkpoint(), said.append)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
     (tmp_path / "best.json").mkdir()
     saver.save(1, arrays_of(1), STATE)
     saver.mark_best(1, "accuracy", 0.5)
@@ -253,7 +253,7 @@ def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_pa
     said = []
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     workdir.mkdir()
-    saver = async_writer.Saver(workdir / "checkpoints", config.Checkpoint(), said.append)
+    saver = async_writer.AsyncCheckpointer(workdir / "checkpoints", config.Checkpoint(), said.append)
     saver.save(1, arrays_of(1), STATE)
     assert saver.wait()
     workdir.rename(elsewhere)
@@ -272,7 +272,7 @@ def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, mon
     said, fast, sync = [], threading.Event(), os.fsync
     monkeypatch.setattr(async_writer, "_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
-    saver = async_writer.Saver(tmp_path, config.Checkpoint(keep=5), said.append)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=5), said.append)
     for step in (1, 2, 3):
         saver.save(step, arrays_of(step), STATE)
     saver.mark_best(2, "accuracy", 0.2)

@@ -43,7 +43,7 @@ def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
 def run(workdir: pathlib.Path, made: c.Config) -> dict[str, np.ndarray]:
     """Trains in this process; returns every variable at the end."""
     keras.utils.clear_session()
-    assert loop.train(setup.start(made, workdir)) == 0
+    assert loop.train(setup.build_run(made, workdir)) == 0
     return topologies.arrays(workdir)
 
 
@@ -128,7 +128,7 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
         assert same_bits(run(copy, made), expected)
     copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
     keras.utils.clear_session()
-    stopped = setup.start(made, copy)
+    stopped = setup.build_run(made, copy)
     stopped.stop.end = 0.0  # Its time is over at the end of the first call, which is one step long.
     assert loop.train(stopped) == interruption.EXIT_STOPPED
     assert (copy / "checkpoints" / "step-00000005").is_dir()
@@ -166,7 +166,7 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     if precision == "float16":  # In which the network's rectifiers make 0 of NaN.
         made.model = {"target": "tests.lab:linear", "num_classes": 10}
     keras.utils.clear_session()
-    assert loop.train(setup.start(made, tmp_path)) == 0
+    assert loop.train(setup.build_run(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 2
     end = topologies.arrays(tmp_path, 8)
     assert all(np.isfinite(array.astype(np.float32)).all() for array in end.values())
@@ -180,7 +180,7 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
     made.train.precision = "float16"
     keras.utils.clear_session()
     with pytest.raises(nonfinite_lib.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
-        loop.train(setup.start(made, tmp_path))
+        loop.train(setup.build_run(made, tmp_path))
 
 
 @pytest.mark.parametrize("objective", ["nan_from_epoch", "bad_gradient_from_epoch"])
@@ -192,7 +192,7 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, obje
     made.objective = {"target": f"tests.lab:{objective}", "epoch": 1}
     made.train.steps = 6
     keras.utils.clear_session()
-    assert loop.train(setup.start(made, tmp_path)) == 0
+    assert loop.train(setup.build_run(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 3
     before, after = (topologies.arrays(tmp_path, step) for step in (4, 6))
     assert after.pop("optimizer/sgd/iteration") == 6 and before.pop("optimizer/sgd/iteration") == 4

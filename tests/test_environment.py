@@ -7,12 +7,12 @@ import os
 import pytest
 
 from tfdist.cluster.discovery import environment, hostlist
-from tfdist.cluster.discovery.worker_spec import Placement, held_gpus, visible_gpus
+from tfdist.cluster.discovery.worker_spec import WorkerSpec, held_gpus, visible_gpus
 
 PORTS = {"port_base": 10000, "port_count": 10000}
 
 
-def resolve(env: dict[str, str], **ports: int) -> Placement:
+def resolve(env: dict[str, str], **ports: int) -> WorkerSpec:
     return environment.resolve(env, **(PORTS | ports))
 
 
@@ -325,7 +325,7 @@ def test_tf_config_workers_of_one_host_share_its_gpus_unless_each_was_given_its_
 
 @pytest.mark.parametrize("text", ["", " ", "{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}'])
 def test_a_tf_config_without_a_cluster_does_not_count(text):
-    assert resolve({"TF_CONFIG": text}) == Placement(launcher="local")
+    assert resolve({"TF_CONFIG": text}) == WorkerSpec(launcher="local")
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ def test_addresses():
 
 def test_a_placement_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Placement(launcher="local").rank = 1
+        WorkerSpec(launcher="local").rank = 1
 
 
 def test_nothing_is_written_to_the_environment():

@@ -46,9 +46,9 @@ def fails(capsys):
         keras.utils.clear_session()
         start = time.monotonic()
         try:
-            code = loop.train(setup.start(bad, workdir), **options)
+            code = loop.train(setup.build_run(bad, workdir), **options)
         except Exception as error:
-            code = process_exit.explain(error)
+            code = process_exit.report_exception(error)
         said = capsys.readouterr()
         assert code == 1, said
         assert time.monotonic() - start < 120
@@ -253,7 +253,7 @@ def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_
         return config(model={"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "filters": filters})
 
     keras.utils.clear_session()
-    assert loop.train(setup.start(of((4, 8)), tmp_path)) == 0
+    assert loop.train(setup.build_run(of((4, 8)), tmp_path)) == 0
     (tmp_path / "finished.json").unlink()
     said = fails(tmp_path, of((4, 6)))
     assert "config.model.filters: [4, 8] was saved, now [4, 6]" in said and "--allow_config_changes" in said
@@ -263,7 +263,7 @@ def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_
     assert f"{name} is float32[3, 3, 4, 8] in the checkpoint, float32[3, 3, 4, 6] here" in said
     # Nothing is lost: the first model goes on.
     keras.utils.clear_session()
-    assert loop.train(setup.start(of((4, 8)), tmp_path)) == 0
+    assert loop.train(setup.build_run(of((4, 8)), tmp_path)) == 0
 
 
 def test_a_damaged_config_of_the_workdir_is_named(fails, tmp_path):
@@ -375,6 +375,6 @@ def test_a_model_that_cannot_be_exported_is_exported_by_the_next_start(tmp_path,
     in_the_way.rmdir()
     in_the_way.parent.rmdir()
     keras.utils.clear_session()
-    assert loop.train(setup.start(options, workdir)) == 0
+    assert loop.train(setup.build_run(options, workdir)) == 0
     assert "finished after step 4" in capsys.readouterr().out
     assert keras.models.load_model(workdir / "model.keras").name == "linear"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tfdist.config import Every
-from tfdist.training.triggers import Pace, is_due, next_due
+from tfdist.training.triggers import ExecutionLength, is_due, next_due
 
 
 def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:
@@ -67,7 +67,7 @@ def test_step_numbers_of_long_runs():
 
 
 def test_calls_grow_by_leaps_at_most_to_the_time_that_is_asked_for():
-    pace = Pace(2.0)
+    pace = ExecutionLength(2.0)
     assert pace.next_steps(1000) == 1
     pace.measured(1, 7.0)  # The first call compiles: its time says nothing.
     assert pace.next_steps(1000) == 1
@@ -81,7 +81,7 @@ def test_calls_grow_by_leaps_at_most_to_the_time_that_is_asked_for():
 
 
 def test_calls_shrink_where_steps_become_slow():
-    pace = Pace(2.0, steps=2000, calls=5)
+    pace = ExecutionLength(2.0, steps=2000, calls=5)
     pace.measured(2000, 20.0)
     assert pace.next_steps(10_000) == 200
     pace.measured(200, 2000.0)
@@ -91,13 +91,13 @@ def test_calls_shrink_where_steps_become_slow():
 
 
 def test_a_clock_that_says_nothing_changes_nothing():
-    pace = Pace(2.0, steps=16, calls=5)
+    pace = ExecutionLength(2.0, steps=16, calls=5)
     pace.measured(16, 0.0)
     assert pace.next_steps(100) == 16
 
 
 def test_a_boundary_close_by_does_not_shorten_the_calls_after_it():
-    pace = Pace(1.0, steps=100, calls=5)
+    pace = ExecutionLength(1.0, steps=100, calls=5)
     assert pace.next_steps(3) == 3
     pace.measured(3, 0.03)
     assert pace.next_steps(1000) >= 90

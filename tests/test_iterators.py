@@ -13,4 +13,4 @@ def test_neither_the_data_nor_what_lies_before_the_device_is_tuned():
     (worker,) = iterator._iterators
     (device,) = worker._iterator._device_iterators
     assert device._dataset.options().autotune.enabled is False
-    assert distributed_dataset.untuned(dataset).options().autotune.enabled is False
+    assert distributed_dataset.without_autotuning(dataset).options().autotune.enabled is False

@@ -16,7 +16,7 @@ from launching import free_ports
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import environment, hostlist
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import preflight, rpc
 
 # How much later than the deadline the last worker may end: what `check` promises, and this machine's slowness.
@@ -28,7 +28,7 @@ def tf_config(ports: list[int], rank: int) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})}
 
 
-def places(ports: list[int]) -> list[Placement]:
+def places(ports: list[int]) -> list[WorkerSpec]:
     return [environment.resolve(tf_config(ports, r), port_base=1024, port_count=1000) for r in range(len(ports))]
 
 
@@ -52,7 +52,7 @@ class Workers:
         self.outcomes: list[Outcome] = []
         self._threads: list[threading.Thread] = []
 
-    def start(self, placement: Placement, **keywords) -> None:
+    def start(self, placement: WorkerSpec, **keywords) -> None:
         keywords = {"facts": {}, "seconds": 20.0} | keywords
         outcome = Outcome()
         self.outcomes.append(outcome)
@@ -60,7 +60,7 @@ class Workers:
         def work() -> None:
             start = time.monotonic()
             try:
-                outcome.roster = preflight.check(placement, **keywords)
+                outcome.roster = preflight.rendezvous(placement, **keywords)
             except Exception as error:
                 outcome.error = error
             outcome.seconds = time.monotonic() - start
@@ -75,7 +75,7 @@ class Workers:
         return self.outcomes
 
 
-def run(workers: list[tuple[Placement, dict]]) -> list[Outcome]:
+def run(workers: list[tuple[WorkerSpec, dict]]) -> list[Outcome]:
     """Runs workers side by side, each with its keyword arguments for `check`."""
     running = Workers()
     for placement, keywords in workers:
@@ -267,7 +267,7 @@ def test_workers_that_nobody_places_find_each_other():
     """MPI ranks over several hosts: rank 0 is found, and tells all where the others are."""
     port = free_ports(1)[0]
 
-    def place(rank: int, **more: str) -> Placement:
+    def place(rank: int, **more: str) -> WorkerSpec:
         env = {
             "OMPI_COMM_WORLD_RANK": str(rank),
             "OMPI_COMM_WORLD_SIZE": "3",
@@ -326,7 +326,7 @@ def test_a_workdir_that_cannot_be_written_ends_all(tmp_path):
 
 
 def test_a_worker_alone_opens_nothing():
-    roster = preflight.check(Placement(launcher="local"), facts={}, about={"devices": "CPU"}, seconds=0.0)
+    roster = preflight.rendezvous(WorkerSpec(launcher="local"), facts={}, about={"devices": "CPU"}, seconds=0.0)
     assert roster == [
         {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": os.getpid(), "devices": "CPU"}
     ]

@@ -468,9 +468,9 @@ def test_the_config_is_read_back_as_it_was_written(tmp_path):
     run_info.write_config(tmp_path, whole)
     read = run_info.read_config(tmp_path)
     assert read["model"] == {"target": "a:b", "shape": [8, 8], "rate": 0.1} and read["train"]["epochs"] == 0.5
-    assert diff.differences(read, run_info.plain(whole)) == []
+    assert diff.differences(read, run_info.to_json(whole)) == []
     whole.train.epochs = 0.25
-    assert diff.differences(read, run_info.plain(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
+    assert diff.differences(read, run_info.to_json(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
 
 
 def test_a_damaged_config_is_named(tmp_path):

@@ -12,7 +12,7 @@ from test_environment import CYCLIC_UNEVEN, FOUR_ON_TWO, FOUR_ON_TWO_CYCLIC, STE
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver, resolver
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 STOCK = tf.distribute.cluster_resolver.SlurmClusterResolver
 
@@ -87,7 +87,7 @@ def test_slurm_resolver_refuses_what_cannot_be():
 
 
 def test_a_resolver_for_each_launcher():
-    def place(env: dict[str, str]) -> Placement:
+    def place(env: dict[str, str]) -> WorkerSpec:
         return environment.resolve(env, port_base=10000, port_count=10000)
 
     step = place(slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)"))

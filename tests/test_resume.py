@@ -196,7 +196,7 @@ def in_process(workdir: pathlib.Path, change=lambda config: None) -> run_lib.Run
     config = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
     config.objective["seconds"] = 0.0
     change(config)
-    return setup.start(config, workdir)
+    return setup.build_run(config, workdir)
 
 
 def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, capsys):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.stream import Share
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, make_adapter
 
 X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
@@ -75,7 +75,7 @@ class Rows(keras.utils.PyDataset):
 def feed(make):
     tf.random.set_seed(3)  # As in a new process.
     data, options = make()
-    return make_adapter.open_feed(data, None, None, base.Wish(**options))
+    return make_adapter.make_data_adapter(data, None, None, base.DataOptions(**options))
 
 
 def elements(make, workers, steps, first_step=0):
@@ -84,7 +84,7 @@ def elements(make, workers, steps, first_step=0):
     for rank in range(workers):
         opened = feed(make)
         opened.sample()
-        share = Share(first_replica=rank * per, local_replicas=per, num_replicas=REPLICAS)
+        share = ReplicaShard(first_replica=rank * per, local_replicas=per, num_replicas=REPLICAS)
         calls.clear()
         dataset = opened.dataset(share, first_step, first_step + steps).take(steps * per)
         made.append(list(dataset.with_options(still()).as_numpy_iterator()))

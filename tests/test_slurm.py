@@ -12,7 +12,7 @@ import pytest
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.discovery.worker_spec import Placement, visible_gpus
+from tfdist.cluster.discovery.worker_spec import WorkerSpec, visible_gpus
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 PORTS = {"port_base": 10000, "port_count": 10000}
@@ -31,7 +31,7 @@ class Task:
 
     host: str
     env: dict[str, str]
-    placement: Placement
+    placement: WorkerSpec
 
 
 def step(slurm: SlurmCluster, directory: pathlib.Path, launch: str) -> list[Task]:

@@ -110,7 +110,7 @@ def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
     """Makes a run in this process, on one device."""
     keras.utils.clear_session()
     parts = {"model": {"target": "lab:linear", "num_classes": 10}, "train": c.Train(steps=20)}
-    return setup.start(c.Config(**parts | changes), workdir)
+    return setup.build_run(c.Config(**parts | changes), workdir)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ SEED, BATCH, NUM_EXAMPLES = 3, 24, 100
 STEPS_PER_EPOCH = NUM_EXAMPLES // BATCH
 
 
-def shares(workers: int, devices: int = 1) -> list[stream.Share]:
+def shares(workers: int, devices: int = 1) -> list[stream.ReplicaShard]:
     """The share of each worker."""
     return [
-        stream.Share(first_replica=rank * devices, local_replicas=devices, num_replicas=workers * devices)
+        stream.ReplicaShard(first_replica=rank * devices, local_replicas=devices, num_replicas=workers * devices)
         for rank in range(workers)
     ]
 
@@ -37,7 +37,7 @@ def augment(batch, seeds, *, training):
     return prepared | {"id": seeds[:, 1], "stream": seeds[:, 0]}
 
 
-def take(share: stream.Share, first_step: int, last_step: int, **options) -> list[dict[str, np.ndarray]]:
+def take(share: stream.ReplicaShard, first_step: int, last_step: int, **options) -> list[dict[str, np.ndarray]]:
     """One worker's batches of the steps, its replicas' shares joined."""
     arguments = {"global_batch": BATCH, "seed": SEED, "shuffle": True} | options
     dataset = stream.training(source(), augment, share, **arguments)(first_step, last_step)
@@ -53,7 +53,7 @@ def join(batches) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
 def test_the_shares_of_all_workers_are_the_batch_of_one_across_the_ends_of_epochs(workers, devices):
     steps = 3 * STEPS_PER_EPOCH
-    whole = take(stream.Share(), 0, steps)
+    whole = take(stream.ReplicaShard(), 0, steps)
     parts = [take(share, 0, steps) for share in shares(workers, devices)]
     for step in range(steps):
         union = join([part[step] for part in parts])
@@ -73,7 +73,9 @@ def test_a_resumed_stream_goes_on_where_the_first_was_interrupted(workers):
 
 def test_an_epoch_takes_each_example_at_most_once_and_drops_the_remainder():
     epochs = [
-        np.concatenate([batch["id"] for batch in take(stream.Share(), e * STEPS_PER_EPOCH, (e + 1) * STEPS_PER_EPOCH)])
+        np.concatenate(
+            [batch["id"] for batch in take(stream.ReplicaShard(), e * STEPS_PER_EPOCH, (e + 1) * STEPS_PER_EPOCH)]
+        )
         for e in range(8)
     ]
     for ids in epochs:
@@ -85,7 +87,7 @@ def test_an_epoch_takes_each_example_at_most_once_and_drops_the_remainder():
 
 def test_an_example_is_augmented_anew_in_every_epoch_and_alike_wherever_it_stands():
     seen: dict[int, list[np.ndarray]] = {}
-    for batch in take(stream.Share(), 0, 4 * STEPS_PER_EPOCH):
+    for batch in take(stream.ReplicaShard(), 0, 4 * STEPS_PER_EPOCH):
         for example, image in zip(batch["id"], batch["image"], strict=True):
             seen.setdefault(int(example), []).append(image)
     repeated = [images for images in seen.values() if len(images) > 2]
@@ -94,12 +96,12 @@ def test_an_example_is_augmented_anew_in_every_epoch_and_alike_wherever_it_stand
 
 
 def test_unshuffled_epochs_take_the_source_in_its_own_order():
-    ids = np.concatenate([batch["id"] for batch in take(stream.Share(), 0, STEPS_PER_EPOCH, shuffle=False)])
+    ids = np.concatenate([batch["id"] for batch in take(stream.ReplicaShard(), 0, STEPS_PER_EPOCH, shuffle=False)])
     np.testing.assert_array_equal(ids, np.arange(STEPS_PER_EPOCH * BATCH))
 
 
 def test_another_seed_is_another_order():
-    first, second = (take(stream.Share(), 0, 1, seed=seed)[0]["id"] for seed in (1, 2))
+    first, second = (take(stream.ReplicaShard(), 0, 1, seed=seed)[0]["id"] for seed in (1, 2))
     assert list(first) != list(second)
 
 
@@ -167,7 +169,7 @@ def test_ten_million_examples_on_disk_take_no_memory(tmp_path):
     grown = []
     for count in (10_000, 10_000_000):
         options = config.Data(source={"target": "far", "count": count}, cache="raw", cache_dir=str(tmp_path))
-        kept, _ = cache.keep(options, Far(count), None, training=True)
+        kept, _ = cache.cached(options, Far(count), None, training=True)
         folder = tmp_path / kept.name
         folder.mkdir()
         # A file full of zeros, which take no place on disk.
@@ -175,7 +177,7 @@ def test_ten_million_examples_on_disk_take_no_memory(tmp_path):
         sizes = {"image.npy": (folder / "image.npy").stat().st_size}
         (folder / "manifest.json").write_text(json.dumps({"arrays": {"image": "numbers"}, "bytes": sizes}))
         before = anonymous_memory()
-        dataset = stream.training(kept, with_id, stream.Share(), global_batch=64, seed=SEED, shuffle=True)(0, 20)
+        dataset = stream.training(kept, with_id, stream.ReplicaShard(), global_batch=64, seed=SEED, shuffle=True)(0, 20)
         read = [batch["id"] for batch in dataset.take(20).as_numpy_iterator()]
         grown.append(anonymous_memory() - before)
         assert np.max(read) > 0.9 * count and len(np.unique(read)) == 20 * 64

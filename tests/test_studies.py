@@ -127,4 +127,4 @@ def test_tables_and_what_is_handed_on(tmp_path):
 
 def test_ways_apart_are_measured_against_the_fewest_replicas():
     ways = {(8, 1): np.zeros((3, 2)), (8, 2): np.full((3, 2), 0.5), (1, 1): np.ones((3, 2))}
-    assert trajectories.apart(ways) == [(8, 1, 0.0), (8, 2, 0.5), (1, 1, 0.0)]
+    assert trajectories.distance(ways) == [(8, 1, 0.0), (8, 2, 0.5), (1, 1, 0.0)]

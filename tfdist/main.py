@@ -32,7 +32,7 @@ def run() -> int:
 
         allow = _ALLOW_CONFIG_CHANGES.value
         return coordinator.run_asynchronously(_CONFIG.value, workdir, allow_config_changes=allow)
-    experiment_run = setup.start(_CONFIG.value, workdir)
+    experiment_run = setup.build_run(_CONFIG.value, workdir)
     if _MODE.value == "train":
         code = loop.train(experiment_run, allow_config_changes=_ALLOW_CONFIG_CHANGES.value)
     else:
@@ -44,7 +44,7 @@ def run() -> int:
 def main(argv: list[str]) -> None:
     """Runs what the flags say, and ends the process."""
     malloc.keep_freed(_CONFIG.value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
-    process_exit.end(run)
+    process_exit.run_and_exit(run)
 
 
 if __name__ == "__main__":

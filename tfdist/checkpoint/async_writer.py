@@ -33,7 +33,7 @@ class _Snapshot:
     state: dict[str, Any]
 
 
-class Saver:
+class AsyncCheckpointer:
     """Writes checkpoints in a thread, one at a time; made by the chief alone, whose main thread calls all methods."""
 
     def __init__(self, directory: Path, options: config_lib.Checkpoint, report: Callable[[str], None]):

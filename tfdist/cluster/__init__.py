@@ -1,1 +1,11 @@
-"""Who takes part in a run, how the workers find each other, and the strategy that joins them."""
+"""Who takes part in a run, how the workers meet, which worker is lost, and how a process stops.
+
+    connect(options) -> Cluster   strategy.py: rendezvous, then one tf.distribute strategy per process
+    Cluster                       cluster.py: scope, distribute, broadcast, all_gather
+    interruption, process_exit    stop requests from signals; exit codes
+    discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec
+    rendezvous/                   all workers connect and compare before TensorFlow starts
+    liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
+
+The only wing that names launchers' variables. With training/step the only one that names tf.distribute. Imports config.
+"""

@@ -28,7 +28,7 @@ class Cluster:
     # environment looks as if something else was meant, such as a forgotten srun.
     roster: tuple[str, ...]
     # Watches the other workers; None where there are none.
-    peers: heartbeat.Peers | None
+    peers: heartbeat.HeartbeatMonitor | None
 
     @property
     def is_chief(self) -> bool:

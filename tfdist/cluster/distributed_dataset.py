@@ -17,10 +17,10 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
     """Returns an iterator over this worker's `dataset`, which has an element per local replica and step."""
     with _untuned_device_datasets():
-        return iter(strategy.distribute_datasets_from_function(lambda context: untuned(dataset)))
+        return iter(strategy.distribute_datasets_from_function(lambda context: without_autotuning(dataset)))
 
 
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same dataset, without the thread that tunes it."""
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -31,7 +31,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _untuned_device_datasets() -> Iterator[None]:
     """Reaches the datasets that TensorFlow puts between ours and each device, which have no options to set."""
     make = multi_device_iterator_ops._create_device_dataset
-    multi_device_iterator_ops._create_device_dataset = lambda *args: untuned(make(*args))
+    multi_device_iterator_ops._create_device_dataset = lambda *args: without_autotuning(make(*args))
     try:
         yield
     finally:

@@ -55,13 +55,13 @@ class StopRequest:
 _early: StopRequest | None = None
 
 
-def listen_early() -> None:
+def install_early_handlers() -> None:
     """Begins to remember signals for the first `listen` of this process."""
     global _early
-    _early = listen()
+    _early = install_handlers()
 
 
-def listen() -> StopRequest:
+def install_handlers() -> StopRequest:
     """Begins to remember SIGTERM, SIGINT and SIGUSR1 instead of dying of them; a second SIGINT ends the process."""
     global _early
     request, _early = _early or StopRequest(), None
@@ -79,7 +79,7 @@ def listen() -> StopRequest:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def blocked_signals() -> Iterator[None]:
     """Keeps signals waiting during a block that would lose them, such as TensorFlow's start.
 
     That puts a handler of its own in the place of ours, and holds up Python's for as long as it waits for the others.
@@ -99,7 +99,7 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore() -> None:
+def ignore_signals() -> None:
     """From now on no signal changes how this process ends: all is done, and Python's own end would restore defaults."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -15,10 +15,10 @@ _PACKAGE = str(Path(__file__).parent)
 _NAME_SECONDS = 3.0
 
 
-def end(body: Callable[[], int]) -> None:
+def run_and_exit(body: Callable[[], int]) -> None:
     """Runs `body`, which may use TensorFlow, and ends the process with what it returns."""
-    interruption.listen_early()
-    with interruption.held_back():  # The threads that TensorFlow starts shall leave signals alone.
+    interruption.install_early_handlers()
+    with interruption.blocked_signals():  # The threads that TensorFlow starts shall leave signals alone.
         import_tensorflow_quietly()
     try:
         code = body()
@@ -26,17 +26,17 @@ def end(body: Callable[[], int]) -> None:
         _say(str(stop))
         code = interruption.EXIT_STOPPED
     except KeyboardInterrupt:
-        heartbeat.take_over()
-        heartbeat.tell_failure("interrupted before the run was saved")
+        heartbeat.claim_exit()
+        heartbeat.announce_failure("interrupted before the run was saved")
         _say("interrupted before the run was saved")
         code = 130
     except Exception as error:
-        code = explain(error)
-    interruption.ignore()
+        code = report_exception(error)
+    interruption.ignore_signals()
     if code == interruption.EXIT_STOPPED:
-        slurm_requeue.put_back()
+        slurm_requeue.requeue()
     elif code == interruption.EXIT_PEER_LOST:
-        heartbeat.put_back()
+        heartbeat.requeue()
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):
@@ -45,7 +45,7 @@ def end(body: Callable[[], int]) -> None:
     sys.exit(code)
 
 
-def explain(error: Exception) -> int:
+def report_exception(error: Exception) -> int:
     """Says on standard error what went wrong, with a traceback only where the words are not ours.
 
     Returns:
@@ -60,15 +60,15 @@ def explain(error: Exception) -> int:
         tf.errors.DeadlineExceededError,
     )
     perhaps = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's, when a worker is gone.
-    named = heartbeat.cause(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
+    named = heartbeat.lost_peer(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
     if named or isinstance(error, lost):
         text = f"another worker was lost: start all workers again. TensorFlow says: {_first_line(str(error))}"
-        heartbeat.tell_failure(text)
+        heartbeat.announce_failure(text)
         _say(named or text)
         return interruption.EXIT_PEER_LOST
     text, file = _cause(error)
-    heartbeat.take_over()
-    heartbeat.tell_failure(_first_line(text))
+    heartbeat.claim_exit()
+    heartbeat.announce_failure(_first_line(text))
     # Ours is what this package raises, of a kind for users' mistakes.
     if isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE):
         _say(text)

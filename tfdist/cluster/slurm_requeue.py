@@ -16,7 +16,7 @@ _BY_USER = ("SIGTERM", "SIGINT")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Return:
+class RequeuePolicy:
     """What decides whether this worker puts the job back; made by `allow`."""
 
     rank: int
@@ -26,7 +26,7 @@ class Return:
 
 
 # The one of this process, if it may put its job back at all.
-_return: Return | None = None
+_return: RequeuePolicy | None = None
 
 
 def end_time(env: Mapping[str, str], started: float, limit_seconds: float | None) -> float | None:
@@ -44,13 +44,13 @@ def end_time(env: Mapping[str, str], started: float, limit_seconds: float | None
     return min(ends, default=None)
 
 
-def allow(rank: int, stop: interruption.StopRequest, progressed: Callable[[], bool]) -> None:
+def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callable[[], bool]) -> None:
     """Lets this process put its job back into the queue when it ends; see `put_back`."""
     global _return
-    _return = Return(rank=rank, stop=stop, progressed=progressed)
+    _return = RequeuePolicy(rank=rank, stop=stop, progressed=progressed)
 
 
-def put_back(*, lost_chief: bool = False) -> None:
+def requeue(*, lost_chief: bool = False) -> None:
     """Puts the job back into the queue where that is allowed, and says so; the caller then ends this process.
 
     The chief does it, or rank 1 where it is the chief that was lost. Nobody does after SIGTERM or SIGINT.

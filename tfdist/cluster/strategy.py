@@ -16,7 +16,7 @@ from tfdist.cluster import interruption, malloc
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import environment, worker_spec
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import heartbeat, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
 
@@ -24,10 +24,10 @@ _PIECE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ClusterPlan:
     """Who will take part, known before any device is touched."""
 
-    placement: Placement
+    placement: WorkerSpec
     options: config_lib.Cluster
     # Indices into the GPUs that TensorFlow lists in this process; empty: the replicas run on the CPU.
     gpus: tuple[int, ...]
@@ -47,7 +47,7 @@ class Plan:
         return self.num_workers * self.local_replicas
 
 
-def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | None = None) -> Plan:
+def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | None = None) -> ClusterPlan:
     """Finds out who takes part, from a Slurm step, TF_CONFIG, an MPI launcher, or this machine alone.
 
     No device is initialised and no port is opened. See `environment.resolve` for the order and the variables.
@@ -70,7 +70,7 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
             f"config.cluster.central_storage keeps the weights in the memory of one machine, and there are "
             f"{placement.num_workers} workers: start one, with all its GPUs, or leave it off."
         )
-    return Plan(
+    return ClusterPlan(
         placement=placement,
         options=options,
         gpus=gpus,
@@ -79,7 +79,7 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
 
 
 def connect(
-    plan_or_options: Plan | config_lib.Cluster | None = None,
+    plan_or_options: ClusterPlan | config_lib.Cluster | None = None,
     *,
     facts: Mapping[str, str] | None = None,
     workdir: os.PathLike | str | None = None,
@@ -103,7 +103,7 @@ def connect(
         ValueError: the workers' facts differ, or the environment cannot be understood.
         OSError: this worker's port is taken, or `workdir` cannot be written or is not shared.
     """
-    if not isinstance(plan_or_options, Plan):
+    if not isinstance(plan_or_options, ClusterPlan):
         plan_or_options = plan(plan_or_options)
     placement = plan_or_options.placement
     preflight.unset_proxies(os.environ)
@@ -115,8 +115,8 @@ def connect(
     roster = _meet(plan_or_options, facts or {}, workdir, port, stop)
     _set_visible_devices(plan_or_options)
     if plan_or_options.num_workers > 1:
-        limited = startup_watchdog.limited(placement.rank, roster, plan_or_options.options.connect_seconds)
-        with limited, interruption.held_back():
+        limited = startup_watchdog.deadline(placement.rank, roster, plan_or_options.options.connect_seconds)
+        with limited, interruption.blocked_signals():
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
     else:
         devices = [f"/{plan_or_options.device_type}:{index}" for index in range(plan_or_options.local_replicas)]
@@ -127,7 +127,7 @@ def connect(
     assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
     watching = None
     if plan_or_options.num_workers > 1:
-        watching = heartbeat.watch(
+        watching = heartbeat.start(
             rank=placement.rank, roster=roster, listener=listener, options=plan_or_options.options
         )
     return Cluster(
@@ -146,7 +146,7 @@ def global_seed() -> int | None:
 
 
 def _meet(
-    plan_: Plan,
+    plan_: ClusterPlan,
     facts: Mapping[str, str],
     workdir: os.PathLike | str | None,
     port: Mapping[str, int],
@@ -159,7 +159,7 @@ def _meet(
         "keras": keras.__version__,
         "devices per worker": devices,
     }
-    return preflight.check(
+    return preflight.rendezvous(
         plan_.placement,
         facts=common | dict(facts),
         about={"devices": devices} | dict(port),
@@ -170,7 +170,7 @@ def _meet(
     )
 
 
-def _set_visible_devices(plan_: Plan) -> None:
+def _set_visible_devices(plan_: ClusterPlan) -> None:
     if plan_.gpus:
         # Never through CUDA_VISIBLE_DEVICES: what a site or Slurm wrote there (MIG UUIDs, say) stays as it is.
         listed = tf.config.list_physical_devices("GPU")
@@ -181,7 +181,7 @@ def _set_visible_devices(plan_: Plan) -> None:
         tf.config.set_logical_device_configuration(cpu, logical)
 
 
-def _multi_worker_strategy(plan_: Plan, addresses: list[str]) -> tf.distribute.Strategy:
+def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
@@ -221,7 +221,7 @@ def _send_in_large_pieces() -> None:
     session._config = settings
 
 
-def _roster_line(worker: dict, plan_: Plan) -> str:
+def _roster_line(worker: dict, plan_: ClusterPlan) -> str:
     if plan_.num_workers == 1:
         talk = "in this process"
     else:

@@ -15,7 +15,7 @@ from tensorflow.python.autograph.impl import api
 _OWN = __name__.partition(".")[0]
 
 
-def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
+def convert(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` as AutoGraph rewrites it when it is traced, with all that it calls; ours as they are."""
     plain = function
     while isinstance(plain, functools.partial):

@@ -30,7 +30,7 @@ CHUNK = 256
 _MANIFEST = "manifest.json"
 
 
-def keep(
+def cached(
     options: config.Data, source: Source | None, prepare: Prepare, *, training: bool
 ) -> tuple[Source | None, Prepare]:
     """Returns (source, prepare) that read each example once and keep it; the batches are the same.
@@ -49,9 +49,9 @@ def keep(
     """
     if options.cache == "none" or source is None:
         return source, prepare
-    about = [run_info.plain(options.source), options.train_split if training else options.evaluation_split]
+    about = [run_info.to_json(options.source), options.train_split if training else options.evaluation_split]
     if options.cache == "raw":
-        return Kept(source, source.read, options.cache_dir, about), prepare
+        return CachedSource(source, source.read, options.cache_dir, about), prepare
 
     def load(ids: tf.Tensor) -> Batch:
         return prepare(source.read(ids), tf.zeros([CHUNK, 2], tf.int64)[: tf.shape(ids)[0]], training=training)
@@ -59,8 +59,8 @@ def keep(
     def check() -> None:
         refuse_random(source, prepare, training=training)
 
-    about += [run_info.plain(options.prepare), training]
-    kept = Kept(source, load, options.cache_dir, about, check)
+    about += [run_info.to_json(options.prepare), training]
+    kept = CachedSource(source, load, options.cache_dir, about, check)
     return kept, lambda batch, seeds, *, training: batch
 
 
@@ -79,7 +79,7 @@ def refuse_random(source: Source, prepare: Prepare, *, training: bool) -> None:
         )
 
 
-class Kept:
+class CachedSource:
     """A source that keeps what `load` returns; see `keep`."""
 
     def __init__(

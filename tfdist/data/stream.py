@@ -31,7 +31,7 @@ class Source(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ReplicaShard:
     """The part of every global batch that one worker's replicas take: consecutive slots, the same on any topology."""
 
     # The index of this worker's first replica among all, its number of replicas, and the number of all replicas.
@@ -49,7 +49,7 @@ class Share:
 def training(
     source: Source,
     prepare: Prepare,
-    share: Share,
+    share: ReplicaShard,
     *,
     global_batch: int,
     seed: int,
@@ -61,7 +61,7 @@ def training(
         dataset(first_step, last_step): `prepare`d batches [global_batch / num_replicas, ...] of the steps [first_step,
         last_step). It goes on for ever; see `_pipeline`. However often it is called, `prepare` is traced once.
     """
-    read, prepare = autograph.rewritten(source.read), autograph.rewritten(prepare)
+    read, prepare = autograph.convert(source.read), autograph.convert(prepare)
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
@@ -78,7 +78,7 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
     """Returns the first `count` examples of epoch 0 (all, where there are fewer), prepared without augmentation."""
     num_examples = len(source)
     slots = tf.range(min(count, num_examples), dtype=tf.int64)
-    read, prepare = autograph.rewritten(source.read), autograph.rewritten(prepare)
+    read, prepare = autograph.convert(source.read), autograph.convert(prepare)
 
     @tf.autograph.experimental.do_not_convert
     def load(step: tf.Tensor) -> Batch:
@@ -91,7 +91,7 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
 
 
 def evaluation(
-    source: Source, prepare: Prepare, share: Share, *, global_batch: int, seed: int
+    source: Source, prepare: Prepare, share: ReplicaShard, *, global_batch: int, seed: int
 ) -> tuple[tf.data.Dataset, int]:
     """One worker's share of a pass over `source` that takes every example once, padded to full batches.
 
@@ -101,7 +101,7 @@ def evaluation(
     """
     num_examples = len(source)
     steps = -(-num_examples // global_batch)
-    read, prepare = autograph.rewritten(source.read), autograph.rewritten(prepare)
+    read, prepare = autograph.convert(source.read), autograph.convert(prepare)
 
     @tf.autograph.experimental.do_not_convert
     def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:
@@ -114,7 +114,9 @@ def evaluation(
     return _pipeline(share, load, 0, steps), steps
 
 
-def _pipeline(share: Share, load: Callable[[tf.Tensor], Any], first_step: int, last_step: int) -> tf.data.Dataset:
+def _pipeline(
+    share: ReplicaShard, load: Callable[[tf.Tensor], Any], first_step: int, last_step: int
+) -> tf.data.Dataset:
     elements = tf.data.Dataset.range(first_step * share.local_replicas, last_step * share.local_replicas)
     # Endless, though the loop knows the length and never takes more: of a finite stream, several workers would ask each
     # other in every step whether all have a batch left, and its batches would have dynamic shapes.

@@ -21,7 +21,7 @@ from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit import setup
 from tfdist.keras_fit.adapters import base, make_adapter
-from tfdist.keras_fit.adapters.base import Feed
+from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.training import checkpointing, loop
 from tfdist.training import evaluate as evaluate_lib
 from tfdist.training import run as run_lib
@@ -61,7 +61,7 @@ def _end_all(kind: type[BaseException], error: BaseException, traceback: types.T
     def fail() -> int:
         raise error
 
-    process_exit.end(fail)
+    process_exit.run_and_exit(fail)
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def _stoppable(workdir: Path | None) -> Iterator[interruption.StopRequest]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
-        yield interruption.listen()
+        yield interruption.install_handlers()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -152,7 +152,7 @@ def fit(
         )
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
-    wish = base.Wish(
+    wish = base.DataOptions(
         batch_size=batch_size,
         steps=steps_per_epoch,
         shuffle=bool(shuffle),
@@ -160,7 +160,7 @@ def fit(
         seed=seed,
         input_ranks=_input_ranks(model),
     )
-    feed = make_adapter.open_feed(x, y, sample_weight, wish)
+    feed = make_adapter.make_data_adapter(x, y, sample_weight, wish)
     validation = None
     if validation_data is not None:
         batch_size = validation_batch_size or batch_size
@@ -169,7 +169,7 @@ def fit(
     workdir = None if workdir is None else Path(workdir).expanduser()
     with _stoppable(workdir) as stop, _optimizer_as_found(model):
         run = setup.make_run(cluster, model, config, feed, validation, workdir, stop)
-        hooks = callbacks_lib.of_script(
+        hooks = callbacks_lib.make_callbacks(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
         )
         run = dataclasses.replace(run, hooks=hooks, first_step=initial_epoch * run.steps_per_epoch)
@@ -215,7 +215,7 @@ def evaluate(
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
     with _optimizer_as_found(model):
         run = setup.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
-        hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+        hooks = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
         logs = evaluate_lib.evaluate(checkpointing.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
@@ -249,16 +249,18 @@ def predict(
     collective_guard.check("tfdist.predict")
     feed = _feed(model, x, None, None, batch_size, steps)
     setup.check_same(cluster, feed)
-    dataset = feed.dataset(run_lib.share(cluster), 0, feed.steps)
-    hooks = callbacks_lib.of_script(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+    dataset = feed.dataset(run_lib.replica_shard(cluster), 0, feed.steps)
+    hooks = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
     outputs = predict_lib.gather(cluster, model, cluster.distribute(dataset), feed.steps, hooks)
     cluster.pause()
     return outputs
 
 
-def _feed(model: keras.Model, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None) -> Feed:
-    wish = base.Wish(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
-    return make_adapter.open_feed(x, y, sample_weight, wish)
+def _feed(
+    model: keras.Model, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None
+) -> DataAdapter:
+    wish = base.DataOptions(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
+    return make_adapter.make_data_adapter(x, y, sample_weight, wish)
 
 
 def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from tfdist.training.callbacks import progress_bar
 from tfdist.training.callbacks.keras_hooks import _PROGRESS, KerasHooks
 
 
-def of_script(
+def make_callbacks(
     cluster: Cluster,
     model: keras.Model,
     given: Any,

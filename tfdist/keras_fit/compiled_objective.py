@@ -26,7 +26,7 @@ Element = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompiledObjective:
     """A compiled model as the step sees it."""
 
     model: keras.Model
@@ -55,7 +55,7 @@ class Compiled:
         """
 
         def forward_backward(element: Element) -> tuple[tf.Tensor, gradients_lib.Gradients]:
-            seed_generators.begin(0)
+            seed_generators.begin_forward_pass(0)
             with tf.GradientTape() as tape:
                 loss, sums, predictions = self._forward(element, training=True)
                 loss = self.optimizer.scale_loss(loss) * loss_scale
@@ -107,14 +107,14 @@ class Compiled:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
         predictions = model(x, training=training) if model._call_has_training_arg else model(x)
         for tracker in self._trackers:
-            _record(tracker)
+            _capture(tracker)
         share = _Share(
             weight=_weight(element),
             present=tf.cast(element["count"] > 0, tf.float32),
             by_xla=training and model.jit_compile,
         )
         parts: list[tf.Tensor] = []
-        with _computed(alone=True, parts=parts):
+        with _loss_mode_of(alone=True, parts=parts):
             if type(model).compute_loss is keras.Model.compute_loss:
                 loss = self._loss(share, y, predictions, sample_weight)
             else:
@@ -128,7 +128,7 @@ class Compiled:
     def _loss(self, share: "_Share", y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
         model, losses = self.model, []
         if model._compile_loss is not None:
-            with _computed(share=share):
+            with _loss_mode_of(share=share):
                 losses.append(model._compile_loss(y, predictions, sample_weight))
         losses += [share.weight * model._aggregate_additional_loss(loss) for loss in model.losses]
         if not losses:
@@ -208,7 +208,7 @@ class _Share:
         return gradients_lib.sum_value(value)
 
 
-class _Way(threading.local):
+class _LossMode(threading.local):
     """How Keras' losses are to be computed in this thread: the replicas of a process are traced in threads in turns."""
 
     # Whether they shall know nothing of replicas.
@@ -219,45 +219,47 @@ class _Way(threading.local):
     parts: list[tf.Tensor] | None = None
 
 
-_way = _Way()
+_loss_mode = _LossMode()
 
 
 @contextlib.contextmanager
-def _computed(**way: Any) -> Iterator[None]:
+def _loss_mode_of(**way: Any) -> Iterator[None]:
     """Within, Keras computes losses the given way; see `_Way`."""
     for name, value in way.items():
-        setattr(_way, name, value)
+        setattr(_loss_mode, name, value)
     try:
         yield
     finally:
         for name in way:
-            delattr(_way, name)
+            delattr(_loss_mode, name)
 
 
 # Keras divides by what a replica has and by the number of replicas: wrong as soon as shares or masks differ.
-def _wrap(name: str, instead: Callable[..., tf.Tensor]) -> None:
+def _patch(name: str, instead: Callable[..., tf.Tensor]) -> None:
     original = getattr(keras_loss, name)
     setattr(keras_loss, name, functools.wraps(original)(functools.partial(instead, original)))
 
 
-_wrap(
+_patch(
     "reduce_weighted_values",
-    lambda original, *args, **keywords: (original if _way.share is None else _way.share.reduce)(*args, **keywords),
+    lambda original, *args, **keywords: (original if _loss_mode.share is None else _loss_mode.share.reduce)(
+        *args, **keywords
+    ),
 )
 for _scaling in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-    _wrap(_scaling, lambda original, value: value if _way.alone else original(value))
+    _patch(_scaling, lambda original, value: value if _loss_mode.alone else original(value))
 
 
-def _record(tracker: keras.metrics.Metric) -> None:
+def _capture(tracker: keras.metrics.Metric) -> None:
     """Makes `tracker` hand over an output's loss where `_Way.parts` asks for it."""
     if "update_state" in vars(tracker):
         return
     original = tracker.update_state
 
     def update_state(value: tf.Tensor, sample_weight: Any = None) -> None:
-        if _way.parts is None:
+        if _loss_mode.parts is None:
             original(value, sample_weight)
         else:
-            _way.parts.append(value)
+            _loss_mode.parts.append(value)
 
     tracker.update_state = update_state

@@ -10,8 +10,8 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.adapters.base import Batches, Feed
-from tfdist.keras_fit.compiled_objective import Compiled
+from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter
+from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.training import run
 from tfdist.training.step import context, seed_generators
 
@@ -20,8 +20,8 @@ def make_run(
     cluster: Cluster,
     model: keras.Model,
     config: config_lib.Config,
-    feed: Feed,
-    validation: Feed | None,
+    feed: DataAdapter,
+    validation: DataAdapter | None,
     workdir: Path | None,
     stop: interruption.StopRequest,
 ) -> run.Run:
@@ -38,12 +38,12 @@ def make_run(
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer  # tfdist scales the loss itself: Keras looks at replica 0 alone.
-    compiled = Compiled(
+    compiled = CompiledObjective(
         model=model, optimizer=optimizer, may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in used)
     )
-    trainer = context.compiled_trainer(cluster, config, compiled, optimizer)
-    seed_generators.address(model, optimizer.iterations, cluster_lib.replica_id)
-    share = run.share(cluster)
+    trainer = context.compiled_context(cluster, config, compiled, optimizer)
+    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
+    share = run.replica_shard(cluster)
     return run.make_run(
         config,
         workdir,
@@ -62,12 +62,12 @@ def make_run(
     )
 
 
-def check_same(cluster: Cluster, feed: Feed) -> None:
+def check_same(cluster: Cluster, feed: DataAdapter) -> None:
     """Compares the size of the data with the chief's, and the first batch where every worker makes whole batches."""
     if cluster.num_workers == 1:
         return
     mark = zlib.crc32(repr((feed.steps, feed.batch_size)).encode())
-    if isinstance(feed, Batches) and feed.sample is not None:
+    if isinstance(feed, BatchAdapter) and feed.sample is not None:
         for part in feed.sample():
             mark = zlib.crc32(np.ascontiguousarray(part), mark)
     if cluster.from_chief(mark) != mark:

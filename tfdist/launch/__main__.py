@@ -100,14 +100,14 @@ def run(argv: list[str]) -> int:
         shares = local_workers.divide_gpus(gpus, _WORKERS.value)
     except ValueError as error:
         sys.exit(f"tfdist.launch: {error}")
-    with processes.open_watch() as watch:
+    with processes.open_group() as watch:
         unused = len(gpus) - sum(map(len, shares))
         if note or unused:
             watch.say(note or f"{unused} of {len(gpus)} GPUs stay unused: they cannot be divided evenly.")
         return supervise(watch, command, workdir, shares)
 
 
-def supervise(watch: processes.Watch, command: list[str], workdir: Path, shares: list[tuple[str, ...]]) -> int:
+def supervise(watch: processes.ProcessGroup, command: list[str], workdir: Path, shares: list[tuple[str, ...]]) -> int:
     """Starts a worker for each of `shares` of the GPUs, and all again after a failure; returns the exit code."""
     sockets = local_workers.reserve_ports(len(shares))
     ports = [reserved.getsockname()[1] for reserved in sockets]
@@ -143,7 +143,7 @@ def supervise(watch: processes.Watch, command: list[str], workdir: Path, shares:
         )
 
 
-def attempt(watch: processes.Watch, command: list[str], environments: Sequence[dict[str, str]]) -> Ended:
+def attempt(watch: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]]) -> Ended:
     """Starts all workers once and follows them until none is left."""
     workers = [watch.start(command, env, rank) for rank, env in enumerate(environments)]
     codes: dict[int, int] = {}  # In the order in which they ended.
@@ -195,7 +195,7 @@ def judge(codes: dict[int, int], hung: Sequence[int]) -> Ended:
     return Ended(code=code, cause=f"worker {rank} {how}" + (f"; {silent}" if silent else ""), culprit=culprit)
 
 
-def asked_to_stop(watch: processes.Watch, ended: Ended) -> int:
+def asked_to_stop(watch: processes.ProcessGroup, ended: Ended) -> int:
     """The exit code of a run that the launcher was asked to stop."""
     if ended.code in _GOOD:
         return ended.code
@@ -209,7 +209,7 @@ def asked_to_stop(watch: processes.Watch, ended: Ended) -> int:
     return interruption.EXIT_PEER_LOST if ended.code < 0 else ended.code
 
 
-def give_up(watch: processes.Watch, causes: Sequence[str], code: int) -> int:
+def give_up(watch: processes.ProcessGroup, causes: Sequence[str], code: int) -> int:
     """Says what went wrong first, and last where that was something else; returns `code`."""
     last = f" The last time, {causes[-1]}." if causes[-1] != causes[0] else ""
     watch.say(f"gave up after {len(causes) - 1} restart(s). The first cause: {causes[0]}.{last}")

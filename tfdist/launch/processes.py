@@ -33,7 +33,7 @@ _CLEAR_LINE = b"\r\x1b[K"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Watch:
+class ProcessGroup:
     """What a launcher sees and says; made by `open_watch`."""
 
     selector: selectors.BaseSelector
@@ -63,7 +63,7 @@ class Watch:
             stderr=error_theirs,
             # The terminal's Ctrl-C comes to the launcher alone, which passes it on once.
             start_new_session=True,
-            preexec_fn=bound_to(os.getpid()),
+            preexec_fn=die_with_parent(os.getpid()),
         )
         os.close(theirs)
         os.close(error_theirs)
@@ -157,14 +157,14 @@ class Watch:
 
 
 @contextlib.contextmanager
-def open_watch() -> Iterator[Watch]:
+def open_group() -> Iterator[ProcessGroup]:
     """Begins to listen to signals; at the end of the `with` block no worker is left."""
     selector = selectors.DefaultSelector()
     ear, mouth = socket.socketpair()
     ear.setblocking(False)
     mouth.setblocking(False)
     selector.register(ear, selectors.EVENT_READ)
-    watch = Watch(selector=selector, terminal=sys.stdout.isatty())
+    watch = ProcessGroup(selector=selector, terminal=sys.stdout.isatty())
     signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
     for number in _STOP_SIGNALS:
         signal.signal(number, lambda number, frame: watch.arrived.append(number))
@@ -202,7 +202,7 @@ def _line(rank: int, line: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def leaving_in_order() -> Iterator[None]:
+def cleanup_on_sigterm() -> Iterator[None]:
     """Within, SIGTERM and a lost terminal end this process as an exception does: what is to be tidied up is."""
 
     def leave(number: int, frame: Any) -> None:
@@ -224,7 +224,7 @@ def leaving_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def bound_to(launcher: int, number: int = signal.SIGKILL) -> Callable[[], None]:
+def die_with_parent(launcher: int, number: int = signal.SIGKILL) -> Callable[[], None]:
     """What a worker does before it becomes one: it asks to be sent a signal when `launcher`, its parent, ends."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 

@@ -35,7 +35,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    replace_file(path, (json.dumps(finite(value), indent=2, allow_nan=False, default=repr) + "\n").encode())
+    replace_file(path, (json.dumps(nan_to_null(value), indent=2, allow_nan=False, default=repr) + "\n").encode())
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
@@ -58,17 +58,17 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
         os.close(directory)
 
 
-def finite(value: Any) -> Any:
+def nan_to_null(value: Any) -> Any:
     """Returns `value` with NaN and the infinities as None: JSON has no word for them."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: nan_to_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [nan_to_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclasses.dataclass(slots=True)
-class GrowingFile:
+class AppendOnlyFile:
     """A file that grows by whole records."""
 
     path: str
@@ -96,7 +96,7 @@ class GrowingFile:
         os.close(self.descriptor)
 
 
-def open_growing(path: str) -> GrowingFile:
+def open_append_only(path: str) -> AppendOnlyFile:
     """Opens `path` at its end, and creates it where it is missing."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    return GrowingFile(path, descriptor, os.fstat(descriptor).st_size)
+    return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)

@@ -11,7 +11,7 @@ METRICS = "metrics.jsonl"
 
 def json_line(record: dict[str, Any]) -> bytes:
     """Returns one line of metrics.jsonl; NaN and the infinities become null."""
-    return (json.dumps(files.finite(record), allow_nan=False) + "\n").encode()
+    return (json.dumps(files.nan_to_null(record), allow_nan=False) + "\n").encode()
 
 
 def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = None) -> int:

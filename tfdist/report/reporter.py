@@ -49,9 +49,9 @@ class Reporter:
     # None on all workers but the chief.
     console: Console | None
     # None without a workdir.
-    metrics: files.GrowingFile | None = None
+    metrics: files.AppendOnlyFile | None = None
     # None without a workdir or without TensorBoard.
-    events: files.GrowingFile | None = None
+    events: files.AppendOnlyFile | None = None
     # Files whose failure has been told.
     failed: set[str] = dataclasses.field(default_factory=set)
 
@@ -202,7 +202,7 @@ class Reporter:
             tagged = {f"{prefix}/{name}": value for name, value in values.items()}
             self._append(self.events, tensorboard_events.scalars_record(step, tagged))
 
-    def _append(self, file: files.GrowingFile, record: bytes) -> None:
+    def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:
         try:
             file.append(record)
         except OSError as error:
@@ -259,7 +259,7 @@ def open_report(
     files.make_workdir(workdir)
     path = os.path.join(workdir, metrics_file.METRICS)
     removed = metrics_file.trim_metrics(path, resume_step, resume_evaluated)
-    reporter.metrics = files.open_growing(path)
+    reporter.metrics = files.open_append_only(path)
     if tensorboard:
         reporter.events = tensorboard_events.open_events(
             os.path.join(workdir, tensorboard_events.TENSORBOARD), resume_step

@@ -20,7 +20,7 @@ ENVIRONMENT = "environment.json"
 DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
 
 
-def plain(config: Any) -> Any:
+def to_json(config: Any) -> Any:
     """Returns a config, a dataclass or a dict, as what reading it back from JSON gives: tuples become lists.
 
     Compare with this what `read_config` returns.
@@ -32,7 +32,7 @@ def plain(config: Any) -> Any:
 
 def write_config(workdir: str | os.PathLike[str], config: Any) -> None:
     """Writes workdir/config.json from a dataclass or a dict."""
-    files.write_json(os.path.join(workdir, CONFIG), plain(config))
+    files.write_json(os.path.join(workdir, CONFIG), to_json(config))
 
 
 def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:

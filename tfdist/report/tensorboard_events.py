@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.report import files
-from tfdist.report.files import GrowingFile
+from tfdist.report.files import AppendOnlyFile
 
 TENSORBOARD = "tensorboard"
 _BUCKETS = 30
 
 
-def open_events(directory: str, last_step: int | None) -> GrowingFile:
+def open_events(directory: str, last_step: int | None) -> AppendOnlyFile:
     """Starts an event file for TensorBoard, which then forgets what older ones say of steps after `last_step`.
 
     TensorBoard's readers in Python forget it at once, its fast one (the default) a tag when it comes by again. The
@@ -28,7 +28,7 @@ def open_events(directory: str, last_step: int | None) -> GrowingFile:
     moments = [re.search(r"tfevents\.(\d+)", name) for name in glob.glob(f"{glob.escape(directory)}/*tfevents.*")]
     # TensorBoard reads the files in the order of their names, however quickly one start follows another.
     moment = max([int(time.time()), *(int(match[1]) + 1 for match in moments if match)])
-    file = files.open_growing(
+    file = files.open_append_only(
         os.path.join(directory, f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}")
     )
     file.append(_framed(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")))

@@ -31,7 +31,7 @@ def define_flags() -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
+class RingCostModel:
     """A ring of replicas: seconds for a message, and bytes that a replica sends in a second."""
 
     latency: float
@@ -43,7 +43,7 @@ class Ring:
         return messages * (self.latency + num_bytes / replicas / self.bandwidth)
 
 
-def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> Ring:
+def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> RingCostModel:
     """Finds the ring whose times are nearest to the measured ones, in proportion; latency is never negative."""
     messages = 2 * (replicas - 1)
     parts = np.array([[messages, messages * size / replicas] for size in sizes])
@@ -53,10 +53,10 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> Ring
         latency = 0.0
         per_byte = np.median(np.asarray(seconds) / parts[:, 1])
     per_byte = max(per_byte, 1e-15)
-    return Ring(latency=float(latency), bandwidth=float(1.0 / per_byte))
+    return RingCostModel(latency=float(latency), bandwidth=float(1.0 / per_byte))
 
 
-def predictions(ring: Ring, bare: float, num_bytes: int, replicas: int, measured: float) -> list[tuple]:
+def predictions(ring: RingCostModel, bare: float, num_bytes: int, replicas: int, measured: float) -> list[tuple]:
     """Rows of the second table: these replicas, and two, four, eight and sixteen times as many."""
     rows = []
     for factor in (1, 2, 4, 8, 16):
@@ -74,7 +74,7 @@ def run() -> int:
 
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-all_reduce").expanduser()
     config = flags.FLAGS["config"].value
-    started = setup.start(config, workdir)
+    started = setup.build_run(config, workdir)
     cluster = started.cluster
     if cluster.num_replicas == 1:
         raise ValueError("One replica has nothing to sum: start several, as tfdist.main is started (docs/studies.md).")
@@ -105,4 +105,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)

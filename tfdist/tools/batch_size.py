@@ -57,7 +57,7 @@ def search(fits: Callable[[int], bool], *, smallest: int, largest: int, multiple
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Bench:
+class TrialRunner:
     """Runs trials, and keeps what they have shown."""
 
     arguments: list[str]
@@ -83,7 +83,7 @@ class Bench:
             command = ["srun", "--kill-on-bad-exit=0", *command]
         log = folder.with_suffix(".log")
         code = child_runs.run(command, log)
-        found = batch_size_trial.judge(folder, code)
+        found = batch_size_trial.combine(folder, code)
         if found is None:
             end = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])
             raise ValueError(f"The trial of batch {batch} ended with exit code {code}; the end of {log}:\n{end}")
@@ -100,7 +100,7 @@ def find(argv: list[str]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     way = child_runs.choose_way(flags.FLAGS.by, os.environ)
     validate.validate(flags.FLAGS["config"].value)
-    bench = Bench(
+    bench = TrialRunner(
         arguments=config_flags.config_arguments(argv), way=way, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
     )
     best = search(
@@ -122,7 +122,9 @@ def run(argv: list[str]) -> int:
     """Runs the search, or one trial of it; a mistake ends it with one message."""
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
-        process_exit.end(lambda: batch_size_trial.attempt(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb))
+        process_exit.run_and_exit(
+            lambda: batch_size_trial.run_trial(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb)
+        )
     with config_flags.one_message("tfdist.tools.batch_size"):
         find(sys.argv)
     return 0

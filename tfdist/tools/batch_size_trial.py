@@ -22,7 +22,7 @@ _SHARE = 0.9
 _STEPS = 2
 
 
-def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: float | None) -> int:
+def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: float | None) -> int:
     """Runs a few steps with `batch` examples on each replica, and writes what it found into `folder`.
 
     Args:
@@ -57,7 +57,7 @@ def attempt(config: config_lib.Config, batch: int, folder: Path, memory_mb: floa
         if batch % pieces == 0 and batch * replicas > len(setup.open_source(config, config.data.train_split)):
             _write(folder, rank, found | {"result": TOO_FEW})
             return 0
-        run = setup.start(config, folder / "run")
+        run = setup.build_run(config, folder / "run")
         seconds = measure.step_seconds(run, _STEPS)
     except (tf.errors.OpError, MemoryError) as error:
         if not (isinstance(error, MemoryError) or is_memory(error)):
@@ -79,7 +79,7 @@ def is_memory(error: Any) -> bool:
     return isinstance(error, tf.errors.ResourceExhaustedError) or any(word in str(error) for word in words)
 
 
-def judge(folder: Path, code: int) -> dict[str, Any] | None:
+def combine(folder: Path, code: int) -> dict[str, Any] | None:
     """Puts together what the workers of a trial have written; None where it failed of something else than memory."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("worker-*.json"))]
     for result in (OUT_OF_MEMORY, TOO_FEW):

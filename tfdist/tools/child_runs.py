@@ -67,8 +67,8 @@ def train(arguments: Sequence[str], *, replicas: int, way: str, workdir: Path, l
 def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> int:
     """Runs a command to its end, its output in `log`; it gets SIGTERM when this process ends before it."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    bound = processes.bound_to(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    with processes.leaving_in_order(), log.open("wb") as file:
+    bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
+    with processes.cleanup_on_sigterm(), log.open("wb") as file:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=bound
         )

@@ -73,7 +73,7 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
     }
     try:
         files.make_workdir(workdir)
-        workers = preflight.check(
+        workers = preflight.rendezvous(
             place,
             facts={},
             seconds=plan.options.connect_seconds,
@@ -106,7 +106,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     from tfdist.training import setup
 
     try:
-        started = setup.start(config, workdir)
+        started = setup.build_run(config, workdir)
     except (ValueError, OSError) as error:
         findings.append(doctor_checks.failed("data and model", error))
         return
@@ -180,4 +180,4 @@ def tell(findings: list[Finding], rank: int) -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)

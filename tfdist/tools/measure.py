@@ -60,7 +60,9 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     if not communication:
         # One replica has nothing to sum.
         trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
-    call = multi_step.make_call(run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer))
+    call = multi_step.make_multi_step_fn(
+        run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer)
+    )
     iterator = run.cluster.distribute(run.training_data(0, steps + 1))
     nothing = tf.zeros([], tf.float64)
     call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()

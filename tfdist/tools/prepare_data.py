@@ -41,9 +41,9 @@ def look(options: config_lib.Data, source: Any, prepare: Callable[..., dict[str,
     try:
         if training:
             more = {"seed": 0, "shuffle": options.shuffle}
-            batch = next(iter(stream.training(source, prepare, stream.Share(), global_batch=size, **more)(0, 1)))
+            batch = next(iter(stream.training(source, prepare, stream.ReplicaShard(), global_batch=size, **more)(0, 1)))
         else:
-            dataset, _ = stream.evaluation(source, prepare, stream.Share(), global_batch=size, seed=0)
+            dataset, _ = stream.evaluation(source, prepare, stream.ReplicaShard(), global_batch=size, seed=0)
             batch, _ = next(iter(dataset))
     except tf.errors.OpError:
         getattr(source, "verify", lambda: None)()
@@ -85,4 +85,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     config_flags.define_config()
-    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)

@@ -30,7 +30,7 @@ def define_flags() -> None:
     flags.DEFINE_list("batches", ["1", "8", "64"], "The batch sizes, over all replicas.")
 
 
-def follow(arguments: Sequence[str], batch: int, replicas: int, *, way: str, to: Path) -> np.ndarray:
+def run_one(arguments: Sequence[str], batch: int, replicas: int, *, way: str, to: Path) -> np.ndarray:
     """Trains once in the folder `to`; returns (m, n) before each step, float64 [steps, 2].
 
     Raises:
@@ -91,7 +91,7 @@ def draw(path: Path, ways: Ways, options: config.Config) -> bool:
     return True
 
 
-def apart(ways: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[int, int, float]]:
+def distance(ways: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[int, int, float]]:
     """(batch size, replicas, the largest distance from the way of the same batch on the fewest replicas)."""
     found = []
     for (batch, replicas), way in ways.items():
@@ -113,10 +113,10 @@ def study(argv: list[str]) -> None:
                 continue
             print(f"batch {batch} on {replicas} replica(s) by {way} ...", flush=True)
             to = workdir / f"batch-{batch}-replicas-{replicas}"
-            ways[batch, replicas] = follow(config_flags.config_arguments(argv), batch, replicas, way=way, to=to)
+            ways[batch, replicas] = run_one(config_flags.config_arguments(argv), batch, replicas, way=way, to=to)
     lines = [(*key, step, *point) for key, steps in ways.items() for step, point in enumerate(steps.tolist())]
     tables.write_csv(workdir / "trajectories.csv", HEADER, lines)
-    print(tables.text(("batch_size", "replicas", "apart"), apart(ways)))
+    print(tables.text(("batch_size", "replicas", "apart"), distance(ways)))
     drawn = draw(workdir / "trajectories.png", ways, flags.FLAGS["config"].value)
     picture = "trajectories.png" if drawn else "no picture: pip install matplotlib, and give the command again"
     print(f"{workdir / 'trajectories.csv'}, {picture}")

@@ -17,11 +17,11 @@ from tfdist.report import reporter as reporter_lib
 from tfdist.report.reporter import Reporter
 from tfdist.training import nonfinite, replica_consistency, tensorboard_extras, triggers
 from tfdist.training import run as run_lib
-from tfdist.training.state import Caller, Loop, Progress
+from tfdist.training.state import LoopTools, StepRunner, TrainingState
 from tfdist.training.step import local_sgd, multi_step, timing, train_step
 
 
-def save(loop: Loop, progress: Progress, *, regular: bool) -> None:
+def save(loop: LoopTools, progress: TrainingState, *, regular: bool) -> None:
     """Begins to save the run as it is now; the chief alone writes, while training goes on.
 
     Args:
@@ -47,10 +47,12 @@ def save(loop: Loop, progress: Progress, *, regular: bool) -> None:
 _SLOW_BYTES_PER_SECOND = 20e6
 
 
-def open_loop(run: run_lib.Run) -> tuple[Loop, Progress]:
+def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
     """Restores the newest checkpoint on every worker, and opens the report and the saver on the chief."""
     saved, damaged = None, []
-    progress = Progress(step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch)
+    progress = TrainingState(
+        step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch
+    )
     if run.workdir is None:
         run.hooks.train_begin()
         return make_loop(run, open_reporter(run, None), None), progress
@@ -59,8 +61,8 @@ def open_loop(run: run_lib.Run) -> tuple[Loop, Progress]:
     chosen = run.cluster.from_chief(-1 if saved is None else saved.step)
     if chosen >= 0:
         saved = saved or checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
-        progress = Progress(**saved.state)
-        begin_hooks(run, progress)
+        progress = TrainingState(**saved.state)
+        begin_callbacks(run, progress)
         checkpoint_format.restore(saved, run.variables)
         if progress.callbacks:
             run.hooks.resume(progress.callbacks, checkpoint_format.callbacks_arrays(saved))
@@ -73,7 +75,7 @@ def open_loop(run: run_lib.Run) -> tuple[Loop, Progress]:
         reporter.warning(text)
     saver = None
     if run.cluster.is_chief:
-        saver = async_writer.Saver(run.checkpoints, run.config.checkpoint, reporter.warning)
+        saver = async_writer.AsyncCheckpointer(run.checkpoints, run.config.checkpoint, reporter.warning)
         saver.tidy(saved)
         unmeasured = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
         run.stop.save_seconds = lambda: saver.seconds or unmeasured
@@ -86,13 +88,13 @@ def open_loop(run: run_lib.Run) -> tuple[Loop, Progress]:
             if progress.best_step == saved.step:  # Killed in between, a run has saved it and not yet marked it.
                 saver.mark_best(saved.step, run.config.checkpoint.best_metric, progress.best)
     if run.config.cluster.requeue:
-        slurm_requeue.allow(
+        slurm_requeue.enable_requeue(
             run.cluster.rank, run.stop, lambda: (directory.newest_step(run.checkpoints) or 0) > max(chosen, 0)
         )
     return make_loop(run, reporter, saver), progress
 
 
-def begin_hooks(run: run_lib.Run, progress: Progress) -> None:
+def begin_callbacks(run: run_lib.Run, progress: TrainingState) -> None:
     """Tells the callbacks that a resumed run begins; what they do to variables, the checkpoint undoes."""
     has_ended = progress.step <= progress.epochs * run.steps_per_epoch
     run.hooks.train_begin(progress.callbacks, None if has_ended else (progress.step - 1) // run.steps_per_epoch)
@@ -118,7 +120,7 @@ def open_reporter(run: run_lib.Run, workdir: str | None, **resumed: int) -> Repo
     return reporter
 
 
-def silent_loop(run: run_lib.Run) -> Loop:
+def silent_loop(run: run_lib.Run) -> LoopTools:
     """The tools of an evaluation whose values go to the caller alone."""
     reporter = Reporter(
         rank=run.cluster.rank,
@@ -130,31 +132,31 @@ def silent_loop(run: run_lib.Run) -> Loop:
     return make_loop(run, reporter, None)
 
 
-def make_loop(run: run_lib.Run, reporter: Reporter, saver: async_writer.Saver | None) -> Loop:
+def make_loop(run: run_lib.Run, reporter: Reporter, saver: async_writer.AsyncCheckpointer | None) -> LoopTools:
     """Puts the tools of the loop together."""
-    return Loop(
+    return LoopTools(
         run=run,
         report=reporter,
         saver=saver,
-        train_call=make_caller(run, local_sgd.choose_step(run.config.train)),
-        evaluation_call=make_caller(run, train_step.evaluation_step),
+        train_call=make_runner(run, local_sgd.choose_step(run.config.train)),
+        evaluation_call=make_runner(run, train_step.evaluation_step),
         is_finite=nonfinite.finite_check(run.variables),
-        agreement=replica_consistency.agreement(run.cluster, run.variables),
-        board=tensorboard_extras.Board(run=run, report=reporter),
+        agreement=replica_consistency.make_check(run.cluster, run.variables),
+        board=tensorboard_extras.TensorBoardExtras(run=run, report=reporter),
     )
 
 
-def make_caller(run: run_lib.Run, replica_step: Callable[..., tf.Tensor]) -> Caller:
+def make_runner(run: run_lib.Run, replica_step: Callable[..., tf.Tensor]) -> StepRunner:
     """Makes the calls of one kind: `step.train_step` or `step.evaluation_step`."""
-    call = multi_step.make_call(run.trainer, functools.partial(replica_step, run.trainer))
+    call = multi_step.make_multi_step_fn(run.trainer, functools.partial(replica_step, run.trainer))
     seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
-    return Caller(run=run, call=call, pace=triggers.Pace(run.config.train.call_seconds), seconds=seconds)
+    return StepRunner(run=run, call=call, pace=triggers.ExecutionLength(run.config.train.call_seconds), seconds=seconds)
 
 
 FINISHED = "finished.json"
 
 
-def await_saved(loop: Loop, progress: Progress) -> None:
+def await_saved(loop: LoopTools, progress: TrainingState) -> None:
     """Waits until the last checkpoint is written.
 
     Raises:
@@ -164,7 +166,7 @@ def await_saved(loop: Loop, progress: Progress) -> None:
         raise OSError(f"The last checkpoint, of step {progress.step}, could not be written: the run is not saved.")
 
 
-def close(loop: Loop) -> None:
+def close(loop: LoopTools) -> None:
     """Ends what the loop writes; however the run ends, the checkpoint that is being written shall be whole."""
     if loop.saver is not None:
         loop.saver.wait()
@@ -192,7 +194,7 @@ def check_same_config(run: run_lib.Run, allow_changes: bool) -> None:
     old = None if run.workdir is None else run_info.read_config(str(run.workdir))
     if old is None or allow_changes:
         return
-    lines = diff.differences(old, run_info.plain(run.config))
+    lines = diff.differences(old, run_info.to_json(run.config))
     if run.compiled is not None:  # A script's learning rate does not hang on its length, which may grow.
         lines = [line for line in lines if not line.startswith("train.epochs:")]
     if lines:
@@ -203,7 +205,7 @@ def check_same_config(run: run_lib.Run, allow_changes: bool) -> None:
         )
 
 
-def finish(loop: Loop, progress: Progress) -> None:
+def finish(loop: LoopTools, progress: TrainingState) -> None:
     """Exports the final model and marks the run as finished.
 
     Raises:

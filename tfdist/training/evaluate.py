@@ -11,7 +11,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.training import checkpointing, state, triggers
 from tfdist.training import run as run_lib
-from tfdist.training.state import Loop
+from tfdist.training.state import LoopTools
 from tfdist.training.step import multi_step
 
 
@@ -31,7 +31,7 @@ def evaluation_is_due(run: run_lib.Run, now: int) -> bool:
     return triggers.is_due(run.config.evaluation.every, now, run.steps_per_epoch)
 
 
-def evaluate(loop: Loop, now: int, best: float | None = None) -> dict[str, float] | None:
+def evaluate(loop: LoopTools, now: int, best: float | None = None) -> dict[str, float] | None:
     """Evaluates the whole split, each example once, and reports it, next to the `best` value so far.
 
     Returns:

@@ -14,7 +14,7 @@ from tfdist.cluster.liveness import heartbeat
 from tfdist.training import checkpointing, evaluate, nonfinite, replica_consistency, setup, state, triggers
 from tfdist.training import run as run_lib
 from tfdist.training.checkpointing import FINISHED
-from tfdist.training.state import Loop, Progress
+from tfdist.training.state import LoopTools, TrainingState
 from tfdist.training.step import multi_step
 
 
@@ -55,41 +55,41 @@ def train(run: run_lib.Run, *, allow_config_changes: bool = False) -> int:
             checkpointing.finish(loop, progress)
         return 0
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        heartbeat.take_over()  # To find the example may take longer than the other workers last.
+        heartbeat.claim_exit()  # To find the example may take longer than the other workers last.
         raise damaged_data(run) or error from None
     finally:
         checkpointing.close(loop)
 
 
-def train_loop(loop: Loop, progress: Progress) -> bool:
+def train_loop(loop: LoopTools, progress: TrainingState) -> bool:
     """Runs the steps from `progress` on; returns False where the workers agreed to stop before the last."""
     run, total_steps = loop.run, loop.run.total_steps
     iterator = open_stream(run, progress.step)
     loop.report.progress(progress.step, "compiling")
-    if not at_boundary(loop, progress):  # What was due when the run was interrupted.
+    if not run_due_actions(loop, progress):  # What was due when the run was interrupted.
         return False
     while progress.step < total_steps and not run.hooks.stop():
-        begin_call(run, progress)
+        begin_execution(run, progress)
         first_step, started = progress.step + 1, time.perf_counter()
-        steps, totals = loop.train_call(iterator, next_boundary(loop, progress.step) - progress.step)
+        steps, totals = loop.train_call(iterator, next_due_step(loop, progress.step) - progress.step)
         progress.step += steps
         run.cluster.progress(progress.step)
-        if nonfinite.settle(loop, progress, first_step, totals):
+        if nonfinite.handle_nonfinite(loop, progress, first_step, totals):
             iterator = open_stream(run, progress.step)
         else:
-            add_call(progress, totals, steps, time.perf_counter() - started)
-            end_call(run, progress)
+            accumulate_totals(progress, totals, steps, time.perf_counter() - started)
+            end_execution(run, progress)
             if triggers.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
                 report_interval(loop, progress)
-        if not at_boundary(loop, progress):
+        if not run_due_actions(loop, progress):
             return False
         if totals["stop"] > 0 and progress.step < total_steps:
-            return stop_here(loop, progress)
+            return save_and_stop(loop, progress)
         loop.report.progress(progress.step)
     return True
 
 
-def stop_here(loop: Loop, progress: Progress) -> bool:
+def save_and_stop(loop: LoopTools, progress: TrainingState) -> bool:
     """Begins to save the run where the workers have agreed to stop; returns False, as what calls it does."""
     loop.run.stop.saving = True
     checkpointing.save(loop, progress, regular=False)
@@ -101,7 +101,7 @@ def open_stream(run: run_lib.Run, step: int) -> Iterator[Any]:
     return run.cluster.distribute(setup.training_dataset(run, first_step=step, last_step=run.total_steps))
 
 
-def begin_call(run: run_lib.Run, progress: Progress) -> None:
+def begin_execution(run: run_lib.Run, progress: TrainingState) -> None:
     """Tells the callbacks that an epoch or a call begins."""
     epoch, step_in_epoch = divmod(progress.step, run.steps_per_epoch)
     if step_in_epoch == 0:
@@ -113,7 +113,7 @@ def begin_call(run: run_lib.Run, progress: Progress) -> None:
         run.hooks.batch_begin(step_in_epoch)
 
 
-def end_call(run: run_lib.Run, progress: Progress) -> None:
+def end_execution(run: run_lib.Run, progress: TrainingState) -> None:
     """Tells the callbacks that a call has ended, and notes what the epoch has come to."""
     step_in_epoch = (progress.step - 1) % run.steps_per_epoch
     ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or progress.step == run.total_steps
@@ -128,7 +128,7 @@ def end_call(run: run_lib.Run, progress: Progress) -> None:
         run.hooks.batch_end(run.hooks.last_of_batch("train", step_in_epoch), logs)
 
 
-def next_boundary(loop: Loop, now: int) -> int:
+def next_due_step(loop: LoopTools, now: int) -> int:
     """The next step at which something is due: a report, an evaluation, a checkpoint or the end."""
     run, config = loop.run, loop.run.config
     sections = (config.report, config.evaluation, config.agreement, config.checkpoint)
@@ -142,7 +142,7 @@ def next_boundary(loop: Loop, now: int) -> int:
     return min([run.total_steps, *loop.board.boundaries(now), *(step for step in due if step is not None)])
 
 
-def at_boundary(loop: Loop, progress: Progress) -> bool:
+def run_due_actions(loop: LoopTools, progress: TrainingState) -> bool:
     """Evaluates and saves where that is due; returns False where a stop was agreed on meanwhile."""
     run, config, now = loop.run, loop.run.config, progress.step
     improved = False
@@ -152,7 +152,7 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     if evaluate.evaluation_is_due(run, now) and progress.evaluated < now:
         evaluated = evaluate.evaluate(loop, now, best=progress.best)
         if evaluated is None:
-            return stop_here(loop, progress)
+            return save_and_stop(loop, progress)
         progress.logs |= {f"val_{name}": value for name, value in evaluated.items()}
         improved = evaluate.is_best(config.checkpoint, evaluated, progress.best)
         if improved:
@@ -168,7 +168,7 @@ def at_boundary(loop: Loop, progress: Progress) -> bool:
     return True
 
 
-def add_call(progress: Progress, totals: dict[str, float], steps: int, seconds: float) -> None:
+def accumulate_totals(progress: TrainingState, totals: dict[str, float], steps: int, seconds: float) -> None:
     """Adds a finished call to the interval that is reported next."""
     progress.totals = {name: progress.totals.get(name, 0.0) + value for name, value in totals.items()}
     progress.epoch_totals = {name: progress.epoch_totals.get(name, 0.0) + value for name, value in totals.items()}
@@ -176,7 +176,7 @@ def add_call(progress: Progress, totals: dict[str, float], steps: int, seconds: 
     progress.steps += steps
 
 
-def report_interval(loop: Loop, progress: Progress) -> None:
+def report_interval(loop: LoopTools, progress: TrainingState) -> None:
     """Reports the means since the last report, and begins a new interval."""
     run = loop.run
     rate = run.trainer.optimizer._learning_rate

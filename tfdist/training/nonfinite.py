@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training import state
-from tfdist.training.state import Loop, Progress
+from tfdist.training.state import LoopTools, TrainingState
 
 
 def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
@@ -34,7 +34,7 @@ class DivergedError(ArithmeticError):
     """The loss or the weights are no longer finite."""
 
 
-def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, float]) -> bool:
+def handle_nonfinite(loop: LoopTools, progress: TrainingState, first_step: int, totals: dict[str, float]) -> bool:
     """Looks at a call that began with `first_step` and has come to `totals`; every worker calls it.
 
     Returns:
@@ -58,7 +58,7 @@ def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, fl
             # A gradient may be finite, and its square in an optimizer's slot not.
             skipped, bad_step, what = 1, last_step, f"The weights are no longer finite after step {last_step}"
         if skipped:
-            _go_back(loop, progress, bad_step, what)
+            _roll_back(loop, progress, bad_step, what)
         return bool(skipped)
     if skipped:
         progress.skipped += skipped
@@ -72,7 +72,7 @@ def settle(loop: Loop, progress: Progress, first_step: int, totals: dict[str, fl
     return False
 
 
-def _go_back(loop: Loop, progress: Progress, bad_step: int, what: str) -> None:
+def _roll_back(loop: LoopTools, progress: TrainingState, bad_step: int, what: str) -> None:
     """Takes up the weights of the newest regular checkpoint, and passes over the steps between it and the bad one."""
     run, limit = loop.run, loop.run.config.train.nonfinite_limit
     if progress.rollbacks >= limit:
@@ -97,7 +97,7 @@ def _go_back(loop: Loop, progress: Progress, bad_step: int, what: str) -> None:
     )
 
 
-def diverged(loop: Loop, what: str) -> DivergedError:
+def diverged(loop: LoopTools, what: str) -> DivergedError:
     """Makes the error that ends a diverged run."""
     if loop.saver is not None:
         loop.saver.wait()

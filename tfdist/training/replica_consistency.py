@@ -29,7 +29,7 @@ _TOGETHER = 1 << 22
 _MOST_NAMED = 10
 
 
-class DisagreementError(ArithmeticError):
+class ReplicaMismatchError(ArithmeticError):
     """Replicas that must hold the same do not."""
 
 
@@ -44,7 +44,7 @@ def _odd_numbers(salt: int) -> np.ndarray:
 _FIRST, _SECOND = _odd_numbers(1), _odd_numbers(2)
 
 
-def words(value: tf.Tensor) -> tf.Tensor:
+def as_int64_words(value: tf.Tensor) -> tf.Tensor:
     """The bits of `value`, of any shape and dtype, as int64 [n], filled up with zeros; of strings, a hash of each."""
     if value.dtype == tf.string:
         return tf.strings.to_hash_bucket_fast(tf.reshape(value, [-1]), 2**63 - 1)
@@ -61,7 +61,7 @@ def words(value: tf.Tensor) -> tf.Tensor:
 
 
 @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
-def fold(numbers: tf.Tensor) -> tf.Tensor:
+def hash_words(numbers: tf.Tensor) -> tf.Tensor:
     """Hashes int64 [n] to int64 []."""
 
     def shorten(numbers: tf.Tensor) -> list[tf.Tensor]:
@@ -82,7 +82,7 @@ def _rows(numbers: tf.Tensor) -> tf.Tensor:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Agreement:
+class ReplicaConsistencyCheck:
     """Compares the state of all replicas, and remembers when they last agreed; made by `agreement`."""
 
     cluster: Cluster
@@ -104,10 +104,12 @@ class Agreement:
         if (found == found[0]).all():
             self.step = step
             return
-        each = _gathering(self.cluster, lambda: tf.stack([fold(words(_tensor(v))) for v in self.variables.values()]))
-        lines, differing = compared(list(self.variables), each().numpy(), _places(self.cluster))
+        each = _gathering(
+            self.cluster, lambda: tf.stack([hash_words(as_int64_words(_tensor(v))) for v in self.variables.values()])
+        )
+        lines, differing = describe_mismatch(list(self.variables), each().numpy(), _places(self.cluster))
         since = "They were not compared before" if self.step is None else f"They last agreed after step {self.step}"
-        raise DisagreementError(
+        raise ReplicaMismatchError(
             "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
             + f"\n{differing}. {since}. The cause may be a fault of a memory or device, a workdir that is not one for "
             "all, or a function of the config that changes a variable on some replicas alone. To go on, remove the "
@@ -116,7 +118,7 @@ class Agreement:
         )
 
 
-def agreement(cluster: Cluster, variables: Mapping[str, Any]) -> Agreement:
+def make_check(cluster: Cluster, variables: Mapping[str, Any]) -> ReplicaConsistencyCheck:
     """Makes the means to compare `variables`, by name, over all replicas."""
     # What replicas keep apart until it is read, such as a metric's sums, is not meant to be the same.
     apart = tf.VariableSynchronization.ON_READ
@@ -127,13 +129,13 @@ def agreement(cluster: Cluster, variables: Mapping[str, Any]) -> Agreement:
         for variable in variables.values():
             if sum(one.shape[0] for one in groups[-1]) >= _TOGETHER:
                 groups.append([])
-            groups[-1].append(words(_tensor(variable)))
-        return fold(tf.stack([fold(tf.concat(group, axis=0)) for group in groups if group]))[tf.newaxis]
+            groups[-1].append(as_int64_words(_tensor(variable)))
+        return hash_words(tf.stack([hash_words(tf.concat(group, axis=0)) for group in groups if group]))[tf.newaxis]
 
-    return Agreement(cluster=cluster, variables=variables, hash_all=_gathering(cluster, all_words))
+    return ReplicaConsistencyCheck(cluster=cluster, variables=variables, hash_all=_gathering(cluster, all_words))
 
 
-def examples(sources: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+def read_examples(sources: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """Reads a few examples of each source, at places that depend on its length alone.
 
     Args:
@@ -165,7 +167,7 @@ def check_start(cluster: Cluster, read: Callable[[], Mapping[str, tf.Tensor]], s
         return
     digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).digest()
     hashes = {"where the loop stands": int.from_bytes(digest[:8], "little", signed=True)}
-    hashes |= {name: int(fold(words(value))) for name, value in read().items()}
+    hashes |= {name: int(hash_words(as_int64_words(value))) for name, value in read().items()}
     # First, whether the names are the same: the vectors must be of one length.
     names = sorted(hashes)
     key = hashlib.sha256(json.dumps(names).encode()).digest()
@@ -177,14 +179,14 @@ def check_start(cluster: Cluster, read: Callable[[], Mapping[str, tf.Tensor]], s
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
-        lines, differing = compared(names, found, _places(cluster))
-        raise DisagreementError(
+        lines, differing = describe_mismatch(names, found, _places(cluster))
+        raise ReplicaMismatchError(
             "\n  ".join(["The workers do not read the same:", *lines])
             + f"\n{differing}. {_EXAMPLES} examples of a split are compared. Give all workers the same files."
         )
 
 
-def compared(names: Sequence[str], found: np.ndarray, places: Sequence[str]) -> tuple[list[str], str]:
+def describe_mismatch(names: Sequence[str], found: np.ndarray, places: Sequence[str]) -> tuple[list[str], str]:
     """Says in words what differs.
 
     Args:

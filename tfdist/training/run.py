@@ -12,7 +12,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import stream
-from tfdist.keras_fit.compiled_objective import Compiled
+from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.training.callbacks import hooks as hooks_lib
 from tfdist.training.step import context
 
@@ -27,7 +27,7 @@ class Run:
     cluster: Cluster
     # Whether this worker was asked to stop.
     stop: interruption.StopRequest
-    trainer: context.Trainer
+    trainer: context.StepContext
     # Every variable that a checkpoint holds, by name.
     variables: dict[str, Any]
     # (first_step, last_step) -> this worker's share of the steps [first_step, last_step), which goes on for ever.
@@ -51,7 +51,7 @@ class Run:
     hooks: hooks_lib.Hooks = dataclasses.field(default_factory=hooks_lib.Hooks)
 
     @property
-    def compiled(self) -> Compiled | None:
+    def compiled(self) -> CompiledObjective | None:
         """The losses and metrics of a model that was given to `compile`; None in the run of a config."""
         return self.trainer.compiled
 
@@ -71,7 +71,7 @@ def make_run(
     workdir: Path | None,
     cluster: Cluster,
     stop: interruption.StopRequest,
-    trainer: context.Trainer,
+    trainer: context.StepContext,
     **data: Any,
 ) -> Run:
     """Puts a run together, whose variables are those of `trainer`; `data` are the rest of `Run`'s fields."""
@@ -87,10 +87,10 @@ def make_run(
     )
 
 
-def share(cluster: Cluster) -> stream.Share:
+def replica_shard(cluster: Cluster) -> stream.ReplicaShard:
     """The part of every global batch that this worker's replicas take."""
     local_replicas = cluster.num_replicas // cluster.num_workers
-    return stream.Share(
+    return stream.ReplicaShard(
         first_replica=cluster.rank * local_replicas,
         local_replicas=local_replicas,
         num_replicas=cluster.num_replicas,

@@ -26,7 +26,7 @@ from tfdist.training.step import optimizer as optimizer_lib
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def start(config: config_lib.Config, workdir: Path) -> Run:
+def build_run(config: config_lib.Config, workdir: Path) -> Run:
     """Checks everything that can be checked, cheapest first, then meets the other workers and builds the model.
 
     Raises:
@@ -35,11 +35,11 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         TimeoutError: other workers are missing.
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
-    stop = interruption.listen()
+    stop = interruption.install_handlers()
     validate.validate(config)
     prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
-    prepare, objective = autograph.rewritten(prepare), autograph.rewritten(objective)
+    prepare, objective = autograph.convert(prepare), autograph.convert(objective)
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
@@ -50,10 +50,12 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
     plan = strategy.plan(config.cluster)
     steps_per_epoch = check_fit(config, plan.num_replicas, train_source, evaluation_source)
     facts = _facts(config, train_source, evaluation_source)
-    train = cache.keep(config.data, train_source, prepare, training=True)
-    evaluation = cache.keep(config.data, evaluation_source, prepare, training=False)
+    train = cache.cached(config.data, train_source, prepare, training=True)
+    evaluation = cache.cached(config.data, evaluation_source, prepare, training=False)
     if config.cluster.requeue:
-        slurm_requeue.allow(plan.placement.rank, stop, progressed=lambda: False)  # Until the loop knows better.
+        slurm_requeue.enable_requeue(
+            plan.placement.rank, stop, progressed=lambda: False
+        )  # Until the loop knows better.
     cluster = strategy.connect(plan, facts=facts, workdir=workdir, stop=stop)
     if cluster.is_chief:  # One clock decides.
         stop.end = slurm_requeue.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
@@ -67,13 +69,13 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         optimizer = optimizer_lib.build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
-    training_data = _training_data(config, *train, run_lib.share(cluster))
-    trainer = context.build_trainer(cluster, config, model, optimizer, objective, element_spec(training_data(0, 1)))
+    training_data = _training_data(config, *train, run_lib.replica_shard(cluster))
+    trainer = context.build_context(cluster, config, model, optimizer, objective, element_spec(training_data(0, 1)))
     if adapt:
         with cluster.scope():
             adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
         cluster.copy_from_chief(model.variables)  # Another kind of machine may have rounded otherwise.
-    seed_generators.address(model, optimizer.iterations, cluster_lib.replica_id)
+    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
     reserved = [name for name in trainer.names if name in reporter.RESERVED]
     if reserved:
         raise ValueError(
@@ -84,7 +86,7 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
             f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among what the objective "
             f"returns: {', '.join(trainer.names)}"
         )
-    hooks = from_config.of_config(
+    hooks = from_config.make_callbacks(
         config,
         cluster,
         model,
@@ -101,13 +103,13 @@ def start(config: config_lib.Config, workdir: Path) -> Run:
         trainer,
         hooks=hooks,
         training_data=training_data,
-        evaluation_data=_evaluation_data(config, *evaluation, run_lib.share(cluster)),
+        evaluation_data=_evaluation_data(config, *evaluation, run_lib.replica_shard(cluster)),
         evaluation_examples=None if evaluation_source is None else len(evaluation_source),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         batch_size=config.data.batch_size,
         verify=tuple(s.verify for s in (train_source, evaluation_source) if hasattr(s, "verify")),
-        examples=functools.partial(replica_consistency.examples, {"train": train[0], "evaluation": evaluation[0]}),
+        examples=functools.partial(replica_consistency.read_examples, {"train": train[0], "evaluation": evaluation[0]}),
     )
 
 
@@ -190,7 +192,7 @@ def _evaluation_data(
     config: config_lib.Config,
     source: stream.Source | None,
     prepare: Callable[..., dict[str, tf.Tensor]],
-    worker_share: stream.Share,
+    worker_share: stream.ReplicaShard,
 ) -> Callable[[], tuple[tf.data.Dataset, int]] | None:
     if source is None:
         return None
@@ -205,7 +207,7 @@ def _training_data(
     config: config_lib.Config,
     source: stream.Source,
     prepare: Callable[..., dict[str, tf.Tensor]],
-    worker_share: stream.Share,
+    worker_share: stream.ReplicaShard,
 ) -> Callable[[int, int], tf.data.Dataset]:
     return stream.training(
         source,
@@ -219,7 +221,7 @@ def _training_data(
 
 def _facts(config: config_lib.Config, *sources: stream.Source | None) -> dict[str, str]:
     """What must be equal on all workers, in few words each: the config field by field, and the data."""
-    plain = run_info.plain(config)
+    plain = run_info.to_json(config)
     plain.pop("cluster")
     plain["data"].pop("cache_dir")  # Hosts may call their disks as they like.
     facts = {f"config.{name}": json.dumps(value) for name, value in diff.flatten(plain)}

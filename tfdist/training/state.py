@@ -15,7 +15,7 @@ from tfdist.training.step import context, timing
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Progress:
+class TrainingState:
     """Where the loop stands: all that a checkpoint holds besides the variables."""
 
     step: int = 0
@@ -44,12 +44,12 @@ class Progress:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Caller:
+class StepRunner:
     """Makes the compiled calls of one kind, and keeps their pace."""
 
     run: run_lib.Run
     call: Callable[..., tuple[tf.Tensor, tf.Tensor]]
-    pace: triggers.Pace
+    pace: triggers.ExecutionLength
     # Of each replica since they were taken last, float64 [num_replicas, 3]; see timing.py.
     seconds: np.ndarray
 
@@ -69,25 +69,25 @@ class Caller:
     def take_shares(self) -> list[tuple[float, float, float]]:
         """What each worker did with its time since this was called last: parts of input, compute, communication."""
         seconds, self.seconds = self.seconds, np.zeros_like(self.seconds)
-        return timing.shares(seconds, self.run.cluster.num_workers)
+        return timing.time_shares(seconds, self.run.cluster.num_workers)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Loop:
+class LoopTools:
     """The tools of the loop, made once."""
 
     run: run_lib.Run
     report: Reporter
     # None on all workers but the chief.
-    saver: async_writer.Saver | None
-    train_call: Caller
-    evaluation_call: Caller
+    saver: async_writer.AsyncCheckpointer | None
+    train_call: StepRunner
+    evaluation_call: StepRunner
     # Whether all variables are finite.
     is_finite: Callable[[], bool]
     # Whether all replicas hold the same state.
-    agreement: replica_consistency.Agreement
+    agreement: replica_consistency.ReplicaConsistencyCheck
     # What TensorBoard shows besides scalars.
-    board: tensorboard_extras.Board
+    board: tensorboard_extras.TensorBoardExtras
 
 
 def save_is_due(run: run_lib.Run, now: int) -> bool:

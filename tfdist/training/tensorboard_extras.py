@@ -15,7 +15,7 @@ from tfdist.training import triggers
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Board:
+class TensorBoardExtras:
     """Looks at the run between calls, as `config.report` says."""
 
     run: run_lib.Run

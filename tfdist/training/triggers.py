@@ -29,7 +29,7 @@ def _next_multiple(period: float, step: int) -> int:
 
 
 @dataclasses.dataclass(slots=True)
-class Pace:
+class ExecutionLength:
     """Chooses how many steps a call takes, so that it lasts about `call_seconds`; the same on all workers."""
 
     call_seconds: float

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.cluster.discovery import hostlist, slurm, worker_spec
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
 def resolver(
-    placement: Placement, addresses: Sequence[str] | None = None, *, num_gpus: int | None = None
+    placement: WorkerSpec, addresses: Sequence[str] | None = None, *, num_gpus: int | None = None
 ) -> tf.distribute.cluster_resolver.ClusterResolver:
     """Returns the resolver for MultiWorkerMirroredStrategy: all workers are tasks of the job "worker", in rank order.
 
@@ -72,7 +72,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str = "grpc",
         env: Mapping[str, str] | None = None,
-        placement: Placement | None = None,
+        placement: WorkerSpec | None = None,
         addresses: Sequence[str] | None = None,
     ):
         if placement is None:
@@ -117,7 +117,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         return {"GPU": _num_visible_gpus() if self._num_gpus is None else self._num_gpus}
 
 
-def _show_gpus(placement: Placement, num_gpus: int | None) -> None:
+def _show_gpus(placement: WorkerSpec, num_gpus: int | None) -> None:
     listed = tf.config.list_physical_devices("GPU")
     mine = worker_spec.visible_gpus(placement, len(listed))
     if num_gpus is not None and num_gpus > len(mine):

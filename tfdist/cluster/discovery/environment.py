@@ -17,10 +17,10 @@ The first of these that the environment holds decides:
 from collections.abc import Mapping
 
 from tfdist.cluster.discovery import mpi, pbs, slurm, tf_config
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
-def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placement:
+def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Finds this process' place, in the order that the module's docstring gives.
 
     Ports lie in [port_base, port_base + port_count). The job's and the step's id choose them, so that all workers
@@ -43,4 +43,4 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Place
         return mpi.rank(env, pmi, **ports)
     if pbs.in_task(env):
         return pbs.task(env, **ports)
-    return Placement(launcher="local", note=slurm.forgotten_srun(env) or pbs.forgotten_launcher(env))
+    return WorkerSpec(launcher="local", note=slurm.forgotten_srun(env) or pbs.forgotten_launcher(env))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.discovery import hostlist, worker_spec
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 # Rank, number of ranks, rank on this host, ranks on this host; of Open MPI, MVAPICH2, MPICH and Intel MPI, Cray PALS.
 _MPIRUN_VARIABLES = (
@@ -35,7 +35,7 @@ def pmi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     return _MPIRUN_VARIABLES[0] if "PMIX_RANK" in env else None
 
 
-def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> Placement:
+def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Finds this rank's place.
 
     On one host, all addresses follow. Over several hosts MPI launchers do not tell which rank is where: `addresses`
@@ -68,7 +68,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
         if own_rank == 0 and env.get("TFDIST_CHIEF"):
             own[local_rank] = hostlist.split_address(chiefs[0])[1]
     devices = worker_spec.cuda_devices(env)
-    return Placement(
+    return WorkerSpec(
         launcher="mpi",
         rank=own_rank,
         num_workers=size,

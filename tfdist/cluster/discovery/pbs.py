@@ -6,7 +6,7 @@ With mpirun in a PBS job, the ranks are the workers: see mpi.py, which looks for
 from collections.abc import Mapping
 
 from tfdist.cluster.discovery import worker_spec
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _VARIABLES = ("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE")
 
@@ -16,7 +16,7 @@ def in_task(env: Mapping[str, str]) -> bool:
     return bool(env.get("PBS_JOBID")) and env.get("PBS_TASKNUM", "").isdecimal() and int(env["PBS_TASKNUM"]) > 1
 
 
-def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placement:
+def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Finds this task's place: a worker on each host of PBS_NODEFILE, in the order in which they first stand there.
 
     Raises:
@@ -38,7 +38,7 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placemen
             f"{worker_spec.received(env, _VARIABLES)}"
         )
     port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([env["PBS_JOBID"]]), at_least=1)
-    return Placement(
+    return WorkerSpec(
         launcher="pbs",
         rank=rank,
         num_workers=len(hosts),

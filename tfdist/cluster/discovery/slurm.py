@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.discovery import hostlist, worker_spec
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _STEP_VARIABLES = (
     "SLURM_JOB_ID",
@@ -29,7 +29,7 @@ def in_allocation(env: Mapping[str, str]) -> bool:
     return bool(env.get("SLURM_JOB_ID")) and (not in_step(env) or env.get("SLURM_STEP_NUM_TASKS") == "1")
 
 
-def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placement:
+def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Finds this task's place in the Slurm step that it belongs to.
 
     Hosts come in Slurm's own order, and tasks on them as SLURM_DISTRIBUTION says (unset: block); the result is
@@ -64,7 +64,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placemen
     if plane is not None:
         layout = hostlist.lay_out(counts, plane)
         _verify_layout(env, nodes, layout)
-    return Placement(
+    return WorkerSpec(
         launcher="slurm",
         rank=rank,
         num_workers=num_workers,
@@ -80,11 +80,11 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> Placemen
     )
 
 
-def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> Placement:
+def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpec:
     # Nothing else is looked at: some may be left over from an interactive step in which sbatch was called.
     job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
-    return Placement(
+    return WorkerSpec(
         launcher="slurm",
         addresses=(f"{env.get('SLURMD_NODENAME', 'localhost')}:{port}",),
         port=port,

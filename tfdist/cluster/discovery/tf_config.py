@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from tfdist.cluster.discovery import hostlist, worker_spec
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
 def read_cluster(env: Mapping[str, str]) -> dict | None:
@@ -24,7 +24,7 @@ def read_cluster(env: Mapping[str, str]) -> dict | None:
 
 def resolve(
     env: Mapping[str, str], cluster: dict[str, list[str]], tasks_variable: str, *, port_base: int, port_count: int
-) -> Placement:
+) -> WorkerSpec:
     def refuse(problem: str) -> ValueError:
         return ValueError(f"TF_CONFIG: {problem} Received: {env['TF_CONFIG']!r}")
 
@@ -64,7 +64,7 @@ def resolve(
     number = worker_spec.number(addresses)
     first, length = worker_spec.port_block(port_base, port_count, number, at_least=1)
     free = set(range(first, first + length)) - {port for _, port in pairs}
-    return Placement(
+    return WorkerSpec(
         launcher="tf_config",
         rank=rank,
         num_workers=len(addresses),

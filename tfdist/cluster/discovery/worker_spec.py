@@ -9,7 +9,7 @@ PORTS_PER_JOB = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class WorkerSpec:
     """One worker's place among all workers."""
 
     # "slurm", "tf_config", "mpi", "pbs" or "local".
@@ -38,7 +38,7 @@ class Placement:
     note: str = ""
 
 
-def visible_gpus(placement: Placement, num_listed: int) -> tuple[int, ...]:
+def visible_gpus(placement: WorkerSpec, num_listed: int) -> tuple[int, ...]:
     """Chooses this worker's GPUs, as indices into the `num_listed` GPUs that TensorFlow lists in this process.
 
     Raises:
@@ -56,7 +56,7 @@ def visible_gpus(placement: Placement, num_listed: int) -> tuple[int, ...]:
     return tuple(range(placement.local_rank * share, (placement.local_rank + 1) * share))
 
 
-def held_gpus(placement: Placement, indices: Sequence[int]) -> tuple[str, ...]:
+def held_gpus(placement: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
     """Names the GPUs with these indices as their host knows them, where the environment tells; for `preflight`."""
     return tuple(f"GPU {name}" for index, name in enumerate(placement.gpu_names) if index in indices)
 

@@ -25,7 +25,7 @@ from typing import Any
 from tfdist import config as config_lib
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import reachability
 from tfdist.cluster.rendezvous import rpc
 
@@ -41,7 +41,7 @@ _watching: "Peers | None" = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Peers:
+class HeartbeatMonitor:
     """What this worker knows of the others; made by `watch`."""
 
     rank: int
@@ -92,18 +92,18 @@ class Peers:
                 raise TimeoutError(f"Not all workers came to the end of the run within {seconds:g} s of this one.")
 
 
-def listen(placement: Placement) -> socket.socket | None:
+def listen(placement: WorkerSpec) -> socket.socket | None:
     """Opens the chief's port for the others, or any where that is taken; they are to be told which in the roster."""
     return rpc.listen_at_best(placement.heartbeat_port) if placement.rank == 0 < placement.num_workers - 1 else None
 
 
-def watch(
+def start(
     *,
     rank: int,
     roster: Sequence[Mapping[str, Any]],
     listener: socket.socket | None,
     options: config_lib.Cluster,
-) -> Peers:
+) -> HeartbeatMonitor:
     """Begins to watch, in a thread; to be called once in a process, by every worker.
 
     Args:
@@ -113,7 +113,7 @@ def watch(
         options: `heartbeat_seconds`, `stall_seconds`, and `connect_seconds` for the first sign of a worker.
     """
     global _watching
-    _watching = peers = Peers(rank=rank, roster=roster, options=options)
+    _watching = peers = HeartbeatMonitor(rank=rank, roster=roster, options=options)
     spoken_with = [other for other in range(len(roster)) if (other == 0) != (rank == 0)]
     peers.heard, peers.steps = dict.fromkeys(spoken_with, time.monotonic()), dict.fromkeys(spoken_with)
     work = _run(peers, listener)
@@ -122,7 +122,7 @@ def watch(
     return peers
 
 
-def cause(seconds: float) -> str:
+def lost_peer(seconds: float) -> str:
     """Returns who was lost, in words, waiting so long for it to become known; "" where nobody was.
 
     The calling thread then has to end this process.
@@ -130,66 +130,66 @@ def cause(seconds: float) -> str:
     if _watching is None:
         return ""
     _watching.known.wait(seconds)
-    take_over()
+    claim_exit()
     return _watching.cause
 
 
-def take_over() -> None:
+def claim_exit() -> None:
     """Says that the calling thread ends this process, and this module shall not: it has a reason of its own."""
     if _watching is not None and not _claim(_watching, "main"):
         time.sleep(_WRITING_SECONDS)  # Too late: it is being ended at this very moment.
 
 
-def tell_failure(reason: str) -> None:
+def announce_failure(reason: str) -> None:
     """Tells the other workers why this one ends."""
     peers = _watching
     if peers is not None and not peers.over.is_set() and not peers.known.is_set():
         text = f"{_name(peers, peers.rank)} has ended: {reason.rstrip('.')}"
-        _tell_from_outside(peers, {"lost": text, "stacks": False, "again": False})
+        _watch_for_announced_exit(peers, {"lost": text, "stacks": False, "again": False})
 
 
-def put_back() -> None:
+def requeue() -> None:
     """Has the job put back into the queue if it ends because a worker was lost, where that is for this one to do."""
     if _watching is not None and _watching.again:
-        slurm_requeue.put_back(lost_chief=0 in _watching.missed)
+        slurm_requeue.requeue(lost_chief=0 in _watching.missed)
 
 
-def _leave(peers: Peers) -> None:
+def _leave(peers: HeartbeatMonitor) -> None:
     if not peers.over.is_set():
-        _tell_from_outside(peers, {"over": True})
+        _watch_for_announced_exit(peers, {"over": True})
 
 
-def _tell_from_outside(peers: Peers, message: dict[str, Any]) -> None:
+def _watch_for_announced_exit(peers: HeartbeatMonitor, message: dict[str, Any]) -> None:
     told = threading.Event()
-    peers.loop.call_soon_threadsafe(lambda: (_tell(peers, message), told.set()))
+    peers.loop.call_soon_threadsafe(lambda: (_announce(peers, message), told.set()))
     told.wait(1.0)
 
 
-def _claim(peers: Peers, who: str) -> bool:
+def _claim(peers: HeartbeatMonitor, who: str) -> bool:
     with peers.lock:
         peers.ender = peers.ender or who
         return peers.ender == who
 
 
-async def _run(peers: Peers, listener: socket.socket | None) -> None:
+async def _run(peers: HeartbeatMonitor, listener: socket.socket | None) -> None:
     await asyncio.gather(_watch(peers), _try_links(peers), _listen(peers, listener) if listener else _call_chief(peers))
 
 
-async def _listen(peers: Peers, listener: socket.socket) -> None:
+async def _listen(peers: HeartbeatMonitor, listener: socket.socket) -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):  # A stranger, such as a port scanner.
             hello = json.loads(await asyncio.wait_for(reader.readline(), peers.options.connect_seconds))
             rank = hello.get("rank") if isinstance(hello, dict) else None
             known = type(rank) is int and rank in peers.heard and rank not in peers.writers
             if known and hello.get("pid") == peers.roster[rank]["pid"]:
-                await _converse(peers, rank, reader, writer)
+                await _exchange_heartbeats(peers, rank, reader, writer)
         writer.close()
 
     server = await asyncio.start_server(converse, sock=listener)
     await server.serve_forever()
 
 
-async def _call_chief(peers: Peers) -> None:
+async def _call_chief(peers: HeartbeatMonitor) -> None:
     host, _ = hostlist.split_address(peers.roster[0]["address"])
     while True:  # Until `_watch` finds that the chief has been silent for too long.
         try:
@@ -197,40 +197,42 @@ async def _call_chief(peers: Peers) -> None:
             break
         except OSError:
             await asyncio.sleep(0.2)
-    await _converse(peers, 0, reader, writer)
+    await _exchange_heartbeats(peers, 0, reader, writer)
 
 
-async def _converse(peers: Peers, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _exchange_heartbeats(
+    peers: HeartbeatMonitor, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """Speaks with one worker until its connection ends."""
     peers.writers[rank] = writer
-    _tell(peers, {})
+    _announce(peers, {})
     with contextlib.suppress(OSError):
         while line := await reader.readline():
-            _hear(peers, rank, json.loads(line))
+            _receive(peers, rank, json.loads(line))
     del peers.writers[rank]
     if rank not in peers.done and not peers.over.is_set():
-        _conclude(peers, _lost(peers, rank))
+        _declare_lost(peers, _lost(peers, rank))
 
 
-def _hear(peers: Peers, rank: int, message: dict[str, Any]) -> None:
+def _receive(peers: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> None:
     peers.heard[rank], peers.steps[rank] = time.monotonic(), message["step"]
     if "over" in message:
         _finished(peers, rank)
     if "lost" in message:
-        _conclude(peers, message["lost"], stacks=message["stacks"], again=message["again"])
+        _declare_lost(peers, message["lost"], stacks=message["stacks"], again=message["again"])
 
 
-def _finished(peers: Peers, rank: int) -> None:
+def _finished(peers: HeartbeatMonitor, rank: int) -> None:
     """Notes that a worker has come to the end; the chief says so only when all have."""
     peers.done.add(rank)
     all_done = rank == 0 if peers.rank else len(peers.done) == len(peers.roster)
     if all_done or rank == peers.rank != 0:
-        _tell(peers, {"over": True})
+        _announce(peers, {"over": True})
     if all_done:
         peers.over.set()  # From now on the process may end.
 
 
-async def _watch(peers: Peers) -> None:
+async def _watch(peers: HeartbeatMonitor) -> None:
     last = time.monotonic()
     while True:
         await asyncio.sleep(min(_BEAT_SECONDS, peers.options.heartbeat_seconds / 4))
@@ -240,19 +242,19 @@ async def _watch(peers: Peers) -> None:
             peers.heard = {rank: moment + now - last for rank, moment in peers.heard.items()}
             peers.called = peers.called and peers.called + now - last
         last = now
-        _tell(peers, {})
+        _announce(peers, {})
         if peers.over.is_set():
             continue
-        text, stacks = _missed(peers, now), False
+        text, stacks = _silent_peers(peers, now), False
         stall = peers.options.stall_seconds
         if not text and stall and peers.called is not None and now - peers.called > stall:
             stalled = f"{_name(peers, peers.rank)} has finished no step for {now - peers.called:.1f} s"
             text, stacks = f"{stalled}: the last was step {peers.step}", True
         if text:
-            _conclude(peers, text, stacks=stacks)
+            _declare_lost(peers, text, stacks=stacks)
 
 
-async def _try_links(peers: Peers) -> None:
+async def _try_links(peers: HeartbeatMonitor) -> None:
     """Looks, while a call takes long, whether the workers that the chief speaks with can reach each other."""
     patience = peers.options.heartbeat_seconds
     others = {w["rank"]: w["address"] for w in peers.roster if w["rank"] not in (peers.rank, *peers.heard)}
@@ -260,11 +262,11 @@ async def _try_links(peers: Peers) -> None:
     def waits() -> bool:
         return peers.called is not None and time.monotonic() - peers.called > patience and not peers.over.is_set()
 
-    rank, why = await reachability.first_cut(others, patience / 2, waits)
-    _conclude(peers, f"{_name(peers, peers.rank)} cannot reach {_name(peers, rank)}: {why}")
+    rank, why = await reachability.first_unreachable_pair(others, patience / 2, waits)
+    _declare_lost(peers, f"{_name(peers, peers.rank)} cannot reach {_name(peers, rank)}: {why}")
 
 
-def _missed(peers: Peers, now: float) -> str:
+def _silent_peers(peers: HeartbeatMonitor, now: float) -> str:
     """Names the workers that have been silent for too long."""
     silent = {rank: now - moment for rank, moment in peers.heard.items() if rank not in peers.done}
     for limit, met in ((peers.options.heartbeat_seconds, True), (peers.options.connect_seconds, False)):
@@ -275,23 +277,23 @@ def _missed(peers: Peers, now: float) -> str:
     return ""
 
 
-def _conclude(peers: Peers, text: str, *, stacks: bool = False, again: bool = True) -> None:
+def _declare_lost(peers: HeartbeatMonitor, text: str, *, stacks: bool = False, again: bool = True) -> None:
     """Tells the other workers that one is lost, and ends this one, if it does not end by itself soon."""
     if not peers.known.is_set():
         peers.cause, peers.again = f"{text}. Start all workers again", again
-        _tell(peers, {"lost": text, "stacks": stacks, "again": again})
+        _announce(peers, {"lost": text, "stacks": stacks, "again": again})
         peers.known.set()
         threading.Thread(target=_end, args=(peers, stacks), daemon=True).start()
 
 
-def _tell(peers: Peers, message: dict[str, Any]) -> None:
+def _announce(peers: HeartbeatMonitor, message: dict[str, Any]) -> None:
     """Tells all workers that this one speaks with."""
     line = json.dumps({"rank": peers.rank, "pid": os.getpid(), "step": peers.step} | message).encode() + b"\n"
     for writer in peers.writers.values():
         writer.write(line)  # Never waits, and never fails: a connection's end is for its reader to notice.
 
 
-def _end(peers: Peers, stacks: bool) -> None:
+def _end(peers: HeartbeatMonitor, stacks: bool) -> None:
     if stacks:
         faulthandler.dump_traceback(all_threads=True)
     deadline = time.monotonic() + _WRITING_SECONDS
@@ -301,11 +303,11 @@ def _end(peers: Peers, stacks: bool) -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
     if _claim(peers, "peers"):
         print(f"tfdist: worker {peers.rank}: {peers.cause}", file=sys.stderr, flush=True)
-        put_back()
+        requeue()
         os._exit(interruption.EXIT_PEER_LOST)
 
 
-def _lost(peers: Peers, rank: int) -> str:
+def _lost(peers: HeartbeatMonitor, rank: int) -> str:
     step, seconds = peers.steps[rank], time.monotonic() - peers.heard[rank]
     when = "not heard of since the workers met" if step is None else f"last heard of at step {step}"
     if not peers.known.is_set():
@@ -313,5 +315,5 @@ def _lost(peers: Peers, rank: int) -> str:
     return f"{_name(peers, rank)} is lost: {when}, {seconds:.1f} s ago"
 
 
-def _name(peers: Peers, rank: int) -> str:
+def _name(peers: HeartbeatMonitor, rank: int) -> str:
     return f"worker {rank} (host {peers.roster[rank]['host']}, pid {peers.roster[rank]['pid']})"

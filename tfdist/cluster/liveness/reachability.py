@@ -10,7 +10,9 @@ from tfdist.cluster.discovery import hostlist
 _AT_ONCE = 16
 
 
-async def first_cut(addresses: Mapping[int, str], seconds: float, waits: Callable[[], bool]) -> tuple[int, str]:
+async def first_unreachable_pair(
+    addresses: Mapping[int, str], seconds: float, waits: Callable[[], bool]
+) -> tuple[int, str]:
     """Returns the first worker that could not be reached twice in a row, and why; never, where all can.
 
     Args:

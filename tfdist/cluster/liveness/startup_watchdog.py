@@ -52,7 +52,7 @@ _kept: list[Any] = []
 
 
 @contextlib.contextmanager
-def limited(rank: int, roster: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[None]:
+def deadline(rank: int, roster: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[None]:
     """Ends this process (code 76), naming who does not answer, if a block takes longer or another worker dies in it.
 
     Args:

@@ -19,7 +19,7 @@ _PAUSE_SECONDS, _CALLS, _CALL_SECONDS = 1.0, 3, 1.0
 _FAREWELL_SECONDS = 2.0
 
 
-def keep(pid: int, rank: int, seconds: float, others: Sequence[tuple[str, int, str]], mouth: int) -> None:
+def watch(pid: int, rank: int, seconds: float, others: Sequence[tuple[str, int, str]], mouth: int) -> None:
     """Ends the worker `pid`, naming who does not answer, unless standard input ends within so many seconds.
 
     Args:
@@ -72,4 +72,4 @@ def _silent(others: Sequence[tuple[str, int, str]], opened: set[str]) -> Mapping
 
 
 if __name__ == "__main__":
-    keep(*json.loads(sys.argv[1]))
+    watch(*json.loads(sys.argv[1]))

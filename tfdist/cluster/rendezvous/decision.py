@@ -16,7 +16,7 @@ _ERRORS = {
 _MOST_NAMED = 20
 
 
-def roster_or_raise(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+def members_or_raise(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the roster, or raises the error."""
     if "error" in verdict:
         raise _ERRORS[verdict["error"]](verdict["message"])
@@ -112,7 +112,7 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
     )
 
 
-def two_processes(rank: int, workers: Sequence[dict]) -> str:
+def same_rank(rank: int, workers: Sequence[dict]) -> str:
     """The reason when two processes claim one rank."""
     where = " and ".join(f"host {worker['host']}, pid {worker['pid']}" for worker in workers)
     also = "another process as well" if len(workers) == 1 else "both"

@@ -19,9 +19,9 @@ from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import decision, protocol, rpc
-from tfdist.cluster.rendezvous.protocol import Meeting
+from tfdist.cluster.rendezvous.protocol import RendezvousState
 
 # Seconds after the deadline in which reports of workers that started at about the same time still come in.
 _REPORT_SECONDS = 0.7
@@ -41,8 +41,8 @@ def unset_proxies(env: MutableMapping[str, str]) -> list[str]:
     return names
 
 
-def check(
-    placement: Placement,
+def rendezvous(
+    placement: WorkerSpec,
     *,
     facts: Mapping[str, str],
     seconds: float,
@@ -80,20 +80,20 @@ def check(
     me = {"host": socket.gethostname(), "pid": os.getpid(), "about": dict(about or {})}
     if placement.num_workers == 1:
         if stop.reason is not None:
-            decision.roster_or_raise(decision.stopped({0: stop.reason}, placement.addresses))
+            decision.members_or_raise(decision.stopped({0: stop.reason}, placement.addresses))
         address = (placement.addresses or ("localhost",))[0]
         return [{"rank": 0, "address": address, "host": me["host"], "pid": me["pid"], **me["about"]}]
     me |= {"facts": dict(facts), "holds": list(holds)}
     json.dumps(me)  # What JSON cannot say must be noticed here.
     # Absolute, since the workers may have been started in different directories. "gs://bucket" is shared by nature.
     shared = pathlib.Path(os.path.abspath(workdir)) if workdir and "://" not in str(workdir) else None
-    return rpc.run(_check(placement, me, seconds, shared, stop))
+    return rpc.run(_rendezvous(placement, me, seconds, shared, stop))
 
 
-async def _check(
-    placement: Placement, me: dict, seconds: float, workdir: pathlib.Path | None, stop: interruption.StopRequest
+async def _rendezvous(
+    placement: WorkerSpec, me: dict, seconds: float, workdir: pathlib.Path | None, stop: interruption.StopRequest
 ) -> list[dict]:
-    met = Meeting(
+    met = RendezvousState(
         placement=placement,
         me=me,
         seconds=seconds,
@@ -112,29 +112,29 @@ async def _check(
                 stack.enter_context(_token_file(workdir, met.nonce))
             except OSError as error:
                 await _leave(met, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
-        async with rpc.serving(listener, lambda request, peer: protocol.answer(met, request, peer)):
+        async with rpc.serving(listener, lambda request, peer: protocol.handle_request(met, request, peer)):
             watching = asyncio.ensure_future(_notice_stop(met, stop))
-            await (_lead(met) if chief else _follow(met, workdir))
+            await (_run_rank_0(met) if chief else _run_other_rank(met, workdir))
             watching.cancel()
             if met.stopped:
                 await _stop(met)
         if chief:
             # No longer listening: who has the verdict starts TensorFlow, which soon calls this very port.
-            untold = await protocol.tell_all(met, "verdict", insist=bool(met.stopped), verdict=met.verdict)
+            untold = await protocol.notify_all(met, "verdict", insist=bool(met.stopped), verdict=met.verdict)
             if untold and "roster" in met.verdict:
                 lost = dict.fromkeys(untold, "it was there, and is no longer")
                 met.verdict = decision.missing(lost, met.addresses, seconds)
-    return decision.roster_or_raise(met.verdict)
+    return decision.members_or_raise(met.verdict)
 
 
-async def _notice_stop(met: Meeting, stop: interruption.StopRequest) -> None:
+async def _notice_stop(met: RendezvousState, stop: interruption.StopRequest) -> None:
     while stop.reason is None:
         await asyncio.sleep(0.1)
     met.stopped = stop.reason
     met.changed.set()
 
 
-async def _stop(met: Meeting) -> None:
+async def _stop(met: RendezvousState) -> None:
     """Tells the others that this worker was asked to stop; where rank 0 has decided before, that holds."""
     rank = met.placement.rank
     limit = protocol.now() + _FAREWELL_SECONDS
@@ -152,7 +152,7 @@ async def _stop(met: Meeting) -> None:
         met.verdict = decision.stopped({rank: met.stopped}, met.addresses)
 
 
-async def _lead(met: Meeting) -> None:
+async def _run_rank_0(met: RendezvousState) -> None:
     """Rank 0's part: gathers all reports, its own among them, and decides."""
     size = met.placement.num_workers
     if not met.addresses:
@@ -160,8 +160,8 @@ async def _lead(met: Meeting) -> None:
             met.verdict = decision.not_arrived(met.arrivals, size, met.seconds)
             return
         met.addresses = [met.arrivals[rank] for rank in range(size)]
-        await protocol.tell_all(met, "addresses", addresses=met.addresses)
-    await protocol.reach_all(met)
+        await protocol.notify_all(met, "addresses", addresses=met.addresses)
+    await protocol.connect_to_all(met)
     met.reports[0] = protocol.report(met)
 
     def complete() -> bool:
@@ -173,12 +173,12 @@ async def _lead(met: Meeting) -> None:
     met.verdict = decision.decide(met.hellos, met.reports, met.addresses, met.seconds)
 
 
-async def _follow(met: Meeting, workdir: pathlib.Path | None) -> None:
+async def _run_other_rank(met: RendezvousState, workdir: pathlib.Path | None) -> None:
     """Every other rank's part: looks for all, reports to rank 0, and waits for its verdict."""
     if not met.addresses:
         await _arrive(met)
     if not met.over:
-        await protocol.reach_all(met)
+        await protocol.connect_to_all(met)
     if met.failed and not met.over:
         await _report_failure(met)
         return
@@ -206,7 +206,7 @@ async def _follow(met: Meeting, workdir: pathlib.Path | None) -> None:
         met.verdict = decision.missing(met.unreached | {0: lost}, met.addresses, met.seconds)
 
 
-async def _arrive(met: Meeting) -> None:
+async def _arrive(met: RendezvousState) -> None:
     """Tells rank 0 this worker's port, where the launcher does not say who is where, and waits for all addresses."""
     reasons: dict[str, str] = {}
 
@@ -231,7 +231,7 @@ async def _arrive(met: Meeting) -> None:
         met.verdict = decision.no_chief(reasons, met.seconds)
 
 
-async def _miss_token(met: Meeting, workdir: pathlib.Path) -> str:
+async def _miss_token(met: RendezvousState, workdir: pathlib.Path) -> str:
     """Waits for rank 0's file in workdir; returns this worker's path of workdir if it does not appear."""
     limit = min(protocol.now() + _WORKDIR_SECONDS, met.deadline)
     while not met.over:
@@ -265,18 +265,18 @@ def _token(workdir: pathlib.Path, nonce: str) -> pathlib.Path:
     return workdir / f".tfdist-{nonce}"
 
 
-async def _leave(met: Meeting, failed: str) -> None:
+async def _leave(met: RendezvousState, failed: str) -> None:
     """Tells the others, who may be about to start, why this worker cannot take part, and raises it."""
     met.failed = failed
     if met.placement.rank == 0:
         met.verdict = decision.failure({0: failed}, met.addresses)
-        await protocol.tell_all(met, "verdict", insist=True, verdict=met.verdict)
+        await protocol.notify_all(met, "verdict", insist=True, verdict=met.verdict)
     else:
         await _report_failure(met)
-    decision.roster_or_raise(met.verdict)
+    decision.members_or_raise(met.verdict)
 
 
-async def _report_failure(met: Meeting) -> None:
+async def _report_failure(met: RendezvousState) -> None:
     """Tells rank 0, if it can be found soon, why this worker cannot take part; that is its own verdict, too."""
     limit = min(protocol.now() + _FAREWELL_SECONDS, max(protocol.now(), met.deadline) + 1.0)
     while met.addresses and not met.over and protocol.now() < limit:
@@ -287,14 +287,14 @@ async def _report_failure(met: Meeting) -> None:
     met.verdict = decision.failure({met.placement.rank: met.failed}, met.addresses)
 
 
-async def _explain_port(met: Meeting, error: OSError) -> str:
+async def _explain_port(met: RendezvousState, error: OSError) -> str:
     port = met.placement.port
     if error.errno != errno.EADDRINUSE:
         return f"port {port} cannot be opened: {error.strerror}"
     who = "another program listens on it"
     try:
         protocol.verify(met, await rpc.ask(f"localhost:{port}", protocol.message(met, "who"), 1.0), -1)
-    except protocol.StrangerError as stranger:
+    except protocol.WrongPeerError as stranger:
         who = str(stranger).replace("listens there", "listens on it")
     except rpc.UnreachableError:
         pass

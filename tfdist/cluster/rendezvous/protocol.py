@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.discovery.worker_spec import Placement
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import decision, rpc
 
 _CALLS_AT_ONCE = 64
@@ -20,10 +20,10 @@ _STRANGER_SECONDS = 5.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Meeting:
+class RendezvousState:
     """What one worker knows so far."""
 
-    placement: Placement
+    placement: WorkerSpec
     me: dict[str, Any]
     seconds: float
     deadline: float
@@ -57,7 +57,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def until(meeting: Meeting, condition: Callable[[], Any], moment: float) -> bool:
+async def until(meeting: RendezvousState, condition: Callable[[], Any], moment: float) -> bool:
     """Waits until something makes `condition` true, or until `moment`; returns whether it is true."""
     while not condition():
         meeting.changed.clear()
@@ -68,13 +68,13 @@ async def until(meeting: Meeting, condition: Callable[[], Any], moment: float) -
     return True
 
 
-def message(meeting: Meeting, kind: str, **content: Any) -> dict[str, Any]:
+def message(meeting: RendezvousState, kind: str, **content: Any) -> dict[str, Any]:
     """What this worker says to another one."""
     sender = {"job": meeting.placement.job, "rank": meeting.placement.rank, "nonce": meeting.nonce}
     return sender | {"kind": kind} | content
 
 
-def report(meeting: Meeting, workdir: str = "") -> dict[str, Any]:
+def report(meeting: RendezvousState, workdir: str = "") -> dict[str, Any]:
     """What this worker tells rank 0 when it has looked for all others; see `verdict.decide`."""
     unreached = {str(rank): reason for rank, reason in meeting.unreached.items()}
     return message(
@@ -82,27 +82,27 @@ def report(meeting: Meeting, workdir: str = "") -> dict[str, Any]:
     )
 
 
-class StrangerError(rpc.UnreachableError):
+class WrongPeerError(rpc.UnreachableError):
     """Another job, or another rank, answered."""
 
 
-async def call(meeting: Meeting, rank: int, request: dict) -> dict:
+async def call(meeting: RendezvousState, rank: int, request: dict) -> dict:
     """Sends a message to a worker; raises an UnreachableError if that very worker does not reply."""
     reply = await rpc.ask(meeting.addresses[rank], request)
     verify(meeting, reply, rank)
     return reply
 
 
-def verify(meeting: Meeting, reply: dict, rank: int) -> None:
+def verify(meeting: RendezvousState, reply: dict, rank: int) -> None:
     """Raises a StrangerError if the reply is not from this rank of this job."""
     job = meeting.placement.job
     if reply.get("job") != job:
-        raise StrangerError(f"another job listens there ({reply.get('job')!r}; this one is {job!r})")
+        raise WrongPeerError(f"another job listens there ({reply.get('job')!r}; this one is {job!r})")
     if reply.get("rank") != rank:
-        raise StrangerError(f"rank {reply.get('rank')} of this job listens there")
+        raise WrongPeerError(f"rank {reply.get('rank')} of this job listens there")
 
 
-async def tell_all(meeting: Meeting, kind: str, *, insist: bool = False, **content: Any) -> list[int]:
+async def notify_all(meeting: RendezvousState, kind: str, *, insist: bool = False, **content: Any) -> list[int]:
     """Tells every other worker something, and returns the ranks that could not be told.
 
     A worker that has called before is tried for `_TELL_SECONDS`; another one once, or until then if `insist`, but not
@@ -134,7 +134,7 @@ async def tell_all(meeting: Meeting, kind: str, *, insist: bool = False, **conte
     return sorted(untold)
 
 
-async def reach_all(meeting: Meeting) -> None:
+async def connect_to_all(meeting: RendezvousState) -> None:
     """Calls every worker, this one included, until each has answered; leaves in `unreached` those that have not."""
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
     stop = False
@@ -156,8 +156,8 @@ async def reach_all(meeting: Meeting) -> None:
                 if rank == 0:
                     meeting.chief_nonce = reply["nonce"]
                 if rank == meeting.placement.rank and reply["nonce"] != meeting.nonce:
-                    meeting.failed = decision.two_processes(rank, [meeting.me])
-            except StrangerError as error:
+                    meeting.failed = decision.same_rank(rank, [meeting.me])
+            except WrongPeerError as error:
                 meeting.unreached[rank] = stranger = str(error)
                 stranger_since = stranger_since or now()
                 stop = stop or now() - stranger_since > _STRANGER_SECONDS
@@ -178,7 +178,7 @@ async def reach_all(meeting: Meeting) -> None:
     await asyncio.wait(tasks)
 
 
-def answer(meeting: Meeting, request: dict, peer: str) -> dict | None:
+def handle_request(meeting: RendezvousState, request: dict, peer: str) -> dict | None:
     """Notes what another worker says, and replies who this one is: the caller may have come to the wrong place."""
     rank, kind = request.get("rank"), request.get("kind")
     if request.get("job") == meeting.placement.job and type(rank) is int and 0 <= rank < meeting.placement.num_workers:
@@ -187,7 +187,7 @@ def answer(meeting: Meeting, request: dict, peer: str) -> dict | None:
         elif kind == "hello" and meeting.placement.rank == 0:
             first = meeting.hellos.setdefault(rank, request)
             if first["nonce"] != request["nonce"]:
-                failed = decision.two_processes(rank, [first["me"], request["me"]])
+                failed = decision.same_rank(rank, [first["me"], request["me"]])
                 meeting.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
         elif kind == "report":
             if request.get("stopped") or rank not in meeting.reports:  # A stop may come after all is well.
@@ -200,7 +200,7 @@ def answer(meeting: Meeting, request: dict, peer: str) -> dict | None:
     return {"job": meeting.placement.job, "rank": meeting.placement.rank, "nonce": meeting.nonce}
 
 
-def _note_arrival(meeting: Meeting, request: dict, peer: str) -> None:
+def _note_arrival(meeting: RendezvousState, request: dict, peer: str) -> None:
     """Learns a worker's address from its call, and rank 0's own from where it was called."""
     host = peer.removeprefix("::ffff:")  # How a dual-stack socket writes IPv4.
     near = ipaddress.ip_address(host.partition("%")[0]).is_loopback

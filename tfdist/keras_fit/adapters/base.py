@@ -15,10 +15,10 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import tf_dataset_adapter
 
 from tfdist.data import order
-from tfdist.data.stream import Share
+from tfdist.data.stream import ReplicaShard
 
 
-class Feed(Protocol):
+class DataAdapter(Protocol):
     """Data of one split, seen from every worker alike."""
 
     # Steps in an epoch, and examples in a step but the last.
@@ -31,12 +31,12 @@ class Feed(Protocol):
     # Why an exact resume needs more than this data can give; None: it does not.
     weakness: str | None
 
-    def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
+    def dataset(self, share: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """This worker's elements of the steps [first_step, last_step), which go on for ever."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Examples:
+class RandomAccessAdapter:
     """Random access to single examples: every worker reads its own share alone."""
 
     # read(ids int64 [n]) -> nested tensors [n, ...]
@@ -64,7 +64,7 @@ class Examples:
         """Of a whole batch."""
         return tf.data.Dataset.from_tensors(tf.zeros([1], tf.int64)).map(self._read_any).element_spec
 
-    def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
+    def dataset(self, share: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """This worker's elements; see `Feed`."""
         even = self.num_examples % self.batch_size == 0 and self.batch_size % share.num_replicas == 0
 
@@ -72,7 +72,7 @@ class Examples:
             step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
             epoch, first = step // self.pass_steps, step % self.pass_steps * self.batch_size
             total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - first)
-            low, count = piece(replica, total, share.num_replicas)
+            low, count = shard_bounds(replica, total, share.num_replicas)
             positions = first + low + tf.range(tf.maximum(count, 1))
             if even:  # Of known shapes, which some kernels and XLA are faster with.
                 positions = tf.ensure_shape(positions, [self.batch_size // share.num_replicas])
@@ -89,14 +89,14 @@ class Examples:
         return self.read(tf.ensure_shape(tf.reshape(ids, [-1]), [None]))
 
 
-def piece(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
+def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns (low, count), int64 []: which of `total` examples are the `replica`'s; low is below total in any case."""
     low, high = replica * total // num_replicas, (replica + 1) * total // num_replicas
     return low, high - low
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
+class BatchAdapter:
     """A sequence of whole batches, of which each replica takes its share."""
 
     # The batches of one epoch after another, from a step on: nested tensors [batch, ...].
@@ -109,9 +109,9 @@ class Batches:
     sample: Callable[[], list[np.ndarray]] | None
     weakness: str | None = None
     # This worker's elements from a step on, made without what is other workers' work; None: each makes whole batches.
-    own: Callable[[Share, int], tf.data.Dataset] | None = None
+    own: Callable[[ReplicaShard, int], tf.data.Dataset] | None = None
 
-    def dataset(self, share: Share, first_step: int, last_step: int) -> tf.data.Dataset:
+    def dataset(self, share: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """This worker's elements; see `Feed`."""
         if self.own is not None:
             return self.own(share, first_step).repeat().prefetch(tf.data.AUTOTUNE)
@@ -119,7 +119,7 @@ class Batches:
         def shares(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:
                 total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
-                low, count = piece(share.first_replica + local, total, share.num_replicas)
+                low, count = shard_bounds(share.first_replica + local, total, share.num_replicas)
                 rows = slice(low, low + tf.maximum(count, 1))
                 return {"data": tf.nest.map_structure(lambda t: t[rows], batch), "count": count, "total": total}
 
@@ -130,7 +130,7 @@ class Batches:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class DataOptions:
     """How the data shall be taken."""
 
     batch_size: int | None = None
@@ -143,7 +143,7 @@ class Wish:
     input_ranks: tuple[int, ...] | None = None
 
 
-def weighted(batch: Any, wish: Wish) -> tuple:
+def with_class_weight(batch: Any, wish: DataOptions) -> tuple:
     """Makes (x,), (x, y) or (x, y, sample_weight) of a batch, with the weights of its classes."""
     parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)
     if wish.class_weight is None:

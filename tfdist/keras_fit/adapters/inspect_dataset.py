@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Nature:
+class DatasetTraits:
     """How a pipeline behaves from one pass to the next, and from one start to the next."""
 
     # Whether every pass gives the same batches, so that passes which are done can be left out at a resume.
@@ -19,7 +19,7 @@ class Nature:
     weakness: str | None
 
 
-def nature(dataset: tf.data.Dataset) -> Nature:
+def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
     """Looks through the steps of `dataset`, and through the functions that they call."""
     kinds, ops, unseeded = set(), set(), False
     waiting = [dataset]
@@ -45,7 +45,7 @@ def nature(dataset: tf.data.Dataset) -> Nature:
         weakness = "the tf.data.Dataset runs Python code, which must give the same in every start and on every worker"
     elif random:
         weakness = "the tf.data.Dataset draws random numbers by state and not by seed: use tf.random.stateless_*"
-    return Nature(repeats=not (shuffles or python or random), weakness=weakness)
+    return DatasetTraits(repeats=not (shuffles or python or random), weakness=weakness)
 
 
 def called_ops(graph: tf.Graph) -> Iterator[str]:

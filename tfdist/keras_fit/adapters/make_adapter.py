@@ -8,15 +8,15 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tfdist.data.stream import Share
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, inspect_dataset, py_dataset, shard_before_map
-from tfdist.keras_fit.adapters.base import Batches, Examples, Feed, Wish
+from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, DataOptions, RandomAccessAdapter
 
 # Keras' own.
 DEFAULT_BATCH_SIZE = 32
 
 
-def open_feed(x: Any, y: Any, sample_weight: Any, wish: Wish) -> Feed:
+def make_data_adapter(x: Any, y: Any, sample_weight: Any, wish: DataOptions) -> DataAdapter:
     """Makes a feed of what `model.fit` would take; see `script.fit` for what `x`, `y` and `sample_weight` can be.
 
     Raises:
@@ -56,7 +56,7 @@ def _is_source(x: Any) -> bool:
     return hasattr(x, "read") and hasattr(x, "__len__")
 
 
-def _arrays(x: Any, y: Any, sample_weight: Any, wish: Wish) -> Examples:
+def _arrays(x: Any, y: Any, sample_weight: Any, wish: DataOptions) -> RandomAccessAdapter:
     if y is None and (sample_weight is not None or wish.class_weight is not None):
         raise ValueError("Weights need targets. Received: y=None")
     if wish.class_weight is not None:
@@ -87,25 +87,25 @@ def _tensor(array: Any) -> tf.Tensor:
     return tf.convert_to_tensor(array)
 
 
-def _source(source: Any, wish: Wish) -> Examples:
+def _source(source: Any, wish: DataOptions) -> RandomAccessAdapter:
     def read(ids: tf.Tensor) -> tuple:
         batch = source.read(ids)
         if isinstance(batch, dict) and "label" in batch:
             inputs = {name: value for name, value in batch.items() if name not in ("label", "sample_weight")}
             weights = [batch[name] for name in ("sample_weight",) if name in batch]
             batch = (next(iter(inputs.values())) if len(inputs) == 1 else inputs, batch["label"], *weights)
-        return base.weighted(batch, wish)
+        return base.with_class_weight(batch, wish)
 
     return _examples(read, len(source), wish)
 
 
-def _examples(read: Any, num_examples: int, wish: Wish) -> Examples:
+def _examples(read: Any, num_examples: int, wish: DataOptions) -> RandomAccessAdapter:
     if num_examples == 0:
         raise ValueError("The data has no examples.")
     default = -(-num_examples // wish.steps) if wish.steps else DEFAULT_BATCH_SIZE
     batch_size = min(wish.batch_size or default, num_examples)
     steps = -(-num_examples // batch_size)
-    return Examples(
+    return RandomAccessAdapter(
         read=read,
         num_examples=num_examples,
         batch_size=batch_size,
@@ -115,7 +115,7 @@ def _examples(read: Any, num_examples: int, wish: Wish) -> Examples:
     )
 
 
-def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
+def _dataset(dataset: tf.data.Dataset, wish: DataOptions) -> BatchAdapter:
     inputs = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0]
     ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(inputs))
     # Without knowledge of the model, a batch size is only given where there are no batches yet.
@@ -126,8 +126,8 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
             raise ValueError("The tf.data.Dataset gives single examples: pass batch_size, or batch it.")
     if single:
         dataset = dataset.batch(wish.batch_size)
-    parts = shard_before_map.split(dataset)
-    dataset = dataset.map(lambda *given: base.weighted(given if len(given) > 1 else given[0], wish))
+    parts = shard_before_map.split_before_maps(dataset)
+    dataset = dataset.map(lambda *given: base.with_class_weight(given if len(given) > 1 else given[0], wish))
     cardinality = int(dataset.cardinality())
     if wish.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
@@ -136,7 +136,7 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
     length = cardinality if cardinality > 0 else None
     if length is None and wish.steps is None:
         length = inspect_dataset.count(dataset)
-    nature = inspect_dataset.nature(dataset)
+    nature = inspect_dataset.dataset_traits(dataset)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or wish.batch_size or (parts.batch_size if parts else None)
@@ -147,12 +147,12 @@ def _dataset(dataset: tf.data.Dataset, wish: Wish) -> Batches:
             return dataset.skip(first_step % length).concatenate(dataset.repeat()) if first_step else dataset.repeat()
         return dataset.repeat().skip(first_step)
 
-    def own(share: Share, first_step: int) -> tf.data.Dataset:
-        return shard_before_map.elements(
-            parts, lambda raw: passes(first_step, raw), share, lambda rows: base.weighted(rows, wish)
+    def own(share: ReplicaShard, first_step: int) -> tf.data.Dataset:
+        return shard_before_map.sharded_elements(
+            parts, lambda raw: passes(first_step, raw), share, lambda rows: base.with_class_weight(rows, wish)
         )
 
-    return Batches(
+    return BatchAdapter(
         stream=passes,
         steps=wish.steps or length,
         batch_size=known or inspect_dataset.first_batch_size(dataset),

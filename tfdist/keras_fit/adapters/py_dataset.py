@@ -18,12 +18,12 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfdist.data import order
-from tfdist.data.stream import Share
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base
-from tfdist.keras_fit.adapters.base import Batches, Wish
+from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
 
 
-def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
+def of_py_dataset(data: keras.utils.PyDataset, wish: DataOptions) -> BatchAdapter:
     """Makes a feed of Keras' own kind of dataset; see `given.open_feed`."""
     try:
         length = data.num_batches
@@ -49,18 +49,18 @@ def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
         flat = tf.numpy_function(read, [step, place(step), *rows], [one.dtype for one in tf.nest.flatten(spec)])
         flat = flat if isinstance(flat, list | tuple) else [flat]
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
-        return base.weighted(tf.nest.pack_sequence_as(spec, shaped), wish)
+        return base.with_class_weight(tf.nest.pack_sequence_as(spec, shaped), wish)
 
     def stream(first_step: int) -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
         load = tf.autograph.experimental.do_not_convert(lambda step: call(steps.read, step))
         return numbers.map(load, num_parallel_calls=steps.parallel, deterministic=True)
 
-    def own(share: Share, first_step: int) -> tf.data.Dataset:
+    def own(share: ReplicaShard, first_step: int) -> tf.data.Dataset:
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
             total = tf.ensure_shape(tf.numpy_function(steps.num_rows, [step, place(step)], tf.int64), [])
-            low, count = base.piece(replica, total, share.num_replicas)
+            low, count = base.shard_bounds(replica, total, share.num_replicas)
             data = call(steps.read_rows, step, low, low + tf.maximum(count, 1))
             return {"data": data, "count": count, "total": total}
 
@@ -71,7 +71,7 @@ def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
     weakness = None
     if steps.told:
         weakness = f"{type(data).__name__}.{steps.told[-1]} must do the same in every start and on every worker"
-    return Batches(
+    return BatchAdapter(
         stream=stream,
         steps=wish.steps or length,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
@@ -86,7 +86,7 @@ def of_py_dataset(data: keras.utils.PyDataset, wish: Wish) -> Batches:
 class _Steps:
     """Reads the batches of a PyDataset step by step, and tells it of the epochs as Keras does."""
 
-    def __init__(self, data: keras.utils.PyDataset, length: int | None, wish: Wish):
+    def __init__(self, data: keras.utils.PyDataset, length: int | None, wish: DataOptions):
         self._data, self._per_epoch, self._epoch = data, length or wish.steps, -1
         self.told = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
         self.parallel = 1 if self.told else max(1, data.workers)
@@ -135,7 +135,7 @@ def _numpy_batch(batch: Any) -> Any:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def of_generator(generator: Iterator, wish: Wish) -> Batches:
+def of_generator(generator: Iterator, wish: DataOptions) -> BatchAdapter:
     """Makes a feed of an iterator over batches; see `given.open_feed`."""
     if wish.steps is None:
         raise ValueError("A generator does not tell its length: pass steps_per_epoch (or validation_steps, or steps).")
@@ -145,8 +145,8 @@ def of_generator(generator: Iterator, wish: Wish) -> Batches:
     spec = data_adapter_utils.get_tensor_spec(samples)
     batches = itertools.chain(samples, (_numpy_batch(batch) for batch in generator))
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
-    dataset = dataset.map(lambda *parts: base.weighted(parts, wish))
-    return Batches(
+    dataset = dataset.map(lambda *parts: base.with_class_weight(parts, wish))
+    return BatchAdapter(
         stream=dataset.skip,
         steps=wish.steps,
         batch_size=len(keras.tree.flatten(samples[0])[0]),

@@ -16,7 +16,7 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_dataset_ops
 
-from tfdist.data.stream import Share
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, inspect_dataset
 
 _MAPS = ("_MapDataset", "_ParallelMapDataset")
@@ -47,7 +47,7 @@ class Split:
     batch_size: int
 
 
-def split(dataset: tf.data.Dataset) -> Split | None:
+def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
     """Returns the parts of `dataset`, or None where its maps cannot be put behind its batches."""
     try:
         return _split(dataset)
@@ -89,8 +89,11 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
     )
 
 
-def elements(
-    parts: Split, stream: Callable[[tf.data.Dataset], tf.data.Dataset], share: Share, finish: Callable[[Any], Any]
+def sharded_elements(
+    parts: Split,
+    stream: Callable[[tf.data.Dataset], tf.data.Dataset],
+    share: ReplicaShard,
+    finish: Callable[[Any], Any],
 ) -> tf.data.Dataset:
     """Returns this worker's elements, as `feeds.Batches` makes them of the whole pipeline.
 
@@ -106,7 +109,7 @@ def elements(
         batch = batch if isinstance(spec, tuple) else batch[0]
         total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
         replicas = share.first_replica + tf.range(share.local_replicas, dtype=tf.int64)
-        low, count = base.piece(replicas, total, share.num_replicas)
+        low, count = base.shard_bounds(replicas, total, share.num_replicas)
         within = tf.minimum(tf.range(most, dtype=tf.int64), tf.maximum(count, 1)[:, tf.newaxis] - 1)
         ids = tf.reshape(low[:, tf.newaxis] + within, [-1])
         return tf.data.Dataset.from_tensor_slices(

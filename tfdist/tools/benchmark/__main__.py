@@ -39,7 +39,7 @@ SECTIONS = ("steps", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
 _SECTIONS = flags.DEFINE_list("sections", list(SECTIONS), f"Any of {', '.join(SECTIONS)}.")
 _WORKS = flags.DEFINE_list(
-    "works", list(workloads.WORKS), f"What is trained in steps: any of {', '.join(workloads.WORKS)}."
+    "works", list(workloads.WORKLOADS), f"What is trained in steps: any of {', '.join(workloads.WORKLOADS)}."
 )
 _WORKERS = flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
 _VARIANTS = flags.DEFINE_list(
@@ -73,10 +73,10 @@ def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict
     }
 
 
-def steps(folder: Path, place: rounds.Place | None) -> Iterator[Rows]:
+def steps(folder: Path, place: rounds.Bench | None) -> Iterator[Rows]:
     """Measures training steps: a table for each work and number of workers."""
     for name in _WORKS.value:
-        work = workloads.WORKS[name]
+        work = workloads.WORKLOADS[name]
         workloads.write_data(work, folder)
         for workers in map(int, _WORKERS.value) if place is None else [2]:
             jobs = {}
@@ -90,13 +90,13 @@ def steps(folder: Path, place: rounds.Place | None) -> Iterator[Rows]:
             jobs |= _peers(name, workers, place)
             for variant in _VARIANTS.value:
                 jobs[f"tfdist {variant}"] = _job("tfdist", workers, work=name, overrides=_overrides(variant))
-            with rounds.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
-                results = rounds.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
+            with rounds.open_bench(jobs, folder, pin=_PIN.value, place=place) as contestants:
+                results = rounds.take_turns(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
             title = f"{work.title}, batch {work.batch}, {workers} worker(s)"
             yield _rows("steps", title, results, f"tfdist {_VARIANTS.value[0]}")
 
 
-def _peers(work: str, workers: int, place: rounds.Place | None) -> dict[str, dict[str, Any]]:
+def _peers(work: str, workers: int, place: rounds.Bench | None) -> dict[str, dict[str, Any]]:
     jobs = {}
     chosen = installed_peers() if _PEERS.value is None else _PEERS.value
     if "keras" in chosen and workers == 1:
@@ -127,12 +127,12 @@ def inputs(folder: Path) -> Iterator[Rows]:
         jobs = {"classic": _job("classic_input", source=source)}
         for workers in (1, 2, 4):
             jobs[f"tfdist, 1 of {workers}"] = _job("input", source=source) | {"workers": workers}
-        with rounds.open_arena(jobs, folder, pin=_PIN.value) as contestants:
-            results = rounds.compete(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
+        with rounds.open_bench(jobs, folder, pin=_PIN.value) as contestants:
+            results = rounds.take_turns(contestants, "step", seconds=_SECONDS.value, rounds=_ROUNDS.value)
         yield _rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
 
 
-def all_reduces(folder: Path, place: rounds.Place | None) -> Iterator[Rows]:
+def all_reduces(folder: Path, place: rounds.Bench | None) -> Iterator[Rows]:
     """Measures sums over two workers."""
     jobs = {
         "TensorFlow as it is": _job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
@@ -140,15 +140,15 @@ def all_reduces(folder: Path, place: rounds.Place | None) -> Iterator[Rows]:
         "tfdist compressed": _job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
         "tfdist one pack": _job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
     }
-    with rounds.open_arena(jobs, folder, pin=_PIN.value, place=place) as contestants:
+    with rounds.open_bench(jobs, folder, pin=_PIN.value, place=place) as contestants:
         for size in _SIZES:
-            results = rounds.compete(contestants, str(size), seconds=_SECONDS.value, rounds=_ROUNDS.value)
+            results = rounds.take_turns(contestants, str(size), seconds=_SECONDS.value, rounds=_ROUNDS.value)
             yield _rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
 
 
 def start(folder: Path) -> Iterator[Rows]:
     """Measures the time to the first finished step."""
-    workloads.write_data(workloads.WORKS["mlp"], folder)
+    workloads.write_data(workloads.WORKLOADS["mlp"], folder)
     core = min(os.sched_getaffinity(0)) if _PIN.value else None
     taken = startup_time.measure(folder, rounds=_ROUNDS.value, core=core)
     results = {
@@ -217,7 +217,7 @@ def run(argv: list[str]) -> None:
     config_flags.flags_only(argv[1:])
     for name, chosen, known in (
         ("sections", _SECTIONS.value, SECTIONS),
-        ("works", _WORKS.value, workloads.WORKS),
+        ("works", _WORKS.value, workloads.WORKLOADS),
         ("variants", "+".join(_VARIANTS.value).split("+"), CHANGES),
         ("peers", _PEERS.value or [], PEERS),
     ):
@@ -232,7 +232,7 @@ def run(argv: list[str]) -> None:
     with config_flags.one_message("tfdist.tools.benchmark.__main__"):
         check_machine()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(processes.leaving_in_order())  # No folder and no network of ours shall stay behind.
+            stack.enter_context(processes.cleanup_on_sigterm())  # No folder and no network of ours shall stay behind.
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-benchmark-")))
             place = stack.enter_context(slow_link.slow(_LINK.value)) if _LINK.value else None
             for section in _SECTIONS.value:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
-from tfdist.tools.benchmark.workloads import Work
+from tfdist.tools.benchmark.workloads import Workload
 from tfdist.training.step import optimizer as optimizer_lib
 
 # Runs so many steps, to their end.
@@ -18,7 +18,7 @@ Runner = Callable[[int], None]
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
-def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -> Runner:
+def floor(work: Workload, config: config_lib.Config, *, fused: bool, looped: bool) -> Runner:
     """The mathematics of a step in one `tf.function`, on one batch in memory, without a strategy.
 
     Args:
@@ -61,7 +61,7 @@ def floor(work: Work, config: config_lib.Config, *, fused: bool, looped: bool) -
     return run
 
 
-def textbook(work: Work, config: config_lib.Config, cluster: Cluster) -> Runner:
+def textbook(work: Workload, config: config_lib.Config, cluster: Cluster) -> Runner:
     """The loop of TensorFlow's own tutorial on custom training, as computing centres publish it, with Keras' layers."""
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
     strategy, global_batch = cluster.strategy, config.data.batch_size

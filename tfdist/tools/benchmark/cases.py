@@ -12,7 +12,7 @@ from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.tools.benchmark import baselines, input_pipelines, keras_baseline
 from tfdist.tools.benchmark.baselines import Runner
-from tfdist.tools.benchmark.workloads import WORKS
+from tfdist.tools.benchmark.workloads import WORKLOADS
 from tfdist.training import checkpointing, setup
 from tfdist.training.step import gradients, train_step
 
@@ -22,32 +22,32 @@ _TENSORS = 100
 
 
 def _config(job: Job, folder: Path) -> config_lib.Config:
-    config = WORKS[job["work"]].config(folder, job["workers"], job["overrides"])
+    config = WORKLOADS[job["work"]].config(folder, job["workers"], job["overrides"])
     config.cluster.keep_freed_memory = job["keep_freed_memory"]
     return config
 
 
 def floor(job: Job, folder: Path, *, fused: bool, looped: bool) -> dict[str, Runner]:
     """See `baselines.floor`."""
-    return {"step": baselines.floor(WORKS[job["work"]], _config(job, folder), fused=fused, looped=looped)}
+    return {"step": baselines.floor(WORKLOADS[job["work"]], _config(job, folder), fused=fused, looped=looped)}
 
 
 def textbook(job: Job, folder: Path) -> dict[str, Runner]:
     """See `baselines.textbook`."""
     config = _config(job, folder)
-    return {"step": baselines.textbook(WORKS[job["work"]], config, strategy.connect(config.cluster))}
+    return {"step": baselines.textbook(WORKLOADS[job["work"]], config, strategy.connect(config.cluster))}
 
 
 def fit(job: Job, folder: Path) -> dict[str, Runner]:
     """See `keras_fit.fit`."""
     config = _config(job, folder)
-    return {"step": keras_baseline.fit(WORKS[job["work"]], config, steps_per_execution=job["stride"])}
+    return {"step": keras_baseline.fit(WORKLOADS[job["work"]], config, steps_per_execution=job["stride"])}
 
 
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's own loop, input included, as `train.train_loop` runs it."""
-    run = setup.start(_config(job, folder), folder / "run")
-    caller = checkpointing.make_caller(run, train_step.train_step)
+    run = setup.build_run(_config(job, folder), folder / "run")
+    caller = checkpointing.make_runner(run, train_step.train_step)
     iterator = run.cluster.distribute(setup.training_dataset(run, first_step=0, last_step=run.total_steps))
 
     def steps(count: int) -> None:

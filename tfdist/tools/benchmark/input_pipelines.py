@@ -26,7 +26,7 @@ def tfdist(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
     dataset = stream.training(
         specs.build(_SOURCES[job["source"]](folder), "train", field="source"),
         specs.partial(prepare, field="prepare", positional=2, training=True),
-        stream.Share(num_replicas=job["workers"]),
+        stream.ReplicaShard(num_replicas=job["workers"]),
         global_batch=BATCH,
         seed=0,
         shuffle=True,

@@ -7,10 +7,10 @@ import keras
 
 from tfdist import config as config_lib
 from tfdist.tools.benchmark import baselines
-from tfdist.tools.benchmark.workloads import Work
+from tfdist.tools.benchmark.workloads import Workload
 
 
-def fit(work: Work, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:
+def fit(work: Workload, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:
     """One long `fit` with the pipeline and the layers of the tutorials, which goes on by as many steps as it is told.
 
     Args:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import environment
 from tfdist.tools.benchmark import pytorch_models, workloads
-from tfdist.tools.benchmark.workloads import WORKS, Work
+from tfdist.tools.benchmark.workloads import WORKLOADS, Workload
 
 
 def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
@@ -33,7 +33,7 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    work = WORKS[job["work"]]
+    work = WORKLOADS[job["work"]]
     # Channels first took 210 ms a step where they are faster, and last 237; elsewhere 259 and 212.
     first = job["work"] == "resnet50v2" and not job["bfloat16"]
     layout = torch.contiguous_format if first else torch.channels_last
@@ -70,7 +70,7 @@ def _join() -> tuple[int, int]:
     return place.rank, place.num_workers
 
 
-def _batches(work: Work, folder: Path, rank: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(work: Workload, folder: Path, rank: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     with np.load(workloads.data_file(work, folder)) as file:
         images, labels = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
     order = torch.Generator().manual_seed(0)  # The same on all workers.

@@ -21,7 +21,7 @@ _MOST_STEPS = 1_000_000
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Contestant:
+class Participant:
     """Its processes, one a worker, in rank order."""
 
     name: str
@@ -83,7 +83,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Bench:
     """Where workers run: words before each one's command, and its host."""
 
     prefixes: Sequence[Sequence[str]] = ()
@@ -91,18 +91,18 @@ class Place:
 
 
 @contextlib.contextmanager
-def open_arena(
-    jobs: Mapping[str, dict[str, Any]], folder: Path, *, pin: bool, place: Place | None = None
-) -> Iterator[list[Contestant]]:
+def open_bench(
+    jobs: Mapping[str, dict[str, Any]], folder: Path, *, pin: bool, place: Bench | None = None
+) -> Iterator[list[Participant]]:
     """Starts a contestant for each job, by name, and waits until it is ready; at the end of the block none is left.
 
     Raises:
         ValueError: `pin`, and a contestant has more workers than there are processors; or a worker has failed.
     """
-    contestants: list[Contestant] = []
+    contestants: list[Participant] = []
     try:
         for name, job in jobs.items():
-            contestants.append(_start(name, job, folder, pin, place or Place()))
+            contestants.append(_start(name, job, folder, pin, place or Bench()))
             contestants[-1].hear()
         yield contestants
     finally:
@@ -111,7 +111,7 @@ def open_arena(
             worker.communicate()
 
 
-def compete(contestants: Sequence[Contestant], case: str, *, seconds: float, rounds: int) -> dict[str, Result]:
+def take_turns(contestants: Sequence[Participant], case: str, *, seconds: float, rounds: int) -> dict[str, Result]:
     """Lets the contestants take turns of about `seconds`, `rounds` times, so that what else the machine does hits all.
 
     Before the first round each finds out how many steps that is, which also compiles and warms up.
@@ -135,7 +135,7 @@ def compete(contestants: Sequence[Contestant], case: str, *, seconds: float, rou
     return results
 
 
-def _calibrate(contestant: Contestant, case: str, seconds: float) -> int:
+def _calibrate(contestant: Participant, case: str, seconds: float) -> int:
     stride = steps = contestant.stride
     contestant.turn(case, stride)
     contestant.turn(case, stride)
@@ -162,7 +162,7 @@ def processors(count: int) -> list[int]:
     return cores[:count]
 
 
-def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place) -> Contestant:
+def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Bench) -> Participant:
     count = job["processes"]
     reserved = local_workers.reserve_ports(count)
     ports = [sock.getsockname()[1] for sock in reserved]
@@ -186,9 +186,9 @@ def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Place
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
-                    preexec_fn=processes.bound_to(os.getpid()),
+                    preexec_fn=processes.die_with_parent(os.getpid()),
                 )
             )
     for sock in reserved:
         sock.close()
-    return Contestant(name=name, workers=workers, logs=logs, stride=job.get("stride", 1))
+    return Participant(name=name, workers=workers, logs=logs, stride=job.get("stride", 1))

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from tfdist.tools.benchmark.rounds import Place
+from tfdist.tools.benchmark.rounds import Bench
 
 # What the link is called on either side.
 INTERFACE = "link0"
@@ -14,7 +14,7 @@ _HOSTS = ("10.213.77.1", "10.213.77.2")
 
 
 @contextlib.contextmanager
-def slow(rate: str) -> Iterator[Place]:
+def slow(rate: str) -> Iterator[Bench]:
     """Makes two network namespaces whose link `tc` holds to `rate`, such as "100mbit" or "1gbit", in each direction.
 
     Raises:
@@ -32,7 +32,7 @@ def slow(rate: str) -> Iterator[Place]:
             _do(f"ip -n {name} link set {INTERFACE} up")
             _do(f"ip -n {name} link set lo up")
             _do(f"tc -n {name} qdisc add dev {INTERFACE} root tbf rate {rate} burst 1mb latency 50ms")
-        yield Place(prefixes=[["ip", "netns", "exec", name] for name in names], hosts=_HOSTS)
+        yield Bench(prefixes=[["ip", "netns", "exec", name] for name in names], hosts=_HOSTS)
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

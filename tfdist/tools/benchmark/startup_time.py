@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfdist.report import metrics_file
 from tfdist.tools.benchmark import workloads
-from tfdist.tools.benchmark.workloads import WORKS
+from tfdist.tools.benchmark.workloads import WORKLOADS
 
 # The same network, data and step, with nothing but TensorFlow and Keras.
 _BARE = """
@@ -60,7 +60,7 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
     """Starts both in turn; returns seconds to the first finished step: the median and the best."""
     (folder / "bare.py").write_text(_BARE)
     (folder / "start.py").write_text(_CONFIG.format(folder=str(folder)))
-    bare = [sys.executable, "-c", _BARE, str(workloads.data_file(WORKS["mlp"], folder))]
+    bare = [sys.executable, "-c", _BARE, str(workloads.data_file(WORKLOADS["mlp"], folder))]
     taken: dict[str, list[float]] = {name: [] for name in NAMES}
     for number in range(rounds + 1):
         started = time.time()

@@ -12,7 +12,7 @@ from tfdist import config as config_lib
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Workload:
     """What is trained."""
 
     title: str
@@ -50,15 +50,15 @@ class Work:
 
 
 _CIFAR = {"num_classes": 10, "input_shape": (32, 32, 3)}
-WORKS = {
-    "mlp": Work(
+WORKLOADS = {
+    "mlp": Workload(
         title="MLP 784-128-10",
         model={"target": "tfdist.zoo.models:mlp", "num_classes": 10},
         shape=(28, 28, 1),
         examples=60_000,
         batch=64,
     ),
-    "resnet20": Work(
+    "resnet20": Workload(
         title="ResNet-20",
         model={"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, **_CIFAR},
         shape=(32, 32, 3),
@@ -66,7 +66,7 @@ WORKS = {
         batch=64,
         pad=4,
     ),
-    "resnet50v2": Work(
+    "resnet50v2": Workload(
         title="ResNet50V2 at 32x32",
         model={"target": "tfdist.zoo.models:application", "name": "ResNet50V2", **_CIFAR},
         shape=(32, 32, 3),
@@ -77,12 +77,12 @@ WORKS = {
 }
 
 
-def data_file(work: Work, folder: Path) -> Path:
+def data_file(work: Workload, folder: Path) -> Path:
     """Where the data of a work are."""
     return folder / f"{work.examples}x{'x'.join(map(str, work.shape))}.npz"
 
 
-def write_data(work: Work, folder: Path) -> None:
+def write_data(work: Workload, folder: Path) -> None:
     """Makes up the data of a work, uint8 images with labels of 10 classes, where they are not there yet."""
     path = data_file(work, folder)
     if not path.exists():

@@ -44,7 +44,7 @@ def run() -> int:
     def say(text: str) -> None:
         print(text, flush=True)
 
-    crew = servers.start_crew(
+    crew = servers.start_servers(
         [sys.executable, "-m", "tfdist.main", *arguments],
         os.environ,
         workers=flags.FLAGS.workers,
@@ -66,4 +66,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(lambda argv: process_exit.end(run), flags_parser=config_flags.parse)
+    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)

@@ -31,11 +31,11 @@ _AHEAD = 3
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Remote:
+class RemoteModel:
     """The weights on the parameter servers, and the workers that update them."""
 
     coordinator: Any
-    trainer: context.Trainer
+    trainer: context.StepContext
     # Hands a batch to any worker; returns a promise of the sums over its examples.
     hand_out: Callable[[dict[str, tf.Tensor]], Any]
     workers: int
@@ -62,17 +62,17 @@ def run_asynchronously(
         DivergedError: the loss is no longer finite.
         OSError: the last checkpoint could not be written.
     """
-    mine = servers.roles(os.environ)
+    mine = servers.task_spec(os.environ)
     if mine.kind != "chief":
         servers.serve(mine)
     strategy, coordinator = servers.connect(mine, config.cluster.connect_seconds, lambda: watch(print))
-    run = setup.start(config, workdir)
+    run = setup.build_run(config, workdir)
     checkpointing.check_same_config(run, allow_config_changes)
     if checkpointing.is_finished(run):
         print("This run is finished; nothing is changed.")
         return 0
     loop, progress = checkpointing.open_loop(run)
-    remote = _make_remote(run, strategy, coordinator, len(mine.addresses["worker"]))
+    remote = _make_remote_model(run, strategy, coordinator, len(mine.addresses["worker"]))
     try:
         finished = _train(loop, progress, remote, watch)
         checkpointing.await_saved(loop, progress)
@@ -85,7 +85,7 @@ def run_asynchronously(
         checkpointing.close(loop)
 
 
-def _make_remote(run: run_lib.Run, strategy: Any, coordinator: Any, workers: int) -> Remote:
+def _make_remote_model(run: run_lib.Run, strategy: Any, coordinator: Any, workers: int) -> RemoteModel:
     config = run.config
     with strategy.scope():
         model = specs.build(config.model, field="config.model")
@@ -99,7 +99,7 @@ def _make_remote(run: run_lib.Run, strategy: Any, coordinator: Any, workers: int
         return sums
 
     compiled = tf.function(lambda batch: strategy.run(update, args=(batch,)), autograph=False)
-    return Remote(
+    return RemoteModel(
         coordinator=coordinator,
         trainer=trainer,
         hand_out=lambda batch: coordinator.schedule(compiled, args=(batch,)),
@@ -108,17 +108,20 @@ def _make_remote(run: run_lib.Run, strategy: Any, coordinator: Any, workers: int
 
 
 def _train(
-    loop: state.Loop, progress: state.Progress, remote: Remote, watch: Callable[[Callable[[str], None]], None]
+    loop: state.LoopTools,
+    progress: state.TrainingState,
+    remote: RemoteModel,
+    watch: Callable[[Callable[[str], None]], None],
 ) -> bool:
     """Runs the updates from `progress` on; returns False where the chief was asked to stop before the last."""
     run = loop.run
     _copy(run.variables, _variables(remote))
-    if not loop_lib.at_boundary(loop, progress):
+    if not loop_lib.run_due_actions(loop, progress):
         return False
     batches = iter(setup.training_dataset(run, first_step=progress.step, last_step=run.total_steps))
     while progress.step < run.total_steps:
         if run.stop.reason is not None:
-            return loop_lib.stop_here(loop, progress)
+            return loop_lib.save_and_stop(loop, progress)
         started, first = time.perf_counter(), progress.step
         sums = _updates(loop, progress, remote, batches, watch)
         if not all(math.isfinite(value) for value in sums):
@@ -126,23 +129,23 @@ def _train(
         _copy(_variables(remote), run.variables)
         run.trainer.optimizer.iterations.assign(progress.step)  # Updates at the same moment may count as one.
         totals = dict(zip((*run.trainer.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}
-        loop_lib.add_call(progress, totals, progress.step - first, time.perf_counter() - started)
+        loop_lib.accumulate_totals(progress, totals, progress.step - first, time.perf_counter() - started)
         if triggers.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
             loop_lib.report_interval(loop, progress)
-        if not loop_lib.at_boundary(loop, progress):
+        if not loop_lib.run_due_actions(loop, progress):
             return False
     return True
 
 
 def _updates(
-    loop: state.Loop,
-    progress: state.Progress,
-    remote: Remote,
+    loop: state.LoopTools,
+    progress: state.TrainingState,
+    remote: RemoteModel,
     batches: Iterator[dict[str, tf.Tensor]],
     watch: Callable[[Callable[[str], None]], None],
 ) -> list[float]:
     """Hands out the batches up to the next step at which something is due; returns the sums over their examples."""
-    due = loop_lib.next_boundary(loop, progress.step)
+    due = loop_lib.next_due_step(loop, progress.step)
     promised: collections.deque = collections.deque()
     sums = [0.0] * (len(loop.run.trainer.names) + 1)
 
@@ -171,7 +174,7 @@ def _updates(
     return sums
 
 
-def _variables(remote: Remote) -> dict[str, keras.Variable]:
+def _variables(remote: RemoteModel) -> dict[str, keras.Variable]:
     return checkpoint_format.named_variables(remote.trainer.model, remote.trainer.optimizer, {})
 
 

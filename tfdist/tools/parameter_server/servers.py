@@ -23,7 +23,7 @@ _MOST_STARTS = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
+class TaskSpec:
     """Which task this process is, of the tasks that TF_CONFIG lists."""
 
     # "chief", "worker" and "ps" -> "host:port" of each.
@@ -32,7 +32,7 @@ class Roles:
     index: int
 
 
-def roles(env: MutableMapping[str, str]) -> Roles:
+def task_spec(env: MutableMapping[str, str]) -> TaskSpec:
     """Reads TF_CONFIG, and takes it out of `env`: the chief goes on as a process of its own.
 
     Raises:
@@ -54,10 +54,10 @@ def roles(env: MutableMapping[str, str]) -> Roles:
             f"cluster.ps and its task ({type(error).__name__}: {error}). Received: TF_CONFIG={text!r}"
         ) from None
     del env["TF_CONFIG"]
-    return Roles(addresses=addresses, kind=kind, index=index)
+    return TaskSpec(addresses=addresses, kind=kind, index=index)
 
 
-def serve(mine: Roles) -> None:
+def serve(mine: TaskSpec) -> None:
     """Does what the chief asks of a worker or a parameter server, until it is ended; never returns."""
     _prepare(os.environ)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # There is nothing to save here.
@@ -67,7 +67,7 @@ def serve(mine: Roles) -> None:
 
 
 def connect(
-    mine: Roles, seconds: float, watch: Callable[[], None] = lambda: None
+    mine: TaskSpec, seconds: float, watch: Callable[[], None] = lambda: None
 ) -> tuple[tf.distribute.Strategy, Any]:
     """Waits until workers and servers listen, calling `watch`; returns the chief's (strategy, coordinator).
 
@@ -93,7 +93,7 @@ def connect(
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Crew:
+class ServerProcesses:
     """Workers and parameter servers on this machine, which end with this process; made by `start_crew`."""
 
     command: Sequence[str]
@@ -108,7 +108,7 @@ class Crew:
     def start(self, name: str) -> None:
         """Starts the process `name`, such as "worker 1", once more."""
         self.starts[name] = self.starts.get(name, 0) + 1
-        bound = processes.bound_to(os.getpid(), signal.SIGKILL)
+        bound = processes.die_with_parent(os.getpid(), signal.SIGKILL)
         self.running[name] = subprocess.Popen(
             self.command, env=self.environments[name], stdin=subprocess.DEVNULL, preexec_fn=bound
         )
@@ -136,7 +136,7 @@ class Crew:
             process.wait()
 
 
-def start_crew(
+def start_servers(
     command: Sequence[str],
     env: MutableMapping[str, str],
     *,
@@ -144,7 +144,7 @@ def start_crew(
     servers: int,
     say: Callable[[str], None],
     give_up: Callable[[str], None],
-) -> Crew:
+) -> ServerProcesses:
     """Starts workers, which share this machine's GPUs, and servers; makes this process their chief, by TF_CONFIG."""
     reserved = local_workers.reserve_ports(1 + workers + servers)
     addresses = [f"localhost:{each.getsockname()[1]}" for each in reserved]
@@ -158,7 +158,7 @@ def start_crew(
 
     counts = {"worker": workers, "ps": servers}
     names = {f"{kind} {index}": task(kind, index) for kind, count in counts.items() for index in range(count)}
-    crew = Crew(
+    crew = ServerProcesses(
         command=command, environments={name: dict(env) | own for name, own in names.items()}, say=say, give_up=give_up
     )
     for each in reserved:

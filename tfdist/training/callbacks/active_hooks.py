@@ -43,7 +43,7 @@ def _is_idle(callback: keras.callbacks.Callback, name: str) -> bool:
     )
 
 
-def acts(callback: keras.callbacks.Callback, hook: str) -> bool:
+def is_active(callback: keras.callbacks.Callback, hook: str) -> bool:
     """Whether a callback may do something in `hook` that the other workers must learn of."""
     names = [hook, hook.replace("on_train_batch", "on_batch")]  # Keras' older names, which the newer ones call.
     return type(callback) not in _LOOK_ON and not all(

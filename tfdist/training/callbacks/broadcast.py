@@ -25,12 +25,12 @@ _EVERYWHERE = (keras.callbacks.SwapEMAWeights,)
 _LARGEST_SENT_BYTES = 2**20
 
 
-def runs_everywhere(callback: keras.callbacks.Callback) -> bool:
+def runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback runs on all workers, and not on the chief alone."""
     return getattr(callback, "on_all_workers", type(callback) in _EVERYWHERE)
 
 
-def held_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
+def find_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
     """Returns the variables that callbacks hold: attributes, and what their functions find in closures and globals."""
     waiting: collections.deque[Any] = collections.deque()
     for callback in callbacks:
@@ -56,7 +56,7 @@ def held_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
     return found
 
 
-class Following:
+class VariableBroadcast:
     """Watches variables on the chief, and carries those that have changed to all workers."""
 
     def __init__(self, cluster: Cluster, variables: list[Any]):
@@ -95,7 +95,9 @@ def _differ(before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_any([tf.reduce_any(tf.not_equal(one, other)) for one, other in pairs])
 
 
-def send_attributes(cluster: Cluster, callbacks: list[keras.callbacks.Callback], before: state_lib.Baseline) -> None:
+def broadcast_attributes(
+    cluster: Cluster, callbacks: list[keras.callbacks.Callback], before: state_lib.Baseline
+) -> None:
     """Gives the other workers' callbacks what those of the chief have learned since `before`; all must call it."""
     text = b""
     if cluster.is_chief:
@@ -111,7 +113,7 @@ def send_attributes(cluster: Cluster, callbacks: list[keras.callbacks.Callback],
         for name, (kind, shape, values) in flat.items()
     }
     named = state_lib.named(callbacks).items()
-    followers = {name for name, callback in named if not runs_everywhere(callback)}
+    followers = {name for name, callback in named if not runs_on_all_workers(callback)}
     state_lib.restore(callbacks, {name: one for name, one in state.items() if name in followers}, arrays)
 
 

@@ -11,7 +11,7 @@ from tfdist.training.callbacks import hooks
 from tfdist.training.callbacks.keras_hooks import KerasHooks
 
 
-def of_config(
+def make_callbacks(
     config: config_lib.Config,
     cluster: Cluster,
     model: keras.Model,

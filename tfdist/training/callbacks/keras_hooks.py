@@ -43,21 +43,21 @@ class KerasHooks(hooks.Hooks):
         # What a checkpoint remembers; the bar, which stands last, shows what they add to the logs.
         self._kept = [*(callback for callback in given if callback is not self._history), self._history]
         self._agree(given)
-        mine = [callback for callback in self._kept if cluster.is_chief or broadcast.runs_everywhere(callback)]
+        mine = [callback for callback in self._kept if cluster.is_chief or broadcast.runs_on_all_workers(callback)]
         with _silence(not cluster.is_chief):
             listed = [*mine, *([bar] if bar else [])]
             self._list = keras.callbacks.CallbackList(listed, model=model, **params)
-        self._baseline = state.baseline(self._kept)
+        self._baseline = state.initial_state(self._kept)
         self._lost: set[str] = set()
         self._training = False
 
     def _agree(self, given: list[keras.callbacks.Callback]) -> None:
         # Asked of all workers: those who come from Horovod give some callbacks to the chief alone.
         # With one worker nobody follows, and a script's globals may be long lists.
-        held = broadcast.held_variables(given) if self._cluster.num_workers > 1 else []
+        held = broadcast.find_variables(given) if self._cluster.num_workers > 1 else []
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(given, kind) for kind in active_hooks.KINDS]
-        acting = [any(active_hooks.acts(callback, hook) for callback in given) for hook in active_hooks.HOOKS]
+        acting = [any(active_hooks.is_active(callback, hook) for callback in given) for hook in active_hooks.HOOKS]
         workers = self._gather([float(one) for one in (shown, *batches, *acting, len(held))])
         self._shows, *wanted = np.any(workers[:, :-1], axis=0).tolist()
         steps = getattr(self._model, "steps_per_execution", 1)
@@ -69,7 +69,7 @@ class KerasHooks(hooks.Hooks):
         if len(set(workers[:, -1])) == 1:  # Otherwise they are those of callbacks that the chief alone was given.
             known = {id(variable) for variable in trained}
             variables += [variable for variable in held if id(variable) not in known]
-        self._following = broadcast.Following(self._cluster, variables)
+        self._following = broadcast.VariableBroadcast(self._cluster, variables)
 
     @property
     def history(self) -> keras.callbacks.History:
@@ -86,7 +86,7 @@ class KerasHooks(hooks.Hooks):
         if saved and self._cluster.is_chief:
             state.rewind_files(self._kept, saved["callbacks"])
         self._call("on_train_begin")
-        self._baseline = state.baseline(self._kept)
+        self._baseline = state.initial_state(self._kept)
         if epoch is not None:  # Once more: a callback may open there what a checkpoint cannot hold.
             self._call("on_epoch_begin", epoch)
 
@@ -181,7 +181,7 @@ class KerasHooks(hooks.Hooks):
 
     @contextlib.contextmanager
     def _alone(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
-        if self._cluster.num_workers == 1 or broadcast.runs_everywhere(callback):
+        if self._cluster.num_workers == 1 or broadcast.runs_on_all_workers(callback):
             yield
             return
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
@@ -203,7 +203,7 @@ class KerasHooks(hooks.Hooks):
 
     def _send(self) -> None:
         if self._cluster.num_workers > 1 and not self._training:
-            broadcast.send_attributes(self._cluster, self._kept, self._baseline)
+            broadcast.broadcast_attributes(self._cluster, self._kept, self._baseline)
 
     def _settable_rate(self) -> keras.Variable | None:
         rate = getattr(self._optimizer, "learning_rate", None)

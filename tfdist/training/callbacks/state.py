@@ -27,7 +27,7 @@ _NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
 Baseline = dict[str, dict[str, tuple[str, Any]]]
 
 
-class _Unkeepable(TypeError):
+class _NotSerializable(TypeError):
     """A value that a checkpoint cannot hold."""
 
 
@@ -42,10 +42,10 @@ def named(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callback
     return found
 
 
-def baseline(callbacks: list[keras.callbacks.Callback]) -> Baseline:
+def initial_state(callbacks: list[keras.callbacks.Callback]) -> Baseline:
     """Notes what the callbacks' attributes are; to be called after `on_train_begin`."""
     return {
-        name: {attribute: (_look(value), value) for attribute, value in _attributes(callback)}
+        name: {attribute: (_fingerprint(value), value) for attribute, value in _attributes(callback)}
         for name, callback in named(callbacks).items()
     }
 
@@ -70,12 +70,12 @@ def snapshot(
     for name, callback in named(callbacks).items():
         kept = {}
         for attribute, value in _attributes(callback):
-            if (attribute in before[name]) and before[name][attribute][0] == _look(value):
+            if (attribute in before[name]) and before[name][attribute][0] == _fingerprint(value):
                 continue
             found: dict[str, np.ndarray] = {}
             try:
                 encoded = _encode(value, f"{checkpoint_format.CALLBACKS}{name}/{attribute}", found)
-            except _Unkeepable:
+            except _NotSerializable:
                 lost(name, attribute, value)
                 continue
             if sum(array.nbytes for array in found.values()) <= largest_bytes:
@@ -121,17 +121,17 @@ def _attributes(callback: keras.callbacks.Callback) -> Iterator[tuple[str, Any]]
     return ((name, value) for name, value in vars(callback).items() if name not in _NOT_STATE)
 
 
-def _look(value: Any) -> str:
+def _fingerprint(value: Any) -> str:
     """What a value looks like: equal texts for equal values."""
     arrays: dict[str, Any] = {}
     try:
         text = json.dumps(_encode(value, "", arrays, copied=False))
-    except _Unkeepable:
+    except _NotSerializable:
         return f"object {id(value)}"
-    return text + "".join(_look_of_array(array) for array in arrays.values())
+    return text + "".join(_fingerprint_of_array(array) for array in arrays.values())
 
 
-def _look_of_array(value: np.ndarray | tf.Tensor) -> str:
+def _fingerprint_of_array(value: np.ndarray | tf.Tensor) -> str:
     array = np.asarray(value)
     large = array.nbytes > _LARGEST_COMPARED_BYTES
     return f"{array.shape} {array.dtype.name} {id(value) if large else zlib.crc32(array.tobytes())}"
@@ -156,7 +156,7 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
                 for index, (key, item) in enumerate(value.items())
             ]
         }
-    raise _Unkeepable
+    raise _NotSerializable
 
 
 def _is_numeric_array(value: Any) -> bool:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.compiled_objective import Compiled
+from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import timing
@@ -21,7 +21,7 @@ EXTRAS = ("examples", "skipped", "clean", "wait_seconds", "stop", "seconds")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
+class StepContext:
     """All that a step needs; made once, in `strategy.scope`, by `build_trainer`."""
 
     cluster: Cluster
@@ -31,7 +31,7 @@ class Trainer:
     # Where the model was not given to `compile`.
     objective: Objective | None = None
     # The losses and metrics of a model that was.
-    compiled: Compiled | None = None
+    compiled: CompiledObjective | None = None
     # The objective's keys, in order; "regularization" is added where the model has such losses.
     names: tuple[str, ...]
     # Moving statistics and the like, which each replica updates from its own examples.
@@ -50,14 +50,14 @@ class Trainer:
         return self.config.train.nonfinite != "stop"
 
 
-def build_trainer(
+def build_context(
     cluster: Cluster,
     config: config_lib.Config,
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     objective: Objective,
     element_spec: dict[str, tf.TensorSpec],
-) -> Trainer:
+) -> StepContext:
     """Builds what is not built yet, and checks that the objective keeps its contract.
 
     Args:
@@ -79,24 +79,24 @@ def build_trainer(
         names = check_objective(objective(model, blank, training=False), num_examples=2)
         if model.losses:
             names = (*names, "regularization")
-    return _trainer(cluster, config, model, optimizer, names, objective=objective)
+    return _context(cluster, config, model, optimizer, names, objective=objective)
 
 
-def compiled_trainer(
-    cluster: Cluster, config: config_lib.Config, compiled: Compiled, optimizer: keras.optimizers.Optimizer
-) -> Trainer:
+def compiled_context(
+    cluster: Cluster, config: config_lib.Config, compiled: CompiledObjective, optimizer: keras.optimizers.Optimizer
+) -> StepContext:
     """Like `build_trainer`, for a built model that was given to `compile`; its optimizer may clip by itself."""
-    return _trainer(cluster, config, compiled.model, optimizer, compiled.names, compiled=compiled)
+    return _context(cluster, config, compiled.model, optimizer, compiled.names, compiled=compiled)
 
 
-def _trainer(
+def _context(
     cluster: Cluster,
     config: config_lib.Config,
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     names: tuple[str, ...],
-    **mathematics: Objective | Compiled,
-) -> Trainer:
+    **mathematics: Objective | CompiledObjective,
+) -> StepContext:
     optimizer_lib.take_over_reduction(optimizer)
     optimizer_lib.fuse(optimizer)
     statistics = tuple(_statistics(model))
@@ -111,7 +111,7 @@ def _trainer(
         )
         communication = timing.make_counter()
         loss_scale = loss_scale_lib.LossScale.create() if config.train.precision == "float16" else None
-    return Trainer(
+    return StepContext(
         cluster=cluster,
         config=config,
         model=model,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import timing
-from tfdist.training.step.context import Trainer
+from tfdist.training.step.context import StepContext
 
 Gradients = list[tf.Tensor | None]
 
@@ -91,7 +91,7 @@ def _run(strategy: tf.distribute.Strategy, function: Callable, *args: Gradients)
 
 
 def sum_over_replicas(
-    trainer: Trainer, gradients: Gradients, before: list[tf.Tensor], weight: tf.Tensor | float
+    trainer: StepContext, gradients: Gradients, before: list[tf.Tensor], weight: tf.Tensor | float
 ) -> Gradients:
     """The one communication of a step: sums the gradients, and averages what each replica did to its statistics.
 
@@ -103,7 +103,7 @@ def sum_over_replicas(
     if trainer.cluster.num_replicas == 1:
         # Dense, as sums over replicas are: of rows that come twice in a sparse one, Keras squares each alone.
         return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-    ready = timing.ready(gradients)
+    ready = timing.timestamp_after(gradients)
     changes = [(s.value - old) * tf.cast(weight, old.dtype) for s, old in zip(trainer.statistics, before, strict=True)]
     if options.dtype == "float32":
         reduced = all_reduce([*gradients, *changes], options)
@@ -111,7 +111,7 @@ def sum_over_replicas(
     else:
         gradients = all_reduce(gradients, options)
         changes = all_reduce(changes, dataclasses.replace(options, dtype="float32"))
-    trainer.communication.assign_add(timing.ready([*gradients, *changes]) - ready)
+    trainer.communication.assign_add(timing.timestamp_after([*gradients, *changes]) - ready)
     for statistic, old, change in zip(trainer.statistics, before, changes, strict=True):
         statistic.assign(old + change)
     return gradients

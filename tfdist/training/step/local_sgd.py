@@ -22,7 +22,7 @@ def choose_step(options: config_lib.Train) -> Callable[..., tf.Tensor]:
     return train_step.train_step if options.local_steps == 1 else train_round
 
 
-def train_round(trainer: context.Trainer, batch: Batch) -> tf.Tensor:
+def train_round(trainer: context.StepContext, batch: Batch) -> tf.Tensor:
     """As `step.train_step`: the share of a global batch is cut into `local_steps` pieces, one optimizer step for each.
 
     Weights, the optimizer's slots and moving statistics are averaged at the end, so that all replicas hold the same

@@ -7,10 +7,12 @@ import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.training.step import timing
-from tfdist.training.step.context import Trainer
+from tfdist.training.step.context import StepContext
 
 
-def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+def make_multi_step_fn(
+    trainer: StepContext, step: Callable[..., tf.Tensor]
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Compiles the call that runs `step` many times on the devices and hands one small vector to Python.
 
     Returns:
@@ -29,7 +31,9 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
         return tf.nest.flatten(strategy.experimental_local_results(value))
 
     def take_totals(waited: tf.Tensor, stop: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
-        own = timing.placed(cluster_lib.replica_id(), num_replicas, waited, tf.identity(communication) / parts, seconds)
+        own = timing.one_hot_row(
+            cluster_lib.replica_id(), num_replicas, waited, tf.identity(communication) / parts, seconds
+        )
         vector = tf.concat([tf.identity(totals) / parts, [waited, stop, seconds], own], axis=0)
         with tf.control_dependencies([vector]):
             totals.assign(tf.zeros_like(totals))
@@ -56,6 +60,6 @@ def make_call(trainer: Trainer, step: Callable[..., tf.Tensor]) -> Callable[...,
     return call
 
 
-def means(trainer: Trainer, totals: dict[str, float]) -> dict[str, float]:
+def means(trainer: StepContext, totals: dict[str, float]) -> dict[str, float]:
     """Divides sums by the number of examples, once; NaN where all steps were skipped."""
     return {name: totals[name] / (totals["examples"] or math.nan) for name in trainer.names}

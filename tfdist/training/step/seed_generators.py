@@ -14,7 +14,7 @@ import tensorflow as tf
 _trace = threading.local()
 
 
-def begin(micro_batch: tf.Tensor | int) -> None:
+def begin_forward_pass(micro_batch: tf.Tensor | int) -> None:
     """Starts the trace of one replica's forward pass; generators then count their calls from 0 again.
 
     Args:
@@ -24,7 +24,7 @@ def begin(micro_batch: tf.Tensor | int) -> None:
     _trace.micro_batch = micro_batch
 
 
-def address(model: keras.Model, step: keras.Variable, replica_id: Callable[[], tf.Tensor]) -> None:
+def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callable[[], tf.Tensor]) -> None:
     """Makes all seed generators of `model` functions of (own seed, call, step, micro-batch, replica).
 
     Args:
@@ -34,16 +34,16 @@ def address(model: keras.Model, step: keras.Variable, replica_id: Callable[[], t
     """
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
-            _address(generator, step, replica_id)
+            _make_stateless(generator, step, replica_id)
 
 
-def _address(generator: keras.random.SeedGenerator, step: keras.Variable, replica_id: Callable) -> None:
+def _make_stateless(generator: keras.random.SeedGenerator, step: keras.Variable, replica_id: Callable) -> None:
     own_seed = keras.ops.convert_to_numpy(generator.state)
 
     def next_seed(ordered: bool = True) -> tf.Tensor:
         del ordered
         if not hasattr(_trace, "calls"):
-            begin(0)
+            begin_forward_pass(0)
         call = _trace.calls.get(id(generator), 0)
         _trace.calls[id(generator)] = call + 1
         seed = tf.constant(own_seed, tf.int64)

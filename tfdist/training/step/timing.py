@@ -25,13 +25,13 @@ def make_counter() -> tf.Variable:
     )
 
 
-def ready(tensors: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> tf.Tensor:
+def timestamp_after(tensors: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> tf.Tensor:
     """The time at which all of `tensors` are there, float64 [], in seconds."""
     with tf.control_dependencies(tf.nest.flatten([t for t in tensors if t is not None], expand_composites=True)):
         return tf.timestamp()
 
 
-def placed(replica: tf.Tensor, num_replicas: int, *seconds: tf.Tensor) -> tf.Tensor:
+def one_hot_row(replica: tf.Tensor, num_replicas: int, *seconds: tf.Tensor) -> tf.Tensor:
     """Puts a replica's `seconds`, one for each of `COLUMNS`, at its place among zeros: float64 [num_replicas * 3].
 
     The sum over replicas then holds the seconds of each.
@@ -40,7 +40,7 @@ def placed(replica: tf.Tensor, num_replicas: int, *seconds: tf.Tensor) -> tf.Ten
     return tf.reshape(place[:, tf.newaxis] * tf.stack(seconds), [-1])
 
 
-def shares(seconds: np.ndarray, num_workers: int) -> list[tuple[float, float, float]]:
+def time_shares(seconds: np.ndarray, num_workers: int) -> list[tuple[float, float, float]]:
     """What each worker does with its time, in rank order: the parts, 0 to 1, of input, compute and communication.
 
     Args:

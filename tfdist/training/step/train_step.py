@@ -10,10 +10,10 @@ from tfdist.data.stream import Batch
 from tfdist.keras_fit.compiled_objective import Element
 from tfdist.training.step import context, optimizer, seed_generators
 from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step.context import Trainer
+from tfdist.training.step.context import StepContext
 
 
-def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
+def train_step(trainer: StepContext, batch: Batch | Element) -> tf.Tensor:
     """One optimizer step on one replica's share of the global batch; runs in `strategy.run`.
 
     Returns:
@@ -45,7 +45,7 @@ def train_step(trainer: Trainer, batch: Batch | Element) -> tf.Tensor:
 
 
 def _apply_if_finite(
-    trainer: Trainer, gradients: gradients_lib.Gradients, bad_loss: tf.Tensor, before: list[tf.Tensor]
+    trainer: StepContext, gradients: gradients_lib.Gradients, bad_loss: tf.Tensor, before: list[tf.Tensor]
 ) -> tf.Tensor:
     """Makes the update where loss and gradients are finite; else leaves nothing of the step but that it was made.
 
@@ -70,7 +70,7 @@ def _apply_if_finite(
     return ~finite if scale is None else bad_loss | (~finite & (scale <= 1.0))
 
 
-def add_to_totals(trainer: Trainer, sums: tf.Tensor, skipped: tf.Tensor | None) -> None:
+def add_to_totals(trainer: StepContext, sums: tf.Tensor, skipped: tf.Tensor | None) -> None:
     """Adds a step's sums over examples (float64 [len(names) + 1]) to those of the call, unless it was `skipped`."""
     steps = tf.zeros([2], tf.float64)
     if skipped is not None:
@@ -80,7 +80,7 @@ def add_to_totals(trainer: Trainer, sums: tf.Tensor, skipped: tf.Tensor | None) 
     trainer.totals.assign_add(tf.concat([sums, steps], axis=0))
 
 
-def apply(trainer: Trainer, gradients: gradients_lib.Gradients) -> None:
+def apply(trainer: StepContext, gradients: gradients_lib.Gradients) -> None:
     """Makes one update of the optimizer, clipped if the config says so; to be called in `strategy.run`."""
     if trainer.config.train.clip_norm is not None:
         gradients = gradients_lib.clip(gradients, trainer.config.train.clip_norm)
@@ -89,7 +89,7 @@ def apply(trainer: Trainer, gradients: gradients_lib.Gradients) -> None:
         trainer.loss_scale.update(finite=True)
 
 
-def _accumulate(trainer: Trainer, batch: Batch) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+def _accumulate(trainer: StepContext, batch: Batch) -> tuple[tf.Tensor, gradients_lib.Gradients]:
     """Runs the micro-batches one after another and adds up their sums and gradients."""
     pieces = trainer.config.train.micro_batches
     if pieces == 1:
@@ -121,7 +121,7 @@ def _group_size(model: keras.Model) -> int:
     return math.lcm(*(getattr(layer, "group_size", None) or 1 for layer in normalisations))
 
 
-def forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+def forward_backward(trainer: StepContext, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
     """Runs micro-batch `piece` (int32 []) forward and backward; returns the sums of its values and its gradients."""
     run = functools.partial(_forward_backward, trainer)
     if trainer.config.train.xla:  # This much and no more: XLA compiles no communication between workers.
@@ -129,9 +129,11 @@ def forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[
     return run(batch, piece)
 
 
-def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple[tf.Tensor, gradients_lib.Gradients]:
+def _forward_backward(
+    trainer: StepContext, batch: Batch, piece: tf.Tensor
+) -> tuple[tf.Tensor, gradients_lib.Gradients]:
     config = trainer.config
-    seed_generators.begin(piece)
+    seed_generators.begin_forward_pass(piece)
     with tf.GradientTape() as tape:
         values = trainer.objective(trainer.model, batch, training=True)
         num_examples = next(iter(batch.values())).shape[0]
@@ -156,7 +158,7 @@ def _forward_backward(trainer: Trainer, batch: Batch, piece: tf.Tensor) -> tuple
     return _sums(trainer, values, tf.ones([num_examples], tf.bool)), gradients
 
 
-def _sums(trainer: Trainer, values: dict[str, tf.Tensor], mask: tf.Tensor) -> tf.Tensor:
+def _sums(trainer: StepContext, values: dict[str, tf.Tensor], mask: tf.Tensor) -> tf.Tensor:
     columns = [tf.cast(tf.ensure_shape(values[n], mask.shape), tf.float64) for n in trainer.names if n in values]
     if len(columns) < len(trainer.names):
         columns.append(tf.zeros_like(columns[0]))
@@ -165,7 +167,7 @@ def _sums(trainer: Trainer, values: dict[str, tf.Tensor], mask: tf.Tensor) -> tf
     return tf.reduce_sum(tf.where(mask, tf.stack(columns), tf.zeros([], tf.float64)), axis=1)
 
 
-def evaluation_step(trainer: Trainer, batch: Batch | Element, mask: tf.Tensor | None = None) -> tf.Tensor:
+def evaluation_step(trainer: StepContext, batch: Batch | Element, mask: tf.Tensor | None = None) -> tf.Tensor:
     """Adds one replica's share of an evaluation batch to the totals; `mask`, bool [n], is False for padding."""
     if trainer.compiled is None:
         sums = _sums(trainer, trainer.objective(trainer.model, batch, training=False), mask)

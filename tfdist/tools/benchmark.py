@@ -1,1 +1,0 @@
-"""What `python -m tfdist.tools.benchmark.__main__` lets compete: tfdist's own loop, pipelines and sums, and honest baselines."""

@@ -1,0 +1,1 @@
+"""tfdist beside the bare floor, the textbook loop, Keras `fit` and PyTorch DDP, in turns within one run."""

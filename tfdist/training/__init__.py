@@ -1,0 +1,9 @@
+"""The training loop, the step, and what belongs to them.
+
+    setup.build_run(config, workdir) -> Run    checks the config, meets the other workers, builds the model
+    loop.train(run) -> exit code               the loop; evaluate.evaluate_only(run, which) evaluates a checkpoint
+    step/                                      one training step on a replica; the gradients' all-reduce
+    callbacks/                                 keras.callbacks on several workers
+
+Imports config, report, cluster, data and checkpoint.
+"""
