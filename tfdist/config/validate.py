@@ -64,7 +64,8 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
 
     def one_of(name: str, value: str, choices: tuple[str, ...]) -> Iterator[str]:
         if value not in choices:
-            yield f"{name} must be one of {', '.join(choices)}.{specs.nearest(value, list(choices))} Received: {value!r}"
+            hint = specs.nearest(value, list(choices))
+            yield f"{name} must be one of {', '.join(choices)}.{hint} Received: {value!r}"
 
     for name in (
         "data.batch_size",

@@ -1,4 +1,4 @@
-"""Draws the ways of (m, n) over the loss surface of a line: `python -m tfdist.tools.trajectories --config=configs/line.py`.
+"""Draws trajectories over a line's loss surface: `python -m tfdist.tools.trajectories --config=configs/line.py`.
 
 Trains the config for each batch size on each number of replicas; its objective must report "m" and "n" in every step,
 as `tfdist.zoo.classic:line_error` does. Writes trajectories.csv and trajectories.png into the workdir, and says how far

@@ -12,7 +12,6 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import stream
-from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.training.callbacks import hooks as hooks_lib
 from tfdist.training.step import context
 
@@ -51,7 +50,7 @@ class Run:
     hooks: hooks_lib.Hooks = dataclasses.field(default_factory=hooks_lib.Hooks)
 
     @property
-    def compiled(self) -> CompiledObjective | None:
+    def compiled(self) -> Any | None:
         """The losses and metrics of a model that was given to `compile`; None in the run of a config."""
         return self.trainer.compiled
 

@@ -8,6 +8,11 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
 def read_cluster(env: Mapping[str, str]) -> dict | None:
+    """Returns the cluster of TF_CONFIG, {"worker": ["host:port", ...], ...}; None if it is not set.
+
+    Raises:
+        ValueError: TF_CONFIG is not what TensorFlow documents.
+    """
     text = env.get("TF_CONFIG", "").strip()
     if not text:
         return None
@@ -25,6 +30,15 @@ def read_cluster(env: Mapping[str, str]) -> dict | None:
 def resolve(
     env: Mapping[str, str], cluster: dict[str, list[str]], tasks_variable: str, *, port_base: int, port_count: int
 ) -> WorkerSpec:
+    """Returns the place of this process in TF_CONFIG's `cluster`.
+
+    Args:
+        tasks_variable: the launcher's variable that holds its number of tasks, to notice a TF_CONFIG left over.
+
+    Raises:
+        ValueError: TF_CONFIG contradicts itself or the launcher.
+    """
+
     def refuse(problem: str) -> ValueError:
         return ValueError(f"TF_CONFIG: {problem} Received: {env['TF_CONFIG']!r}")
 

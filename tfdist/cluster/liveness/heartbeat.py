@@ -37,7 +37,7 @@ _GRACE_SECONDS = 2.0
 _WRITING_SECONDS = 60.0
 
 # The one of this process, if there is one; it has one cluster, too.
-_watching: "Peers | None" = None
+_watching: "HeartbeatMonitor | None" = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

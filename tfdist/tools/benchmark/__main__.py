@@ -1,4 +1,4 @@
-"""Measures tfdist on this machine's processors, next to honest baselines: `python -m tfdist.tools.benchmark.__main__`.
+"""Measures tfdist on this machine's processors, next to honest baselines: `python -m tfdist.tools.benchmark`.
 
 Sections: `steps`, the training step of three networks; `input`, the pipelines without a model; `all_reduce`, the sum
 over two workers; `start`, from the command to the first finished step. The baselines: the bare floor, one `tf.function`
@@ -229,7 +229,7 @@ def run(argv: list[str]) -> None:
     if "ddp" in (_PEERS.value or []) and "ddp" not in installed_peers():
         sys.exit("--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.")
     found: Rows = []
-    with config_flags.one_message("tfdist.tools.benchmark.__main__"):
+    with config_flags.one_message("tfdist.tools.benchmark"):
         check_machine()
         with contextlib.ExitStack() as stack:
             stack.enter_context(processes.cleanup_on_sigterm())  # No folder and no network of ours shall stay behind.

@@ -1,7 +1,7 @@
 """One worker of one contestant: a process that does as many steps as it is told to, and says how long they took.
 
-`python -m tfdist.tools.benchmark.worker JOB` reads lines of JSON, {"case": name, "steps": number}, and answers each with
-one: {"seconds": of the clock, "cpu_seconds": of this process, "peak_mb": resident memory so far}.
+`python -m tfdist.tools.benchmark.worker JOB` reads lines of JSON, {"case": name, "steps": number}, and answers
+each with one: {"seconds": of the clock, "cpu_seconds": of this process, "peak_mb": resident memory so far}.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Trains with parameter servers: each worker reads the weights, computes, and sends its update, waiting for nobody.
 
-    python -m tfdist.tools.parameter_server.__main__ --config=configs/digits.py --workers=2 --servers=1
+    python -m tfdist.tools.parameter_server --config=configs/digits.py --workers=2 --servers=1
 
 starts workers and servers on this machine, and this process is their chief: it reads and prepares the batches, hands
 them out one a worker at a time, evaluates, saves and reports. A worker that dies is started again; meanwhile the others

@@ -1,6 +1,6 @@
 """The chief's side of training with parameter servers: batches are handed out, and updates wait for nobody.
 
-Used by `tfdist.tools.parameter_server.__main__`, and by `tfdist.main` where TF_CONFIG names servers.
+Used by `tfdist.tools.parameter_server`, and by `tfdist.main` where TF_CONFIG names servers.
 """
 
 import collections

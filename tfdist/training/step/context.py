@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import timing
@@ -31,7 +31,7 @@ class StepContext:
     # Where the model was not given to `compile`.
     objective: Objective | None = None
     # The losses and metrics of a model that was.
-    compiled: CompiledObjective | None = None
+    compiled: Any | None = None
     # The objective's keys, in order; "regularization" is added where the model has such losses.
     names: tuple[str, ...]
     # Moving statistics and the like, which each replica updates from its own examples.
@@ -83,7 +83,7 @@ def build_context(
 
 
 def compiled_context(
-    cluster: Cluster, config: config_lib.Config, compiled: CompiledObjective, optimizer: keras.optimizers.Optimizer
+    cluster: Cluster, config: config_lib.Config, compiled: Any, optimizer: keras.optimizers.Optimizer
 ) -> StepContext:
     """Like `build_trainer`, for a built model that was given to `compile`; its optimizer may clip by itself."""
     return _context(cluster, config, compiled.model, optimizer, compiled.names, compiled=compiled)
@@ -95,7 +95,7 @@ def _context(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     names: tuple[str, ...],
-    **mathematics: Objective | CompiledObjective,
+    **mathematics: Any,
 ) -> StepContext:
     optimizer_lib.take_over_reduction(optimizer)
     optimizer_lib.fuse(optimizer)

@@ -7,13 +7,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.stream import Batch
-from tfdist.keras_fit.compiled_objective import Element
 from tfdist.training.step import context, optimizer, seed_generators
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step.context import StepContext
 
 
-def train_step(trainer: StepContext, batch: Batch | Element) -> tf.Tensor:
+def train_step(trainer: StepContext, batch: Batch | dict) -> tf.Tensor:
     """One optimizer step on one replica's share of the global batch; runs in `strategy.run`.
 
     Returns:
@@ -167,7 +166,7 @@ def _sums(trainer: StepContext, values: dict[str, tf.Tensor], mask: tf.Tensor) -
     return tf.reduce_sum(tf.where(mask, tf.stack(columns), tf.zeros([], tf.float64)), axis=1)
 
 
-def evaluation_step(trainer: StepContext, batch: Batch | Element, mask: tf.Tensor | None = None) -> tf.Tensor:
+def evaluation_step(trainer: StepContext, batch: Batch | dict, mask: tf.Tensor | None = None) -> tf.Tensor:
     """Adds one replica's share of an evaluation batch to the totals; `mask`, bool [n], is False for padding."""
     if trainer.compiled is None:
         sums = _sums(trainer, trainer.objective(trainer.model, batch, training=False), mask)

@@ -1,6 +1,6 @@
 """Trains a small model with callbacks that write down what they are told, under Keras' own fit or under tfdist.fit.
 
-usage: python tests/followed.py keras|tfdist DEVICES DIRECTORY TRIAL...   -> DIRECTORY/followed-RANK.json
+usage: python tests/support/followed.py keras|tfdist DEVICES DIRECTORY TRIAL...   -> DIRECTORY/followed-RANK.json
 """
 
 import contextlib

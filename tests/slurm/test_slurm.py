@@ -14,7 +14,7 @@ from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.worker_spec import WorkerSpec, visible_gpus
 
-REPOSITORY = pathlib.Path(__file__).parents[1]
+REPOSITORY = pathlib.Path(__file__).parents[2]
 PORTS = {"port_base": 10000, "port_count": 10000}
 
 # Each task writes its host and its variables to a file of its own: lines of several tasks could mix.

@@ -116,7 +116,7 @@ def start_again(slurm: SlurmCluster, job: str, log: pathlib.Path, restarts: int)
 def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing_had_happened(slurm, tmp_path):
     """Ended by scancel, submitted again, stopped by a signal, by its time limit and by `scontrol requeue`."""
     steps = ["--config.train.steps=400", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
-    slow = "--config.objective={'target': 'tests.lab:slow_classification', 'seconds': 0.05}"
+    slow = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.05}"
     options = [*steps, slow, "--config.report.every.steps=5"]
     one_a_node = ["--ntasks-per-node=1"]
     job, log = submit(slurm, tmp_path, one_a_node, *options)

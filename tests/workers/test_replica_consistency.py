@@ -75,8 +75,8 @@ def test_what_differs_is_put_into_words():
 def run(workdir, *options: str, workers: int) -> list[str]:
     """Runs workers that all end with 1; returns what they say."""
     base = [
-        "--config.model={'target': 'tests.lab:linear', 'num_classes': 10}",
-        "--config.data.prepare={'target': 'tests.lab:with_epoch'}",
+        "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10}",
+        "--config.data.prepare={'target': 'tests.support.lab:with_epoch'}",
         "--config.data.batch_size=480",
         "--config.data.evaluation_batch_size=480",
         "--config.agreement.every.steps=1",
@@ -100,7 +100,7 @@ def run(workdir, *options: str, workers: int) -> list[str]:
 @pytest.mark.parametrize(("workers", "devices"), [(2, 1), (1, 2)])
 def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, workers, devices):
     # 1,442 examples in batches of 480 are 3 steps an epoch.
-    flip = "--config.objective={'target': 'tests.lab:flips_a_bit', 'epoch': 1, 'replica': 1}"
+    flip = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 1, 'replica': 1}"
     first, second = [r"worker 0 \(host \S+\)", r"worker 1 \(host \S+\)"]
     if devices == 2:
         first, second = [rf"worker 0 \(host \S+, replica {replica}\)" for replica in range(2)]
@@ -115,7 +115,7 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_workers_that_read_other_examples_end_at_the_start(tmp_path, told):
-    source = f"--config.data.source={{'target': 'tests.lab:Drifting', 'told': {told}}}"
+    source = f"--config.data.source={{'target': 'tests.support.lab:Drifting', 'told': {told}}}"
     if told:
         words = "fingerprint of the train split: 'digits brighter by 0' on rank 0 .*; 'digits brighter by 1' on rank 1"
     else:

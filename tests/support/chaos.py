@@ -1,8 +1,8 @@
 """Hits trainings at random moments, in all the ways that machines do, and compares them with an undisturbed one.
 
-`python -m tests.chaos --minutes=10`. Each training has a few hundred steps and is started by `tfdist.launch`; a pulled
-cable needs two networks, and so workers without it. Root is needed for the pulled cable and the full disk, which are
-left out without it. It ends with a table, and with 1 where anything was not as it should be: weights or evaluations
+`python -m tests.support.chaos --minutes=10`. Each training has a few hundred steps and is started by `tfdist.launch`; a
+pulled cable needs two networks, and so workers without it. The pulled cable and the full disk need root, and are left
+out otherwise. It ends with a table, and with 1 where anything was not as it should be: weights or evaluations
 that differ by a bit, a process left over, more than 60 s from a fault to the next step (on a machine that does nothing
 else; see --limit).
 """
@@ -37,7 +37,7 @@ _NETWORK_EVERY = 4
 
 def main() -> int:
     """Runs what the command line says; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.support.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to go on")
     parser.add_argument("--faults", type=int, default=10**9, help="how many faults are enough")
     parser.add_argument("--workers", default="2..4", help="how many workers: 3, or 2..4 for a random number")

@@ -300,9 +300,9 @@ from tfdist import config as c
 
 def get_config():
     return c.Config(
-        model={"target": "tests.lab:linear", "num_classes": 10},
-        data=c.Data(prepare={"target": "tests.lab:with_epoch"}, batch_size=48),
-        objective={"target": "tests.lab:nan_from_epoch", "epoch": 1},
+        model={"target": "tests.support.lab:linear", "num_classes": 10},
+        data=c.Data(prepare={"target": "tests.support.lab:with_epoch"}, batch_size=48),
+        objective={"target": "tests.support.lab:nan_from_epoch", "epoch": 1},
         learning_rate=c.LearningRate(peak=0.01),
         train=c.Train(steps=90),
         checkpoint=c.Checkpoint(every=c.Every(steps=8)),
@@ -351,7 +351,7 @@ def test_an_unreadable_image_ends_all_workers(tmp_path):
     options = [
         f"--config.data.source={{'target': 'tfdist.zoo.sources:image_folder', 'path': {str(root)!r}, "
         "'memory_limit_mb': 0}",
-        "--config.model={'target': 'tests.lab:linear', 'num_classes': 2, 'input_shape': (8, 8, 3)}",
+        "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 2, 'input_shape': (8, 8, 3)}",
         "--config.data.batch_size=8",
     ]
     command = topologies.command(tmp_path / "run", *options)

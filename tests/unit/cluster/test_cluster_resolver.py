@@ -8,7 +8,7 @@ import sys
 import pytest
 import tensorflow as tf
 from launching import free_ports
-from test_environment import CYCLIC_UNEVEN, FOUR_ON_TWO, FOUR_ON_TWO_CYCLIC, STEPS, TWO_ON_ONE, slurm
+from test_discovery import CYCLIC_UNEVEN, FOUR_ON_TWO, FOUR_ON_TWO_CYCLIC, STEPS, TWO_ON_ONE, slurm
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver, resolver

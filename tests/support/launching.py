@@ -16,7 +16,7 @@ import numpy as np
 
 from tfdist.cluster.rendezvous import rpc
 
-REPOSITORY = pathlib.Path(__file__).parents[1]
+REPOSITORY = pathlib.Path(__file__).parents[2]
 # Left by the launcher of the tests; and a setting that would make TensorFlow talk more than tfdist lets it.
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")
 # Weights are equal to the bit on one topology, and within this on another (sums are taken in another order).

@@ -36,10 +36,10 @@ def name(path):
 
 @pytest.fixture
 def probe(tmp_path):
-    """Variables that put tests/placement_probe.py in the place of python; it writes into tmp_path."""
+    """Variables that put tests/support/placement_probe.py in the place of python; it writes into tmp_path."""
     script = tmp_path / "bin" / "python"
     script.parent.mkdir()
-    command = f'exec "{sys.executable}" "{REPOSITORY / "tests/placement_probe.py"}" "{tmp_path}" "$@"'
+    command = f'exec "{sys.executable}" "{REPOSITORY / "tests/support/placement_probe.py"}" "{tmp_path}" "$@"'
     script.write_text(f"#!/bin/sh\n{command}\n")
     script.chmod(0o755)
     (tmp_path / "site.sh").write_text(f'export PATH="{script.parent}:$PATH"\n')

@@ -21,7 +21,8 @@ import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
 
 from tfdist.cluster.rendezvous import rpc
-from tfdist.launch import __main__, local_workers
+from tfdist.launch import __main__ as launch
+from tfdist.launch import local_workers
 
 CONFIG, STEPS = "tests/configs/interrupted.py", 56
 SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0"
@@ -134,7 +135,7 @@ def saved(process, workdir):
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        return __main__.newest_step(workdir) >= 0
+        return launch.newest_step(workdir) >= 0
 
     return until(found, 240)
 
@@ -427,14 +428,14 @@ def test_gpus_are_divided_among_the_workers():
         "task": {"type": "worker", "index": 1},
     }
     assert local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [11], [()]) == [{"HOME": "/h"}]
-    assert __main__.without([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
+    assert launch.without([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
 
 
 def test_the_next_smaller_number_divides_both_batches():
     def smaller(shares, least, **data):
         options = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
         options.data = dataclasses.replace(options.data, **{"evaluation_batch_size": None} | data)
-        return __main__.next_smaller(options, shares, least)
+        return launch.next_smaller(options, shares, least)
 
     assert smaller([()] * 8, 1, batch_size=48) == 6
     assert smaller([()] * 8, 1, batch_size=48, evaluation_batch_size=20) == 4

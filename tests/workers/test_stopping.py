@@ -91,7 +91,10 @@ def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, rank
 
 
 def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterrupted_one(workdir, tmp_path):
-    hits = {0: f"tfdist.checkpoint.async_writer:export:before:{TERM:d}", 1: f"tfdist.cluster.strategy:leave:before:{TERM:d}"}
+    hits = {
+        0: f"tfdist.checkpoint.async_writer:export:before:{TERM:d}",
+        1: f"tfdist.cluster.strategy:leave:before:{TERM:d}",
+    }
     codes, outputs = run_hit(workdir, hits)
     assert codes == [0, 0], "\n".join(outputs)
     assert json.loads((workdir / "finished.json").read_text())["step"] == STEPS

@@ -145,7 +145,7 @@ def test_a_run_goes_on_on_another_number_of_workers(tmp_path):
     # Dropout differs between topologies; all else does not: synchronised statistics, augmentation, order.
     options = ["--config.checkpoint.every.steps=4", "--config.train.call_seconds=0.1"]
     topologies.train(whole, *options)
-    objective = "--config.objective={'target': 'tests.lab:slow_classification', 'seconds': 0.1}"
+    objective = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.1}"
     command = topologies.command(moved, *options, objective)
     interrupt(command, moved, 2, KILL, 1)
     between = saved_steps(moved)[-1]
@@ -182,7 +182,7 @@ def test_a_finished_run_says_so_and_changes_nothing(uninterrupted, workers):
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch):
-    """Finds tests.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
+    """Finds tests.support.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
     handlers = {number: signal.getsignal(number) for number in (INT, TERM, USR1)}
     monkeypatch.syspath_prepend(REPOSITORY)
     yield

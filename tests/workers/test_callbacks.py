@@ -75,7 +75,7 @@ def followed(tmp_path_factory):
 
     def line(name, *trials):
         how = ["keras", "1"] if name == "keras" else ["tfdist", "2" if name == "two devices" else "1"]
-        return [sys.executable, "tests/followed.py", *how, str(places[name]), *trials]
+        return [sys.executable, "tests/support/followed.py", *how, str(places[name]), *trials]
 
     killed = subprocess.run(
         line("two devices", "killed"), cwd=REPOSITORY, env=worker_environment(), capture_output=True, timeout=1500

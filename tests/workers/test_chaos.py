@@ -1,4 +1,4 @@
-"""A short round of tests.chaos; what it says of a training that is not the undisturbed one."""
+"""A short round of tests.support.chaos; what it says of a training that is not the undisturbed one."""
 
 import json
 import re
@@ -16,7 +16,7 @@ KINDS = ("kill -9", "kill -9 of the chief while it saves", "SIGTERM to a worker"
 
 
 def test_a_training_that_is_hit_again_and_again_ends_as_the_undisturbed_one():
-    command = [sys.executable, "-m", "tests.chaos", "--workers=2", f"--faults={len(KINDS) + 1}", "--seed=3"]
+    command = [sys.executable, "-m", "tests.support.chaos", "--workers=2", f"--faults={len(KINDS) + 1}", "--seed=3"]
     # A machine that others use as well may take any time.
     command += ["--limit=600", "--steps=110", f"--kinds={','.join([*KINDS, 'a vanished workdir'])}"]
     done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)

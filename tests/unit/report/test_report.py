@@ -206,7 +206,7 @@ def test_a_run_that_only_evaluates_removes_nothing_but_a_torn_line(tmp_path):
 def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
     code = f"""
 import io, itertools, sys
-sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__)))!r})
+sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
 from tfdist import report
 start = int(sys.argv[1])
 reporter = report.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})

@@ -22,7 +22,7 @@ OF_STEPS = {5: 200, 6: 250, 7: 300}
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch):
-    """Finds tests.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
+    """Finds tests.support.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     monkeypatch.syspath_prepend(REPOSITORY)
     yield
@@ -34,7 +34,7 @@ def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
     """A run of 20 steps that saves after each 4, with one example that is NaN in each of `steps`."""
     made = runpy.run_path(str(REPOSITORY / topologies.SAME_RUN))["get_config"]()
     made.data.shuffle = False
-    made.data.prepare |= {"target": "tests.lab:with_nan", "examples": [OF_STEPS[step] for step in steps]}
+    made.data.prepare |= {"target": "tests.support.lab:with_nan", "examples": [OF_STEPS[step] for step in steps]}
     made.checkpoint = c.Checkpoint(every=c.Every(steps=4), keep=9, export=False)
     made.train.nonfinite, made.train.nonfinite_limit = nonfinite, limit
     return made
@@ -51,7 +51,7 @@ def options(*steps: int, nonfinite: str) -> list[str]:
     """The same run for the command line."""
     examples = [OF_STEPS[step] for step in steps]
     return [
-        f"--config.data.prepare={{'target': 'tests.lab:with_nan', 'examples': {examples}, "
+        f"--config.data.prepare={{'target': 'tests.support.lab:with_nan', 'examples': {examples}, "
         "'scale': 0.0625, 'pad': 1, 'flip': True}",
         *("--config.data.shuffle=false", "--config.checkpoint.every.steps=4", "--config.checkpoint.keep=9"),
         *("--config.checkpoint.export=false", f"--config.train.nonfinite={nonfinite}"),
@@ -164,7 +164,7 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     made = config("skip", 5, 7)
     made.train.precision, made.train.steps = precision, 8
     if precision == "float16":  # In which the network's rectifiers make 0 of NaN.
-        made.model = {"target": "tests.lab:linear", "num_classes": 10}
+        made.model = {"target": "tests.support.lab:linear", "num_classes": 10}
     keras.utils.clear_session()
     assert loop.train(setup.build_run(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 2
@@ -174,9 +174,9 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
 
 def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path):
     made = config("stop")
-    made.model = {"target": "tests.lab:linear", "num_classes": 10}
-    made.data.prepare = {"target": "tests.lab:with_epoch"}
-    made.objective = {"target": "tests.lab:bad_gradient_from_epoch", "epoch": 0}
+    made.model = {"target": "tests.support.lab:linear", "num_classes": 10}
+    made.data.prepare = {"target": "tests.support.lab:with_epoch"}
+    made.objective = {"target": "tests.support.lab:bad_gradient_from_epoch", "epoch": 0}
     made.train.precision = "float16"
     keras.utils.clear_session()
     with pytest.raises(nonfinite_lib.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
@@ -186,10 +186,10 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
 @pytest.mark.parametrize("objective", ["nan_from_epoch", "bad_gradient_from_epoch"])
 def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, objective):
     made = config("skip")
-    made.model = {"target": "tests.lab:linear", "num_classes": 10}
-    made.data.prepare = {"target": "tests.lab:with_epoch"}
+    made.model = {"target": "tests.support.lab:linear", "num_classes": 10}
+    made.data.prepare = {"target": "tests.support.lab:with_epoch"}
     made.data.batch_size = 480  # 3 steps an epoch.
-    made.objective = {"target": f"tests.lab:{objective}", "epoch": 1}
+    made.objective = {"target": f"tests.support.lab:{objective}", "epoch": 1}
     made.train.steps = 6
     keras.utils.clear_session()
     assert loop.train(setup.build_run(made, tmp_path)) == 0

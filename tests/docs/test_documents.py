@@ -17,7 +17,7 @@ import pytest
 from tfdist import config as config_lib
 from tfdist.config import diff, specs, validate
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 # Flags of other programs that prose may name; commands are checked by the program they run.
 FLAGS_OF_OTHERS = {
     *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-task", "gpus-per-node", "gres", "distribution"),
@@ -159,12 +159,12 @@ def test_documents_name_what_exists(path):
 
 def test_what_does_not_exist_is_noticed():
     text = """
-Prose names `tests/test_report.py`, `report.py`, `tests/test_nothing.py::test`, `nowhere.md` and `--mod=eval`,
+Prose names `tests/test_house.py`, `reporter.py`, `tests/test_nothing.py::test`, `nowhere.md` and `--mod=eval`,
 `config.data.batch_size`, `config.data.batchsize`, `config.json`, `runs/x/y.py`, `my_lab/losses.py` and `--ntasks=4`.
 ```bash
 $ srun -N2 python -m tfdist.main --config=configs/no_such.py \\
     --workdir=runs/x --config.train.epoch=3 --works=1 | tee --log
-python -m tfdist.mian --config=tests/test_report.py
+python -m tfdist.mian --config=tests/test_house.py
 ```
 """
     assert path_problems(text) == [

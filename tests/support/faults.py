@@ -1,4 +1,4 @@
-"""What happens to a training in tests.chaos: when, what, and what it did to it."""
+"""What happens to a training in tests.support.chaos: when, what, and what it did to it."""
 
 import contextlib
 import dataclasses

@@ -10,7 +10,7 @@ from tfdist.training import checkpointing
 
 # 24 examples a step are divided by 1, 2, 3, 4 and 8 replicas.
 OPTIONS = [
-    "--config.model={'target': 'tests.lab:linear', 'num_classes': 10, 'l2': 1e-3}",
+    "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10, 'l2': 1e-3}",
     *("--config.data.batch_size=24", "--config.data.evaluation_batch_size=24"),
     *("--config.checkpoint.keep=2", "--config.checkpoint.export=false"),
 ]

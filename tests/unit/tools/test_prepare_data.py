@@ -1,4 +1,4 @@
-"""What `python -m tfdist.tools.prepare_data` does on a login node: fetches once, and reads and prepares a batch of each split."""
+"""`tfdist prepare` on a login node: fetches once, reads and prepares a batch of each split."""
 
 import pathlib
 
