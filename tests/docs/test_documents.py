@@ -104,7 +104,8 @@ def flag_problems(text):
         called = re.search(r"-m (tfdist\.[\w.]+)(.*)", command)
         if not called:
             continue
-        if not (ROOT / f"{called[1].replace('.', '/')}.py").exists():
+        path = ROOT / called[1].replace(".", "/")
+        if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists():
             problems.append(f"there is no command {called[1]}")
             continue
         named = re.findall(r"(?:^|\s)--(?:no)?([\w-]+)", re.split(r"[|;&>]", called[2])[0])
@@ -159,7 +160,7 @@ def test_documents_name_what_exists(path):
 
 def test_what_does_not_exist_is_noticed():
     text = """
-Prose names `tests/test_house.py`, `reporter.py`, `tests/test_nothing.py::test`, `nowhere.md` and `--mod=eval`,
+Prose names `tests/test_house.py`, `main.py`, `tests/test_nothing.py::test`, `nowhere.md` and `--mod=eval`,
 `config.data.batch_size`, `config.data.batchsize`, `config.json`, `runs/x/y.py`, `my_lab/losses.py` and `--ntasks=4`.
 ```bash
 $ srun -N2 python -m tfdist.main --config=configs/no_such.py \\

@@ -172,7 +172,7 @@ def test_the_gpus_of_a_node_are_divided_among_its_tasks(slurm, tmp_path, monkeyp
 # Listens at the port that tfdist computes, until the tasks of all steps do.
 LISTEN = """
 import os, pathlib, socket, sys, time
-from tfdist.cluster import environment
+from tfdist.cluster.discovery import environment
 directory, expected = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 placement = environment.resolve(os.environ, port_base=10000, port_count=10000)
 with socket.create_server(("", placement.port)):
@@ -204,20 +204,23 @@ def test_at_once_on_the_same_nodes_they_listen_at_different_ports(slurm, tmp_pat
 # A worker without TensorFlow, one of whose kind is killed, or fails, when all have met.
 LOSE = """
 import os, signal, sys, time
-from tfdist import config, interruption
-from tfdist.cluster import batch, environment, peers, preflight
+from tfdist import config
+from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.rendezvous import preflight
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
-listener = peers.listen(place)
+listener = heartbeat.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-roster = preflight.check(place, facts={}, seconds=60, about=port)
-peers.watch(rank=place.rank, roster=roster, listener=listener, options=config.Cluster(connect_seconds=20))
-batch.allow(place.rank, interruption.StopRequest(), lambda: True)
+roster = preflight.rendezvous(place, facts={}, seconds=60, about=port)
+heartbeat.start(rank=place.rank, roster=roster, listener=listener, options=config.Cluster(connect_seconds=20))
+slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(3)
 if place.rank == int(sys.argv[1]):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    peers.take_over()
-    peers.tell_failure("the disk is full.")
+    heartbeat.claim_exit()
+    heartbeat.announce_failure("the disk is full.")
     os._exit(1)
 time.sleep(600)
 """
@@ -248,14 +251,13 @@ def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm,
 
 PUT_BACK = """
 import os, signal, subprocess, sys
-from tfdist import interruption
-from tfdist.cluster import batch
+from tfdist.cluster import interruption, slurm_requeue
 progressed, cancelled, reason, lost_chief = sys.argv[1:]
 if cancelled == "yes":
-    interruption.ignore()
+    interruption.ignore_signals()
     subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
-batch.allow(0, interruption.StopRequest(reason=reason), lambda: progressed == "yes")
-batch.put_back(lost_chief=lost_chief == "yes")
+slurm_requeue.enable_requeue(0, interruption.StopRequest(reason=reason), lambda: progressed == "yes")
+slurm_requeue.requeue(lost_chief=lost_chief == "yes")
 """
 
 

@@ -24,15 +24,17 @@ SEEN_WITHIN = 15.0
 # A worker whose main thread does what its argument says, without TensorFlow: it hangs where another one is lost.
 WORKER = """
 import os, sys, threading, time
-from tfdist import config, outcome
-from tfdist.cluster import environment, peers, preflight
+from tfdist import config
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.rendezvous import preflight
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
-listener = peers.listen(found)
+listener = heartbeat.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-roster = preflight.check(found, facts={}, seconds=60, about=port)
+roster = preflight.rendezvous(found, facts={}, seconds=60, about=port)
 options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0 if what == "stall" else None)
-watching = peers.watch(rank=rank, roster=roster, listener=listener, options=options)
+watching = heartbeat.start(rank=rank, roster=roster, listener=listener, options=options)
 watching.progress(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"leave": 1.0, "fail": 1.0, "write": 1.0, "wait": 1.0, "stall": 0.0}.get(what, 600.0)
@@ -48,8 +50,8 @@ def nowhere():
 if what in ("stall", "write"):
     nowhere()
 if what == "fail":
-    peers.take_over()
-    peers.tell_failure("the disk is full.")
+    heartbeat.claim_exit()
+    heartbeat.announce_failure("the disk is full.")
     os._exit(1)
 watching.finish(60)
 """
@@ -193,12 +195,12 @@ def test_what_is_being_written_is_written_before_a_survivor_ends():
 
 STARTING = """
 import ctypes, sys, time
-from tfdist.cluster import starting
+from tfdist.cluster.liveness import startup_watchdog
 roster = [{"rank": rank, "address": f"localhost:{sys.argv[2]}", "host": "n9", "pid": 7} for rank in range(2)]
-with starting.limited(0, roster, 60.0):
+with startup_watchdog.deadline(0, roster, 60.0):
     time.sleep(0.5)
 print("started", flush=True)
-with starting.limited(0, roster, float(sys.argv[1])):
+with startup_watchdog.deadline(0, roster, float(sys.argv[1])):
     ctypes.PyDLL(None).sleep(60)  # As TensorFlow does, without letting any thread of Python run.
 """
 

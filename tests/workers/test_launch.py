@@ -30,10 +30,10 @@ SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.
 SUPERVISE = """
 import pathlib, sys
 from absl import flags
-from tfdist import launch
-from tfdist.cluster import processes
+from tfdist.launch import __main__ as launch
+from tfdist.launch import processes
 flags.FLAGS(["launch", "--workers=2", *sys.argv[3:]])
-with processes.open_watch() as watch:
+with processes.open_group() as watch:
     command = [sys.executable, "-c", sys.argv[1]]
     sys.exit(launch.supervise(watch, command, pathlib.Path(sys.argv[2]), [()] * flags.FLAGS.workers))
 """

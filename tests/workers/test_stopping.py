@@ -18,10 +18,10 @@ OPTIONS = [f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0", "-
 # Runs tfdist.main, and sends this process a signal as it enters or leaves a function: module:name:when:number.
 WORKER = """
 import importlib, os, runpy, sys
-from tfdist import interruption
+from tfdist.cluster import interruption
 for hit in sys.argv.pop(1).split():
     module, name, when, number = hit.split(":")
-    with interruption.held_back():
+    with interruption.blocked_signals():
         module = importlib.import_module(module)
     def wrapped(*args, function=getattr(module, name), when=when, number=int(number), **kwargs):
         if when == "before":
@@ -92,8 +92,8 @@ def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, rank
 
 def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterrupted_one(workdir, tmp_path):
     hits = {
-        0: f"tfdist.checkpoint.async_writer:export:before:{TERM:d}",
-        1: f"tfdist.cluster.strategy:leave:before:{TERM:d}",
+        0: f"tfdist.checkpoint.export:export:before:{TERM:d}",
+        1: f"tfdist.cluster.cluster:leave:before:{TERM:d}",
     }
     codes, outputs = run_hit(workdir, hits)
     assert codes == [0, 0], "\n".join(outputs)

@@ -358,7 +358,9 @@ def test_not_finite_is_noticed():
 KILLED = """
 import os, pathlib, random, signal, sys, time
 import numpy as np
-from tfdist import checkpoint, config, saving
+from tfdist import config
+from tfdist.checkpoint import async_writer
+from tfdist.checkpoint import format as checkpoint_format
 
 directory, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 
@@ -366,8 +368,8 @@ def arrays(step):
     return {"x": np.full(60_000, step, np.int64)}
 
 def write_for_ever(first, done):
-    saver = saving.Saver(directory, config.Checkpoint(keep=2), print)
-    found = checkpoint.newest_valid(directory, print)
+    saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(keep=2), print)
+    found = checkpoint_format.newest_valid(directory, print)
     assert found is None or found.step >= first - 1, (found, first)
     saver.tidy(found)
     for step in range(first, first + 100_000):

@@ -115,12 +115,13 @@ def test_a_resolver_for_each_launcher():
 # A script that uses the preflight and the resolver alone; its node is this machine.
 SCRIPT = """
 import os, time
-from tfdist.cluster import environment, preflight
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.rendezvous import preflight
 ports = {"port_base": int(os.environ["PORT_BASE"]), "port_count": 16}
 placement = environment.resolve(os.environ, **ports)
-roster = preflight.check(placement, facts={}, seconds=60.0)
+roster = preflight.rendezvous(placement, facts={}, seconds=60.0)
 import tensorflow as tf
-from tfdist.cluster.resolver import SlurmClusterResolver
+from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver
 strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver(**ports))
 
 @tf.function

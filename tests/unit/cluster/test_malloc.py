@@ -11,9 +11,9 @@ from launching import REPOSITORY, worker_environment
 PROGRAM = """
 import os, sys
 from tfdist import config
-from tfdist.cluster import memory
-kept = memory.keep_freed(config.Cluster(keep_freed_memory=sys.argv[1] == "on"), os.environ)
-assert memory.keep_freed(config.Cluster(), os.environ) == kept
+from tfdist.cluster import malloc
+kept = malloc.keep_freed(config.Cluster(keep_freed_memory=sys.argv[1] == "on"), os.environ)
+assert malloc.keep_freed(config.Cluster(), os.environ) == kept
 buffers = [bytearray(b"x") * 2**20 for _ in range(200)]
 del buffers
 print(kept, int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") // 2**20)

@@ -341,12 +341,13 @@ def test_proxies_are_unset():
 
 WORKER = """
 import json, os, signal, sys
-from tfdist.cluster import environment, preflight
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.rendezvous import preflight
 if sys.argv[1] == "handler":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
 placement = environment.resolve(os.environ, port_base=1024, port_count=1000)
 print("ready", flush=True)
-roster = preflight.check(placement, facts={}, about={"argument": sys.argv[1]}, seconds=60.0)
+roster = preflight.rendezvous(placement, facts={}, about={"argument": sys.argv[1]}, seconds=60.0)
 assert "tensorflow" not in sys.modules
 print(json.dumps(roster))
 """

@@ -225,15 +225,15 @@ def get_config():
 SCRIPT = """
 import dataclasses, sys
 from absl import app
-from tfdist import command_line, config, validation
+from tfdist.config import diff, flags, validate
 
-flag = command_line.define_config()
+flag = flags.define_config()
 
 def main(argv):
-    validation.validate(flag.value)
-    print(repr(dict(config.flatten(flag.value))), "tensorflow" in sys.modules)
+    validate.validate(flag.value)
+    print(repr(dict(diff.flatten(flag.value))), "tensorflow" in sys.modules)
 
-app.run(main, flags_parser=command_line.parse)
+app.run(main, flags_parser=flags.parse)
 """
 
 

@@ -33,7 +33,7 @@ class Slow:
             return ids * 3
         return {"x": tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), [None])}
 options = config.Data(cache="raw", cache_dir=sys.argv[1])
-kept, _ = cache.keep(options, Slow(), None, training=True)
+kept, _ = cache.cached(options, Slow(), None, training=True)
 print("kept", int(kept.read(tf.constant([999], tf.int64))["x"][0]), flush=True)
 """
 

@@ -510,10 +510,10 @@ def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, m
 
 def test_reporting_needs_no_tensorflow(tmp_path):
     code = (
-        "import io, sys; from tfdist import records, report\n"
-        f"r = report.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
+        "import io, sys; from tfdist.report import reporter, run_info\n"
+        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
         "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0); r.close()\n"
-        "records.write_environment('.', {})\n"
+        "run_info.write_environment('.', {})\n"
         "print('tensorflow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)

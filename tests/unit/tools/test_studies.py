@@ -91,7 +91,7 @@ def test_a_training_that_fails_is_told_with_the_end_of_its_log(tmp_path):
 
 def test_the_commands_can_be_imported_side_by_side():
     """Each has flags of the same names, which exist only where the command runs."""
-    code = "from tfdist import scaling, launch, trajectories, main"
+    code = "from tfdist import main; from tfdist.launch import __main__; from tfdist.tools import scaling, trajectories"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
