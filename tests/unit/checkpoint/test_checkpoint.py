@@ -390,7 +390,7 @@ for _ in range(rounds):
     reported = os.read(reading, 1 << 20)
     os.close(reading)
     last = max([last, *(int.from_bytes(reported[i : i + 8], "little") for i in range(0, len(reported), 8))])
-    found = checkpoint.newest_valid(directory, lambda text: sys.exit(f"damaged: {text}"))
+    found = checkpoint_format.newest_valid(directory, lambda text: sys.exit(f"damaged: {text}"))
     step = 0 if found is None else found.step
     assert last <= step <= last + 1, (last, step)
     if found is not None:

@@ -207,9 +207,9 @@ def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
     code = f"""
 import io, itertools, sys
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
-from tfdist import report
+from tfdist.report import reporter as reporter_lib
 start = int(sys.argv[1])
-reporter = report.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
+reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
 for step in itertools.count(start + 1):
     reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0)
     print(step, flush=True)
