@@ -90,9 +90,9 @@ def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, f
         assert not failed and time.monotonic() < deadline, state + (log.read_text() if log.exists() else "")
         time.sleep(0.1)
     workers = found(tmp_path)
-    assert [worker["placement"]["rank"] for worker in workers] == list(range(2 * tasks)), log.read_text()
+    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(2 * tasks)), log.read_text()
     for worker in workers:
-        place = worker["placement"]
+        place = worker["worker_spec"]
         assert place["launcher"] == "slurm" and place["num_workers"] == len(place["addresses"]) == 2 * tasks
         # In a container there is no scontrol: there the file puts the job back, and not tfdist.
         requeue = [] if "apptainer" in file else ["--config.cluster.requeue=true"]
@@ -102,7 +102,7 @@ def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, f
         seen = [gpu for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.isdecimal()]
         assert len(seen) == gpus and (place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus)
         assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in file)
-    assert {address.partition(":")[0] for address in workers[0]["placement"]["addresses"]} == {"n9", "n10"}
+    assert {address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]} == {"n9", "n10"}
     loads = [line for line in log.read_text().splitlines() if line.startswith("module load ")]
     assert bool(loads) == (file not in ("slurm.sbatch", "slurm/apptainer.sbatch"))
 
@@ -147,9 +147,9 @@ def test_a_pbs_file_starts_a_rank_for_each_line_of_the_node_file(probe, tmp_path
     done = subprocess.run(["bash", copy], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     workers = found(tmp_path)
-    assert [(w["placement"]["rank"], w["placement"]["num_workers"]) for w in workers] == [(0, 2), (1, 2)]
+    assert [(w["worker_spec"]["rank"], w["worker_spec"]["num_workers"]) for w in workers] == [(0, 2), (1, 2)]
     for worker in workers:
-        assert worker["placement"]["launcher"] == "mpi" and worker["environment"]["PBS_JOBID"] == "123.server"
+        assert worker["worker_spec"]["launcher"] == "mpi" and worker["environment"]["PBS_JOBID"] == "123.server"
         assert worker["arguments"] == ["-m", "tfdist.main", *job["TFDIST_ARGS"].split()]
         assert worker["cwd"] == str(REPOSITORY)
         assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in path.name)

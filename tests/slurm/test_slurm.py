@@ -31,7 +31,7 @@ class Task:
 
     host: str
     env: dict[str, str]
-    placement: WorkerSpec
+    spec: WorkerSpec
 
 
 def step(slurm: SlurmCluster, directory: pathlib.Path, launch: str) -> list[Task]:
@@ -51,13 +51,13 @@ def check(tasks: list[Task]) -> None:
     """Every task knows where every other one runs, and all know the same."""
     really = [task.host for task in tasks]
     for rank, task in enumerate(tasks):
-        own = task.placement
+        own = task.spec
         if len(tasks) > 1:  # A worker alone has nobody to be found by.
             pairs = [address.rsplit(":", 1) for address in own.addresses]
             assert [host for host, _ in pairs] == really
             assert all(10000 <= int(port) < 20000 for _, port in pairs)
             assert len(set(own.addresses)) == len(tasks)
-            assert own.addresses == tasks[0].placement.addresses
+            assert own.addresses == tasks[0].spec.addresses
             assert own.addresses[rank].endswith(f":{own.port}")
         assert (own.launcher, own.rank, own.num_workers) == ("slurm", rank, len(tasks))
         assert own.local_rank == int(task.env["SLURM_LOCALID"])
@@ -116,12 +116,12 @@ def test_an_arbitrary_distribution_leaves_the_addresses_to_be_asked_for(slurm, t
     (tmp_path / "tasks").mkdir()
     tasks = step(slurm, tmp_path / "tasks", f"env SLURM_HOSTFILE={tmp_path}/hosts srun -n3 -m arbitrary")
     assert [task.host for task in tasks] == ["n10", "n9", "n9"]
-    chief = f"{tasks[0].host}:{tasks[0].placement.port}"
+    chief = f"{tasks[0].host}:{tasks[0].spec.port}"
     for rank, task in enumerate(tasks):
-        assert task.placement.addresses == ()
-        assert task.placement.rank == rank
-        assert chief in task.placement.chiefs
-    assert tasks[1].placement.port != tasks[2].placement.port
+        assert task.spec.addresses == ()
+        assert task.spec.rank == rank
+        assert chief in task.spec.chiefs
+    assert tasks[1].spec.port != tasks[2].spec.port
 
 
 def test_a_batch_script_without_srun_is_one_worker_and_told_so(slurm, tmp_path):
@@ -164,7 +164,7 @@ def test_the_gpus_of_a_node_are_divided_among_its_tasks(slurm, tmp_path, monkeyp
     chosen = []
     for task, devices in zip(tasks, names, strict=True):
         devices = [device for device in devices.split(",") if device != "-"]
-        indices = visible_gpus(task.placement, len(devices))
+        indices = visible_gpus(task.spec, len(devices))
         chosen.append(",".join(devices[index] for index in indices) or "-")
     assert " ".join(chosen) == used
 
@@ -174,9 +174,9 @@ LISTEN = """
 import os, pathlib, socket, sys, time
 from tfdist.cluster.discovery import environment
 directory, expected = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-placement = environment.resolve(os.environ, port_base=10000, port_count=10000)
-with socket.create_server(("", placement.port)):
-    (directory / f"{placement.job} rank {placement.rank}").write_text(f"{socket.gethostname()}:{placement.port}")
+spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
+with socket.create_server(("", spec.port)):
+    (directory / f"{spec.job} rank {spec.rank}").write_text(f"{socket.gethostname()}:{spec.port}")
     deadline = time.monotonic() + 20
     while len(list(directory.iterdir())) < expected:
         if time.monotonic() > deadline:
@@ -212,7 +212,7 @@ from tfdist.cluster.rendezvous import preflight
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
 listener = heartbeat.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-roster = preflight.rendezvous(place, facts={}, seconds=60, about=port)
+roster = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
 heartbeat.start(rank=place.rank, roster=roster, listener=listener, options=config.Cluster(connect_seconds=20))
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(3)

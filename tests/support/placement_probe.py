@@ -15,5 +15,10 @@ if __name__ == "__main__":
     place = environment.resolve(os.environ, port_base=10000, port_count=10000)
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "PBS_JOBID", "IN_CONTAINER")
     seen = {name: os.environ[name] for name in names if name in os.environ}
-    found = {"placement": dataclasses.asdict(place), "arguments": sys.argv[2:], "environment": seen, "cwd": os.getcwd()}
+    found = {
+        "worker_spec": dataclasses.asdict(place),
+        "arguments": sys.argv[2:],
+        "environment": seen,
+        "cwd": os.getcwd(),
+    }
     pathlib.Path(sys.argv[1], f"{place.rank}.json").write_text(json.dumps(found))

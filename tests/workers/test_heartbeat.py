@@ -32,14 +32,14 @@ rank = (found := environment.resolve(os.environ, port_base=10000, port_count=100
 what, seconds = sys.argv[1], float(sys.argv[2])
 listener = heartbeat.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-roster = preflight.rendezvous(found, facts={}, seconds=60, about=port)
+roster = preflight.rendezvous(found, must_match={}, seconds=60, metadata=port)
 options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0 if what == "stall" else None)
 watching = heartbeat.start(rank=rank, roster=roster, listener=listener, options=options)
-watching.progress(step := 1)
+watching.heartbeat(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"leave": 1.0, "fail": 1.0, "write": 1.0, "wait": 1.0, "stall": 0.0}.get(what, 600.0)
 while time.monotonic() < until:
-    watching.progress(step := step + 1)
+    watching.heartbeat(step := step + 1)
     time.sleep(0.05)
 if what == "wait":
     time.sleep(600)

@@ -28,7 +28,7 @@ class Cluster:
     # environment looks as if something else was meant, such as a forgotten srun.
     roster: tuple[str, ...]
     # Watches the other workers; None where there are none.
-    peers: heartbeat.HeartbeatMonitor | None
+    monitor: heartbeat.HeartbeatMonitor | None
 
     @property
     def is_chief(self) -> bool:
@@ -43,7 +43,7 @@ class Cluster:
         """Returns an iterator over this worker's `dataset`, which has an element per local replica and step."""
         return distributed_dataset.distribute(self.strategy, dataset)
 
-    def holds(self, variable: tf.Variable) -> bool:
+    def created_here(self, variable: tf.Variable) -> bool:
         """Whether `variable` was made in the scope of this cluster."""
         return self.strategy.extended.variable_created_in_scope(variable)
 
@@ -51,21 +51,21 @@ class Cluster:
         """Puts the replicas' values [n, ...] below each other, in their order; `n` may differ. All must call it."""
         return self.strategy.gather(value, axis=0)
 
-    def from_chief(self, value: int) -> int:
+    def broadcast(self, value: int) -> int:
         """Returns the chief's `value` on every worker; all must call it."""
         return self._sum(value, lambda mine: tf.where(replica_id() == 0, mine, 0))
 
-    def any(self, value: bool) -> bool:
+    def any_worker(self, value: bool) -> bool:
         """Returns whether `value` is true of any worker; all must call it."""
         return self._sum(value, lambda mine: mine) > 0
 
-    def bytes_from_chief(self, value: bytes) -> bytes:
+    def broadcast_bytes(self, value: bytes) -> bytes:
         """Returns the chief's `value` on every worker; all must call it."""
-        size = self.from_chief(len(value))
+        size = self.broadcast(len(value))
         if self.num_workers == 1 or size == 0:
             return value[:size]
         mine = np.frombuffer(value, np.uint8) if self.is_chief else np.zeros(size, np.uint8)
-        (chiefs,) = self._make_chiefs()([tf.constant(mine, tf.int32)])
+        (chiefs,) = self._make_broadcast()([tf.constant(mine, tf.int32)])
         return chiefs.numpy().astype(np.uint8).tobytes()
 
     def _sum(self, value: int, part: Callable[[tf.Tensor], tf.Tensor]) -> int:
@@ -79,7 +79,7 @@ class Cluster:
 
         return int(share(tf.constant(int(value), tf.int64)))
 
-    def _make_chiefs(self) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    def _make_broadcast(self) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         @tf.function(autograph=False)
         def share(mine: list[tf.Tensor]) -> list[tf.Tensor]:
             chosen = self.strategy.run(
@@ -89,7 +89,7 @@ class Cluster:
 
         return share
 
-    def make_copy_from_chief(self, variables: Iterable[Any]) -> Callable[[], None]:
+    def make_broadcast_variables(self, variables: Iterable[Any]) -> Callable[[], None]:
         """Makes a function that gives every worker the chief's values of these variables; all must call it.
 
         Args:
@@ -100,7 +100,7 @@ class Cluster:
         copied = [variable for variable in copied if tf.as_dtype(variable.dtype) in kinds]
         if self.num_workers == 1 or not copied:
             return lambda: None
-        share = self._make_chiefs()
+        share = self._make_broadcast()
 
         def copy() -> None:
             collective_guard.check("to copy variables")
@@ -109,9 +109,9 @@ class Cluster:
 
         return copy
 
-    def copy_from_chief(self, variables: Iterable[Any]) -> None:
+    def broadcast_variables(self, variables: Iterable[Any]) -> None:
         """Gives every worker the chief's values of these Keras variables; all must call it."""
-        self.make_copy_from_chief(variables)()
+        self.make_broadcast_variables(variables)()
 
     def make_gather(self) -> Callable[[Sequence[float]], np.ndarray]:
         """Makes a function that gives every worker the numbers of all: [k] -> float64 [num_workers, k].
@@ -148,15 +148,15 @@ class Cluster:
             for variable in variables:
                 variable.value._aggregation = tf.VariableAggregation.MEAN
 
-    def progress(self, step: int) -> None:
+    def heartbeat(self, step: int) -> None:
         """Notes that a call has ended, after so many finished steps; one that never ends is noticed by the next."""
-        if self.peers is not None:
-            self.peers.progress(step)
+        if self.monitor is not None:
+            self.monitor.heartbeat(step)
 
     def pause(self) -> None:
         """Notes that no call is under way, and that until the next nothing can be said about when one ends."""
-        if self.peers is not None:
-            self.peers.pause()
+        if self.monitor is not None:
+            self.monitor.pause()
 
 
 def replica_id() -> tf.Tensor:
@@ -166,5 +166,5 @@ def replica_id() -> tf.Tensor:
 
 def leave(cluster: Cluster) -> None:
     """Waits for all workers to finish: one that exits early makes the others fail in about 8 s."""
-    if cluster.peers is not None:
-        cluster.peers.finish(SHUTDOWN_SECONDS)
+    if cluster.monitor is not None:
+        cluster.monitor.finish(SHUTDOWN_SECONDS)

@@ -129,7 +129,7 @@ def _worker() -> str:
     from tfdist.cluster.discovery import environment
 
     try:
-        placement = environment.resolve(os.environ, port_base=10000, port_count=10000)
+        spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
     except ValueError:
         return ""
-    return f"worker {placement.rank}: " if placement.num_workers > 1 else ""
+    return f"worker {spec.rank}: " if spec.num_workers > 1 else ""

@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 20
 class ClusterPlan:
     """Who will take part, known before any device is touched."""
 
-    placement: WorkerSpec
+    worker_spec: WorkerSpec
     options: config_lib.Cluster
     # Indices into the GPUs that TensorFlow lists in this process; empty: the replicas run on the CPU.
     gpus: tuple[int, ...]
@@ -40,7 +40,7 @@ class ClusterPlan:
 
     @property
     def num_workers(self) -> int:
-        return self.placement.num_workers
+        return self.worker_spec.num_workers
 
     @property
     def num_replicas(self) -> int:
@@ -56,22 +56,22 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
         ValueError: the environment contradicts itself, or lacks a variable.
     """
     options = options or config_lib.Cluster()
-    placement = environment.resolve(
+    spec = environment.resolve(
         os.environ if env is None else env, port_base=options.port_base, port_count=options.port_count
     )
-    gpus = worker_spec.visible_gpus(placement, len(tf.config.list_physical_devices("GPU")))
+    gpus = worker_spec.visible_gpus(spec, len(tf.config.list_physical_devices("GPU")))
     if gpus and options.logical_devices > 1:
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, and this worker holds "
             f"{len(gpus)} GPUs: leave it at 1, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
         )
-    if options.central_storage and placement.num_workers > 1:
+    if options.central_storage and spec.num_workers > 1:
         raise ValueError(
             f"config.cluster.central_storage keeps the weights in the memory of one machine, and there are "
-            f"{placement.num_workers} workers: start one, with all its GPUs, or leave it off."
+            f"{spec.num_workers} workers: start one, with all its GPUs, or leave it off."
         )
     return ClusterPlan(
-        placement=placement,
+        worker_spec=spec,
         options=options,
         gpus=gpus,
         local_replicas=len(gpus) or options.logical_devices,
@@ -81,7 +81,7 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
 def connect(
     plan_or_options: ClusterPlan | config_lib.Cluster | None = None,
     *,
-    facts: Mapping[str, str] | None = None,
+    must_match: Mapping[str, str] | None = None,
     workdir: os.PathLike | str | None = None,
     stop: interruption.StopRequest | None = None,
 ) -> Cluster:
@@ -89,7 +89,7 @@ def connect(
 
     Args:
         plan_or_options: what `plan` returned, or the options to make a plan with, or None for the defaults.
-        facts: name -> value of things that must be equal on all workers; versions are compared in any case.
+        must_match: name -> value of things that must be equal on all workers; versions are compared in any case.
         workdir: a directory that must be the same one for all workers, made where it is missing; None: not checked.
         stop: whether this worker is asked to stop; None: it cannot be.
 
@@ -100,22 +100,22 @@ def connect(
     Raises:
         StopError: a worker was asked to stop before all had met.
         TimeoutError: some workers did not come within `connect_seconds`; names their ranks and hosts.
-        ValueError: the workers' facts differ, or the environment cannot be understood.
+        ValueError: the workers' `must_match` values differ, or the environment cannot be understood.
         OSError: this worker's port is taken, or `workdir` cannot be written or is not shared.
     """
     if not isinstance(plan_or_options, ClusterPlan):
         plan_or_options = plan(plan_or_options)
-    placement = plan_or_options.placement
+    spec = plan_or_options.worker_spec
     preflight.unset_proxies(os.environ)
-    notes = [placement.note]
+    notes = [spec.note]
     if malloc.keep_freed(plan_or_options.options, os.environ):
         notes.append("malloc keeps freed memory; --config.cluster.keep_freed_memory=false turns that off")
-    listener = heartbeat.listen(placement)
+    listener = heartbeat.listen(spec)
     port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-    roster = _meet(plan_or_options, facts or {}, workdir, port, stop)
+    roster = _meet(plan_or_options, must_match or {}, workdir, port, stop)
     _set_visible_devices(plan_or_options)
     if plan_or_options.num_workers > 1:
-        limited = startup_watchdog.deadline(placement.rank, roster, plan_or_options.options.connect_seconds)
+        limited = startup_watchdog.deadline(spec.rank, roster, plan_or_options.options.connect_seconds)
         with limited, interruption.blocked_signals():
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
     else:
@@ -127,16 +127,14 @@ def connect(
     assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
     watching = None
     if plan_or_options.num_workers > 1:
-        watching = heartbeat.start(
-            rank=placement.rank, roster=roster, listener=listener, options=plan_or_options.options
-        )
+        watching = heartbeat.start(rank=spec.rank, roster=roster, listener=listener, options=plan_or_options.options)
     return Cluster(
         strategy=strategy,
-        rank=placement.rank,
+        rank=spec.rank,
         num_workers=plan_or_options.num_workers,
         num_replicas=plan_or_options.num_replicas,
         roster=(*(_roster_line(worker, plan_or_options) for worker in roster), *filter(None, notes)),
-        peers=watching,
+        monitor=watching,
     )
 
 
@@ -147,7 +145,7 @@ def global_seed() -> int | None:
 
 def _meet(
     plan_: ClusterPlan,
-    facts: Mapping[str, str],
+    must_match: Mapping[str, str],
     workdir: os.PathLike | str | None,
     port: Mapping[str, int],
     stop: interruption.StopRequest | None,
@@ -160,10 +158,10 @@ def _meet(
         "devices per worker": devices,
     }
     return preflight.rendezvous(
-        plan_.placement,
-        facts=common | dict(facts),
-        about={"devices": devices} | dict(port),
-        holds=worker_spec.held_gpus(plan_.placement, plan_.gpus),
+        plan_.worker_spec,
+        must_match=common | dict(must_match),
+        metadata={"devices": devices} | dict(port),
+        exclusive=worker_spec.held_gpus(plan_.worker_spec, plan_.gpus),
         seconds=plan_.options.connect_seconds,
         workdir=workdir,
         stop=stop,
@@ -195,7 +193,7 @@ def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distr
         implementation=communication.NCCL if plan_.device_type == "GPU" else communication.RING
     )
     cluster_resolver = cluster_resolver_lib.resolver(
-        plan_.placement, addresses, num_gpus=plan_.local_replicas if plan_.device_type == "GPU" else 0
+        plan_.worker_spec, addresses, num_gpus=plan_.local_replicas if plan_.device_type == "GPU" else 0
     )
     extended = collective.CollectiveAllReduceExtended
     original = extended._initialize_local_devices

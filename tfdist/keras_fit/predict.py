@@ -39,7 +39,7 @@ def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int,
         if hooks.begins_batch("predict", index):
             hooks.predict_batch_begin(index)
         batches.append(tf.nest.map_structure(lambda output: output.numpy(), call(elements)))
-        cluster.progress(len(batches))
+        cluster.heartbeat(len(batches))
         if hooks.ends_batch("predict", index, steps):
             hooks.predict_batch_end(hooks.last_of_batch("predict", index), batches[-1])
         if hooks.shows("predict"):

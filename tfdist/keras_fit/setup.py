@@ -70,7 +70,7 @@ def check_same(cluster: Cluster, feed: DataAdapter) -> None:
     if isinstance(feed, BatchAdapter) and feed.sample is not None:
         for part in feed.sample():
             mark = zlib.crc32(np.ascontiguousarray(part), mark)
-    if cluster.from_chief(mark) != mark:
+    if cluster.broadcast(mark) != mark:
         raise ValueError(
             f"Worker {cluster.rank} has other data than worker 0: {feed.steps} steps of {feed.batch_size} examples "
             "here, or another first batch. All workers must give the same data in the same order, of which each takes "
@@ -90,7 +90,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
-    if any(not cluster.holds(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
+    if any(not cluster.created_here(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
         raise ValueError(
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
             "within `with cluster.scope():`."

@@ -43,7 +43,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
     from tfdist.training import setup
 
     plan = strategy.plan(config.cluster)
-    rank, replicas = plan.placement.rank, plan.num_replicas
+    rank, replicas = plan.worker_spec.rank, plan.num_replicas
     pieces = config.train.micro_batches * config.train.local_steps
     found: dict[str, Any] = {"replicas": replicas}
     config.data.batch_size = batch * replicas
@@ -51,7 +51,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
     config.callbacks = []  # They may look for an evaluation.
     config.train.epochs, config.train.steps, config.learning_rate.warmup_epochs = None, _STEPS + 1, 0.0
     if not plan.gpus:
-        limit = memory_mb * 2**20 if memory_mb else _SHARE * measure.free_bytes() / plan.placement.local_size
+        limit = memory_mb * 2**20 if memory_mb else _SHARE * measure.free_bytes() / plan.worker_spec.local_size
         _watch(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
     try:
         if batch % pieces == 0 and batch * replicas > len(setup.open_source(config, config.data.train_split)):

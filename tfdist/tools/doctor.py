@@ -43,7 +43,7 @@ def run() -> int:
         validate.validate(config)
         findings.append(Finding("config", OK, "types, ranges and names"))
         plan = strategy.plan(config.cluster)
-        rank = plan.placement.rank
+        rank = plan.worker_spec.rank
     except ValueError as error:
         findings.append(doctor_checks.failed("config", error))
         return tell(findings, rank)
@@ -63,7 +63,7 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
     from tfdist.launch import local_workers
 
     preflight.unset_proxies(os.environ)
-    place = plan.placement
+    place = plan.worker_spec
     about = {
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
         "gpus": len(plan.gpus),
@@ -75,10 +75,10 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
         files.make_workdir(workdir)
         workers = preflight.rendezvous(
             place,
-            facts={},
+            must_match={},
             seconds=plan.options.connect_seconds,
-            about=about,
-            holds=worker_spec.held_gpus(place, plan.gpus),
+            metadata=about,
+            exclusive=worker_spec.held_gpus(place, plan.gpus),
             workdir=workdir,
         )
     except (ValueError, OSError) as error:
@@ -120,7 +120,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     arrays = checkpoint_format.snapshot(started.variables)
     stored = sum(array.nbytes for array in arrays.values())
     num_bytes = sum(array.numpy().nbytes for array in started.trainer.model.trainable_variables)
-    free = device_bytes(plan) or measure.free_bytes() // (plan.placement.local_size * plan.local_replicas)
+    free = device_bytes(plan) or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
     findings.append(doctor_checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(doctor_checks.disk(workdir, stored, config.checkpoint.keep))
     try:
@@ -135,7 +135,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
 
 def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
     """What every worker has for `value`, in rank order, read when all have come."""
-    cluster.from_chief(0)
+    cluster.broadcast(0)
     return cluster.make_gather()([value()])[:, 0].tolist()
 
 

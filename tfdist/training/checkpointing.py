@@ -58,7 +58,7 @@ def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
         return make_loop(run, open_reporter(run, None), None), progress
     if run.cluster.is_chief:
         saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
-    chosen = run.cluster.from_chief(-1 if saved is None else saved.step)
+    chosen = run.cluster.broadcast(-1 if saved is None else saved.step)
     if chosen >= 0:
         saved = saved or checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
         progress = TrainingState(**saved.state)

@@ -53,7 +53,7 @@ def evaluate(loop: LoopTools, now: int, best: float | None = None) -> dict[str, 
             run.hooks.test_batch_begin(done)
         taken, totals = loop.evaluation_call(iterator, most)
         done += taken
-        run.cluster.progress(now)
+        run.cluster.heartbeat(now)
         sums = {name: sums.get(name, 0.0) + value for name, value in totals.items()}
         if totals["stop"] > 0 and done < steps:
             return None
@@ -97,7 +97,7 @@ def evaluate_only(run: run_lib.Run, which: str) -> int:
         chosen = checkpoint_format.find(
             run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr)
         ).step
-    chosen = run.cluster.from_chief(chosen)
+    chosen = run.cluster.broadcast(chosen)
     saved = checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
     checkpoint_format.restore(saved, run.variables)
     reporter = checkpointing.open_reporter(run, None)

@@ -30,11 +30,11 @@ def train(run: run_lib.Run, *, allow_config_changes: bool = False) -> int:
         DisagreementError: the replicas do not hold the same state, or the workers do not read the same examples.
     """
     checkpointing.check_same_config(run, allow_config_changes)
-    if run.compiled is None and run.cluster.from_chief(checkpointing.is_finished(run)):
+    if run.compiled is None and run.cluster.broadcast(checkpointing.is_finished(run)):
         if run.cluster.is_chief:
             print(f"This run is finished; nothing is changed. {(run.workdir / FINISHED).read_text().strip()}")
         return 0
-    if run.cluster.any(run.stop.reason is not None):
+    if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:
             print(f"stopped by {run.stop.reason or 'another worker'} before a step was made: there is nothing to save")
         return interruption.EXIT_STOPPED
@@ -73,7 +73,7 @@ def train_loop(loop: LoopTools, progress: TrainingState) -> bool:
         first_step, started = progress.step + 1, time.perf_counter()
         steps, totals = loop.train_call(iterator, next_due_step(loop, progress.step) - progress.step)
         progress.step += steps
-        run.cluster.progress(progress.step)
+        run.cluster.heartbeat(progress.step)
         if nonfinite.handle_nonfinite(loop, progress, first_step, totals):
             iterator = open_stream(run, progress.step)
         else:

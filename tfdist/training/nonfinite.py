@@ -82,7 +82,7 @@ def _roll_back(loop: LoopTools, progress: TrainingState, bad_step: int, what: st
         loop.saver.wait()
         saved = checkpoint_format.newest_valid(run.checkpoints, loop.report.warning, at_most=progress.regular)
         found = -1 if saved is None else saved.step
-    found = run.cluster.from_chief(found)
+    found = run.cluster.broadcast(found)
     if found < 0:
         raise diverged(loop, f"{what}, and there is no checkpoint to go back to")
     checkpoint_format.restore(checkpoint_format.verify(directory.step_path(run.checkpoints, found)), run.variables)

@@ -54,9 +54,9 @@ def build_run(config: config_lib.Config, workdir: Path) -> Run:
     evaluation = cache.cached(config.data, evaluation_source, prepare, training=False)
     if config.cluster.requeue:
         slurm_requeue.enable_requeue(
-            plan.placement.rank, stop, progressed=lambda: False
+            plan.worker_spec.rank, stop, progressed=lambda: False
         )  # Until the loop knows better.
-    cluster = strategy.connect(plan, facts=facts, workdir=workdir, stop=stop)
+    cluster = strategy.connect(plan, must_match=facts, workdir=workdir, stop=stop)
     if cluster.is_chief:  # One clock decides.
         stop.end = slurm_requeue.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
 
@@ -74,7 +74,7 @@ def build_run(config: config_lib.Config, workdir: Path) -> Run:
     if adapt:
         with cluster.scope():
             adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
-        cluster.copy_from_chief(model.variables)  # Another kind of machine may have rounded otherwise.
+        cluster.broadcast_variables(model.variables)  # Another kind of machine may have rounded otherwise.
     seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
     reserved = [name for name in trainer.names if name in reporter.RESERVED]
     if reserved:

@@ -103,7 +103,7 @@ def test_a_resolver_for_each_launcher():
     assert (made.task_type, made.task_id, made.rpc_layer) == ("worker", 1, "grpc")
     assert made.num_accelerators() == {"GPU": 0}
 
-    # What the preflight found out, where the placement does not know it.
+    # What the preflight found out, where the spec does not know it.
     arbitrary = place(slurm(0, TWO_ON_ONE, "n9", "2", SLURM_DISTRIBUTION="arbitrary"))
     made = resolver(arbitrary, ["n9:1", "n9:2"])
     assert isinstance(made, SlurmClusterResolver)
@@ -118,15 +118,15 @@ import os, time
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.rendezvous import preflight
 ports = {"port_base": int(os.environ["PORT_BASE"]), "port_count": 16}
-placement = environment.resolve(os.environ, **ports)
-roster = preflight.rendezvous(placement, facts={}, seconds=60.0)
+spec = environment.resolve(os.environ, **ports)
+roster = preflight.rendezvous(spec, must_match={}, seconds=60.0)
 import tensorflow as tf
 from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver
 strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver(**ports))
 
 @tf.function
 def total():
-    rank = tf.constant(placement.rank + 1.0)
+    rank = tf.constant(spec.rank + 1.0)
     return strategy.reduce("SUM", strategy.run(lambda: tf.identity(rank)), axis=None)
 
 assert strategy.num_replicas_in_sync == 2

@@ -52,15 +52,15 @@ class Workers:
         self.outcomes: list[Outcome] = []
         self._threads: list[threading.Thread] = []
 
-    def start(self, placement: WorkerSpec, **keywords) -> None:
-        keywords = {"facts": {}, "seconds": 20.0} | keywords
+    def start(self, spec: WorkerSpec, **keywords) -> None:
+        keywords = {"must_match": {}, "seconds": 20.0} | keywords
         outcome = Outcome()
         self.outcomes.append(outcome)
 
         def work() -> None:
             start = time.monotonic()
             try:
-                outcome.roster = preflight.rendezvous(placement, **keywords)
+                outcome.roster = preflight.rendezvous(spec, **keywords)
             except Exception as error:
                 outcome.error = error
             outcome.seconds = time.monotonic() - start
@@ -78,8 +78,8 @@ class Workers:
 def run(workers: list[tuple[WorkerSpec, dict]]) -> list[Outcome]:
     """Runs workers side by side, each with its keyword arguments for `check`."""
     running = Workers()
-    for placement, keywords in workers:
-        running.start(placement, **keywords)
+    for spec, keywords in workers:
+        running.start(spec, **keywords)
     return running.join()
 
 
@@ -92,7 +92,7 @@ def assert_all_ports_are_free(ports: list[int]) -> None:
 def test_all_find_each_other_and_get_the_same_roster():
     ports = free_ports(4)
     facts = {"tensorflow": "2.21.0"}
-    outcomes = run([(p, {"facts": facts, "about": {"devices": f"GPU {p.rank}"}}) for p in places(ports)])
+    outcomes = run([(p, {"must_match": facts, "metadata": {"devices": f"GPU {p.rank}"}}) for p in places(ports)])
     expected = [
         {
             "rank": rank,
@@ -109,7 +109,7 @@ def test_all_find_each_other_and_get_the_same_roster():
 
 
 def test_sixteen_workers_are_quick():
-    outcomes = run([(placement, {}) for placement in places(free_ports(16))])
+    outcomes = run([(spec, {}) for spec in places(free_ports(16))])
     assert all(outcome.roster == outcomes[0].roster for outcome in outcomes)
     assert [worker["rank"] for worker in outcomes[0].roster] == list(range(16))
     assert max(outcome.seconds for outcome in outcomes) < 10
@@ -118,9 +118,9 @@ def test_sixteen_workers_are_quick():
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_late_worker_is_waited_for(late):
     workers, all_places = Workers(), places(free_ports(3))
-    for placement in all_places:
-        if placement.rank != late:
-            workers.start(placement)
+    for spec in all_places:
+        if spec.rank != late:
+            workers.start(spec)
     time.sleep(1.0)
     workers.start(all_places[late])
     assert all(len(outcome.roster) == 3 for outcome in workers.join())
@@ -131,15 +131,15 @@ def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
     """With a worker missing, it is asked while it waits; else before."""
     ports, workers = free_ports(3), Workers()
     stop = interruption.StopRequest(reason="SIGTERM" if absent is None else None)
-    present = [placement for placement in places(ports) if placement.rank != absent]
-    for placement in present:
+    present = [spec for spec in places(ports) if spec.rank != absent]
+    for spec in present:
         # Without rank 0, nobody can tell the others.
-        seconds = 5.0 if absent == 0 and placement.rank != asked else 60.0
-        workers.start(placement, seconds=seconds, stop=stop if placement.rank == asked else None)
+        seconds = 5.0 if absent == 0 and spec.rank != asked else 60.0
+        workers.start(spec, seconds=seconds, stop=stop if spec.rank == asked else None)
     time.sleep(1.0)
     stop.reason = "SIGTERM"
-    for placement, outcome in zip(present, workers.join(), strict=True):
-        if absent == 0 and placement.rank != asked:
+    for spec, outcome in zip(present, workers.join(), strict=True):
+        if absent == 0 and spec.rank != asked:
             assert isinstance(outcome.error, TimeoutError)
             continue
         assert isinstance(outcome.error, interruption.StopError), outcome
@@ -179,7 +179,7 @@ def test_a_host_without_a_name_is_named_with_the_reason():
 def test_a_taken_port_is_named_by_all(rank):
     ports = free_ports(3)
     with rpc.listen(ports[rank]):
-        outcomes = run([(placement, {}) for placement in places(ports)])
+        outcomes = run([(spec, {}) for spec in places(ports)])
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
         assert f"rank {rank} (localhost:{ports[rank]}): port {ports[rank]} of host" in outcome.message
@@ -192,7 +192,7 @@ def test_a_worker_with_other_facts_is_named_with_the_values():
     def facts(rank: int) -> dict[str, str]:
         return {"tensorflow": "2.20.0" if rank == 2 else "2.21.0", "python": "3.11"} | ({"config": "f"} if rank else {})
 
-    outcomes = run([(p, {"facts": facts(p.rank)}) for p in places(free_ports(4))])
+    outcomes = run([(p, {"must_match": facts(p.rank)}) for p in places(free_ports(4))])
     host = socket.gethostname()
     for outcome in outcomes:
         assert isinstance(outcome.error, ValueError)
@@ -202,7 +202,7 @@ def test_a_worker_with_other_facts_is_named_with_the_values():
 
 
 def test_a_gpu_that_two_workers_hold_is_named():
-    outcomes = run([(p, {"holds": ["GPU 0", f"GPU {1 + p.rank}"]}) for p in places(free_ports(2))])
+    outcomes = run([(p, {"exclusive": ["GPU 0", f"GPU {1 + p.rank}"]}) for p in places(free_ports(2))])
     for outcome in outcomes:
         assert isinstance(outcome.error, ValueError)
         assert f"GPU 0 of host {socket.gethostname()} is held by ranks 0-1" in outcome.message
@@ -214,7 +214,7 @@ def test_two_processes_with_one_rank_are_noticed():
     all_places = places(ports)
     # What should have been rank 2 claims to be rank 1; on another host, so to say: it can listen.
     all_places[2] = dataclasses.replace(all_places[1], port=ports[2])
-    outcomes = run([(placement, {}) for placement in all_places])
+    outcomes = run([(spec, {}) for spec in all_places])
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
         assert "claim to be rank 1. Each worker needs its own (in TF_CONFIG: task.index)" in outcome.message
@@ -237,8 +237,8 @@ def test_another_job_at_a_workers_address_is_noticed():
 def test_strangers_change_nothing():
     ports = free_ports(3)
     workers, all_places = Workers(), places(ports)
-    for placement in all_places[:2]:
-        workers.start(placement)
+    for spec in all_places[:2]:
+        workers.start(spec)
     time.sleep(0.3)
     with contextlib.ExitStack() as stack:
         for port in ports[:2]:
@@ -280,14 +280,14 @@ def test_workers_that_nobody_places_find_each_other():
         return dataclasses.replace(found, port=port if rank == 0 else free_ports(1)[0], **more)
 
     all_places = [place(rank) for rank in range(3)]
-    assert all(placement.addresses == () for placement in all_places)
+    assert all(spec.addresses == () for spec in all_places)
     # Of two places where rank 0 may be, another rank listens at the first.
     all_places[2] = dataclasses.replace(all_places[2], chiefs=(f"localhost:{all_places[1].port}", f"localhost:{port}"))
-    outcomes = run([(placement, {}) for placement in all_places])
+    outcomes = run([(spec, {}) for spec in all_places])
     for outcome in outcomes:
         assert [hostlist.split_address(w["address"])[1] for w in outcome.roster] == [p.port for p in all_places]
     # One that does not come is named, and so is a rank 0 that is not there.
-    for outcome in run([(placement, {"seconds": 1.5}) for placement in all_places[:2]]):
+    for outcome in run([(spec, {"seconds": 1.5}) for spec in all_places[:2]]):
         assert isinstance(outcome.error, TimeoutError)
         assert "1 of 3 workers have not called rank 0" in outcome.message and "rank 2" in outcome.message
         assert outcome.seconds < 1.5 + GRACE_SECONDS
@@ -298,7 +298,7 @@ def test_workers_that_nobody_places_find_each_other():
 
 def test_a_shared_workdir_is_made_and_left_empty(tmp_path):
     workdir = tmp_path / "runs" / "first"
-    outcomes = run([(placement, {"workdir": workdir}) for placement in places(free_ports(3))])
+    outcomes = run([(spec, {"workdir": workdir}) for spec in places(free_ports(3))])
     assert all(len(outcome.roster) == 3 for outcome in outcomes)
     assert list(workdir.iterdir()) == []
 
@@ -320,13 +320,13 @@ def test_workers_that_do_not_see_the_workdir_are_named(tmp_path):
 def test_a_workdir_that_cannot_be_written_ends_all(tmp_path):
     (tmp_path / "file").write_text("")
     workdir = tmp_path / "file" / "run"
-    for outcome in run([(placement, {"workdir": workdir}) for placement in places(free_ports(2))]):
+    for outcome in run([(spec, {"workdir": workdir}) for spec in places(free_ports(2))]):
         assert isinstance(outcome.error, OSError)
         assert f"workdir cannot be written: Not a directory. Received: '{workdir}'" in outcome.message
 
 
 def test_a_worker_alone_opens_nothing():
-    roster = preflight.rendezvous(WorkerSpec(launcher="local"), facts={}, about={"devices": "CPU"}, seconds=0.0)
+    roster = preflight.rendezvous(WorkerSpec(launcher="local"), must_match={}, metadata={"devices": "CPU"}, seconds=0.0)
     assert roster == [
         {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": os.getpid(), "devices": "CPU"}
     ]
@@ -345,9 +345,9 @@ from tfdist.cluster.discovery import environment
 from tfdist.cluster.rendezvous import preflight
 if sys.argv[1] == "handler":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
-placement = environment.resolve(os.environ, port_base=1024, port_count=1000)
+spec = environment.resolve(os.environ, port_base=1024, port_count=1000)
 print("ready", flush=True)
-roster = preflight.rendezvous(placement, facts={}, about={"argument": sys.argv[1]}, seconds=60.0)
+roster = preflight.rendezvous(spec, must_match={}, metadata={"argument": sys.argv[1]}, seconds=60.0)
 assert "tensorflow" not in sys.modules
 print(json.dumps(roster))
 """

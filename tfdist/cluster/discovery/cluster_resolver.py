@@ -11,25 +11,23 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
 def resolver(
-    placement: WorkerSpec, addresses: Sequence[str] | None = None, *, num_gpus: int | None = None
+    spec: WorkerSpec, addresses: Sequence[str] | None = None, *, num_gpus: int | None = None
 ) -> tf.distribute.cluster_resolver.ClusterResolver:
     """Returns the resolver for MultiWorkerMirroredStrategy: all workers are tasks of the job "worker", in rank order.
 
     Args:
-        placement: this worker's place.
-        addresses: "host:port" of each worker, where `placement` does not hold them; see `preflight.check`.
+        spec: this worker's place.
+        addresses: "host:port" of each worker, where `spec` does not hold them; see `preflight.check`.
         num_gpus: GPUs that this worker uses; None: all that are visible to TensorFlow at the time.
     """
-    addresses = list(placement.addresses if addresses is None else addresses)
-    if placement.launcher == "slurm" and addresses:
-        return SlurmClusterResolver(
-            gpus_per_task=num_gpus, auto_set_gpu=False, placement=placement, addresses=addresses
-        )
+    addresses = list(spec.addresses if addresses is None else addresses)
+    if spec.launcher == "slurm" and addresses:
+        return SlurmClusterResolver(gpus_per_task=num_gpus, auto_set_gpu=False, spec=spec, addresses=addresses)
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         # An empty cluster means this process alone.
         tf.train.ClusterSpec({"worker": addresses} if addresses else {}),
         task_type="worker",
-        task_id=placement.rank,
+        task_id=spec.rank,
         num_accelerators={"GPU": _num_visible_gpus() if num_gpus is None else num_gpus},
         rpc_layer="grpc",
     )
@@ -56,8 +54,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             before TensorFlow's first operation.
         rpc_layer: the protocol between TensorFlow's servers.
         env: the environment; None: that of this process.
-        placement: this task's place, where it is known already; `env`, and ports, are then not looked at.
-        addresses: "host:port" of each task; None: those that the placement holds.
+        spec: this task's place, where it is known already; `env`, and ports, are then not looked at.
+        addresses: "host:port" of each task; None: those that the spec holds.
 
     Raises:
         ValueError: this is no Slurm step of a known distribution, or fewer tasks or GPUs are there than asked for.
@@ -72,37 +70,35 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str = "grpc",
         env: Mapping[str, str] | None = None,
-        placement: WorkerSpec | None = None,
+        spec: WorkerSpec | None = None,
         addresses: Sequence[str] | None = None,
     ):
-        if placement is None:
-            placement = slurm.step(os.environ if env is None else env, port_base=port_base, port_count=port_count)
-        self._placement = placement
-        self._addresses = list(placement.addresses if addresses is None else addresses)
+        if spec is None:
+            spec = slurm.step(os.environ if env is None else env, port_base=port_base, port_count=port_count)
+        self._spec = spec
+        self._addresses = list(spec.addresses if addresses is None else addresses)
         if not self._addresses:
             raise ValueError(
                 "With an arbitrary distribution Slurm does not tell which task is where. Use tfdist.connect(), whose "
                 "workers ask each other, or srun -m block, cyclic or plane=<size>."
             )
-        jobs = dict(jobs or {"worker": placement.num_workers})
-        if sum(jobs.values()) != placement.num_workers:
-            raise ValueError(
-                f"jobs must have as many tasks as the Slurm step, {placement.num_workers}. Received: {jobs!r}"
-            )
+        jobs = dict(jobs or {"worker": spec.num_workers})
+        if sum(jobs.values()) != spec.num_workers:
+            raise ValueError(f"jobs must have as many tasks as the Slurm step, {spec.num_workers}. Received: {jobs!r}")
         tasks_per_node = collections.Counter(hostlist.split_address(address)[0] for address in self._addresses)
         # No GPUs, as far as the parent is concerned: it would ask nvidia-smi, and write CUDA_VISIBLE_DEVICES.
         super().__init__(jobs, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)
         self._num_gpus = gpus_per_task
         if auto_set_gpu:
-            _show_gpus(placement, gpus_per_task)
+            _show_gpus(spec, gpus_per_task)
         first = 0
         for name, count in sorted(jobs.items()):
-            if first <= placement.rank < first + count:
-                self.task_type, self.task_id = name, placement.rank - first
+            if first <= spec.rank < first + count:
+                self.task_type, self.task_id = name, spec.rank - first
             first += count
 
     def _resolve_own_rank(self) -> int:
-        return self._placement.rank
+        return self._spec.rank
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
         """Returns the addresses of all tasks of all jobs."""
@@ -117,9 +113,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         return {"GPU": _num_visible_gpus() if self._num_gpus is None else self._num_gpus}
 
 
-def _show_gpus(placement: WorkerSpec, num_gpus: int | None) -> None:
+def _show_gpus(spec: WorkerSpec, num_gpus: int | None) -> None:
     listed = tf.config.list_physical_devices("GPU")
-    mine = worker_spec.visible_gpus(placement, len(listed))
+    mine = worker_spec.visible_gpus(spec, len(listed))
     if num_gpus is not None and num_gpus > len(mine):
         raise ValueError(
             f"gpus_per_task must be at most {len(mine)}, this task's share of the {len(listed)} GPUs that TensorFlow "

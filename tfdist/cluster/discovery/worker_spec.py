@@ -38,27 +38,27 @@ class WorkerSpec:
     note: str = ""
 
 
-def visible_gpus(placement: WorkerSpec, num_listed: int) -> tuple[int, ...]:
+def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
     """Chooses this worker's GPUs, as indices into the `num_listed` GPUs that TensorFlow lists in this process.
 
     Raises:
         ValueError: there are fewer GPUs than tasks that share them.
     """
-    share = num_listed // placement.gpu_sharers
+    share = num_listed // spec.gpu_sharers
     if num_listed and not share:
         raise ValueError(
-            f"{placement.gpu_sharers} tasks on a host are to share {num_listed} GPU(s), and each needs its own. Start "
+            f"{spec.gpu_sharers} tasks on a host are to share {num_listed} GPU(s), and each needs its own. Start "
             "as many tasks as GPUs (Slurm: srun --gpus-per-task=1, which a MIG slice needs too), or hide all GPUs with "
             "CUDA_VISIBLE_DEVICES=''."
         )
-    if placement.gpu_sharers == 1:
+    if spec.gpu_sharers == 1:
         return tuple(range(num_listed))
-    return tuple(range(placement.local_rank * share, (placement.local_rank + 1) * share))
+    return tuple(range(spec.local_rank * share, (spec.local_rank + 1) * share))
 
 
-def held_gpus(placement: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
+def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
     """Names the GPUs with these indices as their host knows them, where the environment tells; for `preflight`."""
-    return tuple(f"GPU {name}" for index, name in enumerate(placement.gpu_names) if index in indices)
+    return tuple(f"GPU {name}" for index, name in enumerate(spec.gpu_names) if index in indices)
 
 
 def port_block(port_base: int, port_count: int, job: int, *, at_least: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ _GRACE_SECONDS = 2.0
 _WRITING_SECONDS = 60.0
 
 # The one of this process, if there is one; it has one cluster, too.
-_watching: "HeartbeatMonitor | None" = None
+_monitor: "HeartbeatMonitor | None" = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -50,33 +50,33 @@ class HeartbeatMonitor:
     options: config_lib.Cluster
     # The last step that this worker has finished, and when its last call was; None before the first.
     step: int = 0
-    called: float | None = None
+    last_execution: float | None = None
     # Of the workers that this one speaks with: when they were last heard of, at which step (None: never), and how
     # they are spoken to.
-    heard: dict[int, float] = dataclasses.field(default_factory=dict)
-    steps: dict[int, int | None] = dataclasses.field(default_factory=dict)
+    last_heartbeat: dict[int, float] = dataclasses.field(default_factory=dict)
+    last_step: dict[int, int | None] = dataclasses.field(default_factory=dict)
     writers: dict[int, asyncio.StreamWriter] = dataclasses.field(default_factory=dict)
     # Who has come to the end of the run; `over` when all have, and nobody is missed any more.
-    done: set[int] = dataclasses.field(default_factory=set)
-    over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    finished: set[int] = dataclasses.field(default_factory=set)
+    all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
     # Who was lost, in words, once it is known.
     cause: str = ""
-    known: threading.Event = dataclasses.field(default_factory=threading.Event)
+    loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
     # Whether that is a reason to start again, and no error that a worker has told; whom this worker missed itself.
-    again: bool = False
-    missed: set[int] = dataclasses.field(default_factory=set)
+    restart_helps: bool = False
+    timed_out: set[int] = dataclasses.field(default_factory=set)
     # Which thread ends this process: the first that says so.
-    ender: str = ""
+    exit_claimed_by: str = ""
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     loop: asyncio.AbstractEventLoop = dataclasses.field(default_factory=asyncio.new_event_loop)
 
-    def progress(self, step: int) -> None:
+    def heartbeat(self, step: int) -> None:
         """Notes that a call into TensorFlow has ended, after so many finished steps."""
-        self.step, self.called = step, time.monotonic()
+        self.step, self.last_execution = step, time.monotonic()
 
     def pause(self) -> None:
         """Notes that the caller does something else than steps, however long that lasts."""
-        self.called = None
+        self.last_execution = None
 
     def finish(self, seconds: float) -> None:
         """Waits until all workers have come here; afterwards nobody is missed.
@@ -84,17 +84,17 @@ class HeartbeatMonitor:
         Raises:
             TimeoutError: some have not come within `seconds`.
         """
-        self.called = None  # Waiting for a chief that writes is no stall.
-        self.loop.call_soon_threadsafe(_finished, self, self.rank)
+        self.last_execution = None  # Waiting for a chief that writes is no stall.
+        self.loop.call_soon_threadsafe(_note_finished, self, self.rank)
         deadline = time.monotonic() + seconds
-        while not self.over.wait(0.2):  # Wakes up, so that Python's signal handlers run.
+        while not self.all_finished.wait(0.2):  # Wakes up, so that Python's signal handlers run.
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Not all workers came to the end of the run within {seconds:g} s of this one.")
 
 
-def listen(placement: WorkerSpec) -> socket.socket | None:
+def listen(spec: WorkerSpec) -> socket.socket | None:
     """Opens the chief's port for the others, or any where that is taken; they are to be told which in the roster."""
-    return rpc.listen_at_best(placement.heartbeat_port) if placement.rank == 0 < placement.num_workers - 1 else None
+    return rpc.listen_at_best(spec.heartbeat_port) if spec.rank == 0 < spec.num_workers - 1 else None
 
 
 def start(
@@ -112,14 +112,14 @@ def start(
         listener: what `listen` has returned.
         options: `heartbeat_seconds`, `stall_seconds`, and `connect_seconds` for the first sign of a worker.
     """
-    global _watching
-    _watching = peers = HeartbeatMonitor(rank=rank, roster=roster, options=options)
+    global _monitor
+    _monitor = monitor = HeartbeatMonitor(rank=rank, roster=roster, options=options)
     spoken_with = [other for other in range(len(roster)) if (other == 0) != (rank == 0)]
-    peers.heard, peers.steps = dict.fromkeys(spoken_with, time.monotonic()), dict.fromkeys(spoken_with)
-    work = _run(peers, listener)
-    threading.Thread(target=peers.loop.run_until_complete, args=(work,), name="peers", daemon=True).start()
-    atexit.register(_leave, peers)  # Who ends in peace is not lost.
-    return peers
+    monitor.last_heartbeat, monitor.last_step = dict.fromkeys(spoken_with, time.monotonic()), dict.fromkeys(spoken_with)
+    work = _run(monitor, listener)
+    threading.Thread(target=monitor.loop.run_until_complete, args=(work,), name="heartbeat", daemon=True).start()
+    atexit.register(_leave, monitor)  # Who ends in peace is not lost.
+    return monitor
 
 
 def lost_peer(seconds: float) -> str:
@@ -127,173 +127,183 @@ def lost_peer(seconds: float) -> str:
 
     The calling thread then has to end this process.
     """
-    if _watching is None:
+    if _monitor is None:
         return ""
-    _watching.known.wait(seconds)
+    _monitor.loss_known.wait(seconds)
     claim_exit()
-    return _watching.cause
+    return _monitor.cause
 
 
 def claim_exit() -> None:
     """Says that the calling thread ends this process, and this module shall not: it has a reason of its own."""
-    if _watching is not None and not _claim(_watching, "main"):
+    if _monitor is not None and not _claim(_monitor, "main"):
         time.sleep(_WRITING_SECONDS)  # Too late: it is being ended at this very moment.
 
 
 def announce_failure(reason: str) -> None:
     """Tells the other workers why this one ends."""
-    peers = _watching
-    if peers is not None and not peers.over.is_set() and not peers.known.is_set():
-        text = f"{_name(peers, peers.rank)} has ended: {reason.rstrip('.')}"
-        _watch_for_announced_exit(peers, {"lost": text, "stacks": False, "again": False})
+    monitor = _monitor
+    if monitor is not None and not monitor.all_finished.is_set() and not monitor.loss_known.is_set():
+        text = f"{_name(monitor, monitor.rank)} has ended: {reason.rstrip('.')}"
+        _send_and_flush(monitor, {"lost": text, "stacks": False, "restart_helps": False})
 
 
 def requeue() -> None:
     """Has the job put back into the queue if it ends because a worker was lost, where that is for this one to do."""
-    if _watching is not None and _watching.again:
-        slurm_requeue.requeue(lost_chief=0 in _watching.missed)
+    if _monitor is not None and _monitor.restart_helps:
+        slurm_requeue.requeue(lost_chief=0 in _monitor.timed_out)
 
 
-def _leave(peers: HeartbeatMonitor) -> None:
-    if not peers.over.is_set():
-        _watch_for_announced_exit(peers, {"over": True})
+def _leave(monitor: HeartbeatMonitor) -> None:
+    if not monitor.all_finished.is_set():
+        _send_and_flush(monitor, {"over": True})
 
 
-def _watch_for_announced_exit(peers: HeartbeatMonitor, message: dict[str, Any]) -> None:
+def _send_and_flush(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
     told = threading.Event()
-    peers.loop.call_soon_threadsafe(lambda: (_announce(peers, message), told.set()))
+    monitor.loop.call_soon_threadsafe(lambda: (_announce(monitor, message), told.set()))
     told.wait(1.0)
 
 
-def _claim(peers: HeartbeatMonitor, who: str) -> bool:
-    with peers.lock:
-        peers.ender = peers.ender or who
-        return peers.ender == who
+def _claim(monitor: HeartbeatMonitor, who: str) -> bool:
+    with monitor.lock:
+        monitor.exit_claimed_by = monitor.exit_claimed_by or who
+        return monitor.exit_claimed_by == who
 
 
-async def _run(peers: HeartbeatMonitor, listener: socket.socket | None) -> None:
-    await asyncio.gather(_watch(peers), _try_links(peers), _listen(peers, listener) if listener else _call_chief(peers))
+async def _run(monitor: HeartbeatMonitor, listener: socket.socket | None) -> None:
+    await asyncio.gather(
+        _watch(monitor),
+        _check_reachability(monitor),
+        _serve_heartbeats(monitor, listener) if listener else _connect_to_chief(monitor),
+    )
 
 
-async def _listen(peers: HeartbeatMonitor, listener: socket.socket) -> None:
+async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket) -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):  # A stranger, such as a port scanner.
-            hello = json.loads(await asyncio.wait_for(reader.readline(), peers.options.connect_seconds))
+            hello = json.loads(await asyncio.wait_for(reader.readline(), monitor.options.connect_seconds))
             rank = hello.get("rank") if isinstance(hello, dict) else None
-            known = type(rank) is int and rank in peers.heard and rank not in peers.writers
-            if known and hello.get("pid") == peers.roster[rank]["pid"]:
-                await _exchange_heartbeats(peers, rank, reader, writer)
+            known = type(rank) is int and rank in monitor.last_heartbeat and rank not in monitor.writers
+            if known and hello.get("pid") == monitor.roster[rank]["pid"]:
+                await _exchange_heartbeats(monitor, rank, reader, writer)
         writer.close()
 
     server = await asyncio.start_server(converse, sock=listener)
     await server.serve_forever()
 
 
-async def _call_chief(peers: HeartbeatMonitor) -> None:
-    host, _ = hostlist.split_address(peers.roster[0]["address"])
+async def _connect_to_chief(monitor: HeartbeatMonitor) -> None:
+    host, _ = hostlist.split_address(monitor.roster[0]["address"])
     while True:  # Until `_watch` finds that the chief has been silent for too long.
         try:
-            reader, writer = await asyncio.open_connection(host, peers.roster[0]["heartbeat_port"])
+            reader, writer = await asyncio.open_connection(host, monitor.roster[0]["heartbeat_port"])
             break
         except OSError:
             await asyncio.sleep(0.2)
-    await _exchange_heartbeats(peers, 0, reader, writer)
+    await _exchange_heartbeats(monitor, 0, reader, writer)
 
 
 async def _exchange_heartbeats(
-    peers: HeartbeatMonitor, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    monitor: HeartbeatMonitor, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """Speaks with one worker until its connection ends."""
-    peers.writers[rank] = writer
-    _announce(peers, {})
+    monitor.writers[rank] = writer
+    _announce(monitor, {})
     with contextlib.suppress(OSError):
         while line := await reader.readline():
-            _receive(peers, rank, json.loads(line))
-    del peers.writers[rank]
-    if rank not in peers.done and not peers.over.is_set():
-        _declare_lost(peers, _lost(peers, rank))
+            _receive(monitor, rank, json.loads(line))
+    del monitor.writers[rank]
+    if rank not in monitor.finished and not monitor.all_finished.is_set():
+        _declare_lost(monitor, _lost(monitor, rank))
 
 
-def _receive(peers: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> None:
-    peers.heard[rank], peers.steps[rank] = time.monotonic(), message["step"]
+def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> None:
+    monitor.last_heartbeat[rank], monitor.last_step[rank] = time.monotonic(), message["step"]
     if "over" in message:
-        _finished(peers, rank)
+        _note_finished(monitor, rank)
     if "lost" in message:
-        _declare_lost(peers, message["lost"], stacks=message["stacks"], again=message["again"])
+        _declare_lost(monitor, message["lost"], stacks=message["stacks"], restart_helps=message["restart_helps"])
 
 
-def _finished(peers: HeartbeatMonitor, rank: int) -> None:
+def _note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
     """Notes that a worker has come to the end; the chief says so only when all have."""
-    peers.done.add(rank)
-    all_done = rank == 0 if peers.rank else len(peers.done) == len(peers.roster)
-    if all_done or rank == peers.rank != 0:
-        _announce(peers, {"over": True})
+    monitor.finished.add(rank)
+    all_done = rank == 0 if monitor.rank else len(monitor.finished) == len(monitor.roster)
+    if all_done or rank == monitor.rank != 0:
+        _announce(monitor, {"over": True})
     if all_done:
-        peers.over.set()  # From now on the process may end.
+        monitor.all_finished.set()  # From now on the process may end.
 
 
-async def _watch(peers: HeartbeatMonitor) -> None:
+async def _watch(monitor: HeartbeatMonitor) -> None:
     last = time.monotonic()
     while True:
-        await asyncio.sleep(min(_BEAT_SECONDS, peers.options.heartbeat_seconds / 4))
+        await asyncio.sleep(min(_BEAT_SECONDS, monitor.options.heartbeat_seconds / 4))
         now = time.monotonic()
-        if now - last > peers.options.heartbeat_seconds / 2:
+        if now - last > monitor.options.heartbeat_seconds / 2:
             # This process itself was stopped, by Slurm with all others perhaps: what they have said is still unread.
-            peers.heard = {rank: moment + now - last for rank, moment in peers.heard.items()}
-            peers.called = peers.called and peers.called + now - last
+            monitor.last_heartbeat = {rank: moment + now - last for rank, moment in monitor.last_heartbeat.items()}
+            monitor.last_execution = monitor.last_execution and monitor.last_execution + now - last
         last = now
-        _announce(peers, {})
-        if peers.over.is_set():
+        _announce(monitor, {})
+        if monitor.all_finished.is_set():
             continue
-        text, stacks = _silent_peers(peers, now), False
-        stall = peers.options.stall_seconds
-        if not text and stall and peers.called is not None and now - peers.called > stall:
-            stalled = f"{_name(peers, peers.rank)} has finished no step for {now - peers.called:.1f} s"
-            text, stacks = f"{stalled}: the last was step {peers.step}", True
+        text, stacks = _silent_peers(monitor, now), False
+        stall = monitor.options.stall_seconds
+        if not text and stall and monitor.last_execution is not None and now - monitor.last_execution > stall:
+            stalled = f"{_name(monitor, monitor.rank)} has finished no step for {now - monitor.last_execution:.1f} s"
+            text, stacks = f"{stalled}: the last was step {monitor.step}", True
         if text:
-            _declare_lost(peers, text, stacks=stacks)
+            _declare_lost(monitor, text, stacks=stacks)
 
 
-async def _try_links(peers: HeartbeatMonitor) -> None:
+async def _check_reachability(monitor: HeartbeatMonitor) -> None:
     """Looks, while a call takes long, whether the workers that the chief speaks with can reach each other."""
-    patience = peers.options.heartbeat_seconds
-    others = {w["rank"]: w["address"] for w in peers.roster if w["rank"] not in (peers.rank, *peers.heard)}
+    patience = monitor.options.heartbeat_seconds
+    others = {
+        w["rank"]: w["address"] for w in monitor.roster if w["rank"] not in (monitor.rank, *monitor.last_heartbeat)
+    }
 
     def waits() -> bool:
-        return peers.called is not None and time.monotonic() - peers.called > patience and not peers.over.is_set()
+        return (
+            monitor.last_execution is not None
+            and time.monotonic() - monitor.last_execution > patience
+            and not monitor.all_finished.is_set()
+        )
 
     rank, why = await reachability.first_unreachable_pair(others, patience / 2, waits)
-    _declare_lost(peers, f"{_name(peers, peers.rank)} cannot reach {_name(peers, rank)}: {why}")
+    _declare_lost(monitor, f"{_name(monitor, monitor.rank)} cannot reach {_name(monitor, rank)}: {why}")
 
 
-def _silent_peers(peers: HeartbeatMonitor, now: float) -> str:
+def _silent_peers(monitor: HeartbeatMonitor, now: float) -> str:
     """Names the workers that have been silent for too long."""
-    silent = {rank: now - moment for rank, moment in peers.heard.items() if rank not in peers.done}
-    for limit, met in ((peers.options.heartbeat_seconds, True), (peers.options.connect_seconds, False)):
-        seconds = {rank: silent[rank] for rank in silent if (peers.steps[rank] is not None) == met}
+    silent = {rank: now - moment for rank, moment in monitor.last_heartbeat.items() if rank not in monitor.finished}
+    for limit, met in ((monitor.options.heartbeat_seconds, True), (monitor.options.connect_seconds, False)):
+        seconds = {rank: silent[rank] for rank in silent if (monitor.last_step[rank] is not None) == met}
         if any(one > limit for one in seconds.values()):
             # A cable takes all workers of a host away, though not at the same beat.
-            return "; ".join(_lost(peers, rank) for rank in seconds if seconds[rank] > limit / 2)
+            return "; ".join(_lost(monitor, rank) for rank in seconds if seconds[rank] > limit / 2)
     return ""
 
 
-def _declare_lost(peers: HeartbeatMonitor, text: str, *, stacks: bool = False, again: bool = True) -> None:
+def _declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, restart_helps: bool = True) -> None:
     """Tells the other workers that one is lost, and ends this one, if it does not end by itself soon."""
-    if not peers.known.is_set():
-        peers.cause, peers.again = f"{text}. Start all workers again", again
-        _announce(peers, {"lost": text, "stacks": stacks, "again": again})
-        peers.known.set()
-        threading.Thread(target=_end, args=(peers, stacks), daemon=True).start()
+    if not monitor.loss_known.is_set():
+        monitor.cause, monitor.restart_helps = f"{text}. Start all workers again", restart_helps
+        _announce(monitor, {"lost": text, "stacks": stacks, "restart_helps": restart_helps})
+        monitor.loss_known.set()
+        threading.Thread(target=_end, args=(monitor, stacks), daemon=True).start()
 
 
-def _announce(peers: HeartbeatMonitor, message: dict[str, Any]) -> None:
+def _announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
     """Tells all workers that this one speaks with."""
-    line = json.dumps({"rank": peers.rank, "pid": os.getpid(), "step": peers.step} | message).encode() + b"\n"
-    for writer in peers.writers.values():
+    line = json.dumps({"rank": monitor.rank, "pid": os.getpid(), "step": monitor.step} | message).encode() + b"\n"
+    for writer in monitor.writers.values():
         writer.write(line)  # Never waits, and never fails: a connection's end is for its reader to notice.
 
 
-def _end(peers: HeartbeatMonitor, stacks: bool) -> None:
+def _end(monitor: HeartbeatMonitor, stacks: bool) -> None:
     if stacks:
         faulthandler.dump_traceback(all_threads=True)
     deadline = time.monotonic() + _WRITING_SECONDS
@@ -301,19 +311,19 @@ def _end(peers: HeartbeatMonitor, stacks: bool) -> None:
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
-    if _claim(peers, "peers"):
-        print(f"tfdist: worker {peers.rank}: {peers.cause}", file=sys.stderr, flush=True)
+    if _claim(monitor, "heartbeat"):
+        print(f"tfdist: worker {monitor.rank}: {monitor.cause}", file=sys.stderr, flush=True)
         requeue()
         os._exit(interruption.EXIT_PEER_LOST)
 
 
-def _lost(peers: HeartbeatMonitor, rank: int) -> str:
-    step, seconds = peers.steps[rank], time.monotonic() - peers.heard[rank]
+def _lost(monitor: HeartbeatMonitor, rank: int) -> str:
+    step, seconds = monitor.last_step[rank], time.monotonic() - monitor.last_heartbeat[rank]
     when = "not heard of since the workers met" if step is None else f"last heard of at step {step}"
-    if not peers.known.is_set():
-        peers.missed.add(rank)
-    return f"{_name(peers, rank)} is lost: {when}, {seconds:.1f} s ago"
+    if not monitor.loss_known.is_set():
+        monitor.timed_out.add(rank)
+    return f"{_name(monitor, rank)} is lost: {when}, {seconds:.1f} s ago"
 
 
-def _name(peers: HeartbeatMonitor, rank: int) -> str:
-    return f"worker {rank} (host {peers.roster[rank]['host']}, pid {peers.roster[rank]['pid']})"
+def _name(monitor: HeartbeatMonitor, rank: int) -> str:
+    return f"worker {rank} (host {monitor.roster[rank]['host']}, pid {monitor.roster[rank]['pid']})"

@@ -1,6 +1,6 @@
 """What rank 0 concludes from the workers' reports, in words; see preflight.py. Pure functions, no TensorFlow.
 
-A verdict is a dict as JSON knows it: {"roster": [...]}, or {"error": name of the exception, "message": text}.
+A verdict is a dict as JSON knows it: {"members": [...]}, or {"error": name of the exception, "message": text}.
 """
 
 import collections
@@ -17,10 +17,10 @@ _MOST_NAMED = 20
 
 
 def members_or_raise(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the roster, or raises the error."""
+    """Returns the members, or raises the error."""
     if "error" in verdict:
         raise _ERRORS[verdict["error"]](verdict["message"])
-    return verdict["roster"]
+    return verdict["members"]
 
 
 def decide(
@@ -29,7 +29,7 @@ def decide(
     """Decides when all workers have reported, or when it is too late.
 
     Args:
-        hellos: rank -> {"me": what the worker says of itself: host, pid, about, facts, holds} of those that came.
+        hellos: rank -> {"me": {host, pid, metadata, must_match, exclusive}} of the workers that contacted rank 0.
         reports: rank -> {"unreached": {str(rank): reason}, "failed": reason, "stopped": by what, "workdir": path where
             it is not shared}.
         addresses: "host:port" of each worker in rank order.
@@ -49,7 +49,7 @@ def decide(
         head = f"All workers are there, and some cannot reach each other within {seconds:g} s:"
         return _error(TimeoutError, head, _cut_off(hellos, reports, addresses))
     workers = {rank: hello["me"] for rank, hello in hellos.items()}
-    differing = [*_differing_facts(workers), *_held_twice(workers)]
+    differing = [*_mismatches(workers), *_shared_exclusives(workers)]
     if differing:
         return _error(ValueError, "The workers do not fit together:", differing)
     elsewhere = {rank: report["workdir"] for rank, report in reports.items() if report["workdir"]}
@@ -60,12 +60,12 @@ def decide(
         ]
         head = f"The workdir of rank 0, on host {workers[0]['host']}, must be one that all share. Not seen by:"
         return _error(FileNotFoundError, head, lines)
-    roster = [
+    members = [
         {"rank": rank, "address": address, "host": workers[rank]["host"], "pid": workers[rank]["pid"]}
-        | workers[rank]["about"]
+        | workers[rank]["metadata"]
         for rank, address in enumerate(addresses)
     ]
-    return {"roster": roster}
+    return {"members": members}
 
 
 def stopped(asked: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
@@ -136,22 +136,22 @@ def _cut_off(hellos: Mapping[int, dict], reports: Mapping[int, dict], addresses:
     return lines or [f"{worker_name(rank, addresses)} has not reported whom it reaches" for rank in silent]
 
 
-def _differing_facts(workers: Mapping[int, dict]) -> list[str]:
+def _mismatches(workers: Mapping[int, dict]) -> list[str]:
     lines = []
-    for name in dict.fromkeys(name for worker in workers.values() for name in worker["facts"]):
+    for name in dict.fromkeys(name for worker in workers.values() for name in worker["must_match"]):
         ranks = collections.defaultdict(list)
         for rank, worker in sorted(workers.items()):
-            ranks[worker["facts"].get(name, "(absent)")].append(rank)
+            ranks[worker["must_match"].get(name, "(absent)")].append(rank)
         if len(ranks) > 1:
             values = "; ".join(f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
             lines.append(f"{name}: {values}")
     return lines
 
 
-def _held_twice(workers: Mapping[int, dict]) -> list[str]:
+def _shared_exclusives(workers: Mapping[int, dict]) -> list[str]:
     holders = collections.defaultdict(list)
     for rank, worker in sorted(workers.items()):
-        for thing in worker["holds"]:
+        for thing in worker["exclusive"]:
             holders[worker["host"], thing].append(rank)
     return [
         f"{thing} of host {host} is held by {_ranks(ranks)}, and only one may. Give each worker its own (Slurm: srun "

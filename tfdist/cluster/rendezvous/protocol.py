@@ -23,7 +23,7 @@ _STRANGER_SECONDS = 5.0
 class RendezvousState:
     """What one worker knows so far."""
 
-    placement: WorkerSpec
+    spec: WorkerSpec
     me: dict[str, Any]
     seconds: float
     deadline: float
@@ -57,61 +57,59 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def until(meeting: RendezvousState, condition: Callable[[], Any], moment: float) -> bool:
+async def until(state: RendezvousState, condition: Callable[[], Any], moment: float) -> bool:
     """Waits until something makes `condition` true, or until `moment`; returns whether it is true."""
     while not condition():
-        meeting.changed.clear()
+        state.changed.clear()
         try:
-            await asyncio.wait_for(meeting.changed.wait(), max(0.0, moment - now()))
+            await asyncio.wait_for(state.changed.wait(), max(0.0, moment - now()))
         except asyncio.TimeoutError:
             return bool(condition())
     return True
 
 
-def message(meeting: RendezvousState, kind: str, **content: Any) -> dict[str, Any]:
+def message(state: RendezvousState, kind: str, **content: Any) -> dict[str, Any]:
     """What this worker says to another one."""
-    sender = {"job": meeting.placement.job, "rank": meeting.placement.rank, "nonce": meeting.nonce}
+    sender = {"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce}
     return sender | {"kind": kind} | content
 
 
-def report(meeting: RendezvousState, workdir: str = "") -> dict[str, Any]:
+def report(state: RendezvousState, workdir: str = "") -> dict[str, Any]:
     """What this worker tells rank 0 when it has looked for all others; see `verdict.decide`."""
-    unreached = {str(rank): reason for rank, reason in meeting.unreached.items()}
-    return message(
-        meeting, "report", unreached=unreached, failed=meeting.failed, stopped=meeting.stopped, workdir=workdir
-    )
+    unreached = {str(rank): reason for rank, reason in state.unreached.items()}
+    return message(state, "report", unreached=unreached, failed=state.failed, stopped=state.stopped, workdir=workdir)
 
 
 class WrongPeerError(rpc.UnreachableError):
     """Another job, or another rank, answered."""
 
 
-async def call(meeting: RendezvousState, rank: int, request: dict) -> dict:
+async def call(state: RendezvousState, rank: int, request: dict) -> dict:
     """Sends a message to a worker; raises an UnreachableError if that very worker does not reply."""
-    reply = await rpc.ask(meeting.addresses[rank], request)
-    verify(meeting, reply, rank)
+    reply = await rpc.ask(state.addresses[rank], request)
+    verify(state, reply, rank)
     return reply
 
 
-def verify(meeting: RendezvousState, reply: dict, rank: int) -> None:
+def verify(state: RendezvousState, reply: dict, rank: int) -> None:
     """Raises a StrangerError if the reply is not from this rank of this job."""
-    job = meeting.placement.job
+    job = state.spec.job
     if reply.get("job") != job:
         raise WrongPeerError(f"another job listens there ({reply.get('job')!r}; this one is {job!r})")
     if reply.get("rank") != rank:
         raise WrongPeerError(f"rank {reply.get('rank')} of this job listens there")
 
 
-async def notify_all(meeting: RendezvousState, kind: str, *, insist: bool = False, **content: Any) -> list[int]:
+async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False, **content: Any) -> list[int]:
     """Tells every other worker something, and returns the ranks that could not be told.
 
     A worker that has called before is tried for `_TELL_SECONDS`; another one once, or until then if `insist`, but not
     beyond the deadline.
     """
-    seconds = min(_TELL_SECONDS, max(_TRY_SECONDS, meeting.deadline - now())) if insist else _TELL_SECONDS
+    seconds = min(_TELL_SECONDS, max(_TRY_SECONDS, state.deadline - now())) if insist else _TELL_SECONDS
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
-    addresses = dict(enumerate(meeting.addresses)) or meeting.arrivals
-    known = meeting.hellos.keys() | meeting.arrivals.keys()
+    addresses = dict(enumerate(state.addresses)) or state.arrivals
+    known = state.hellos.keys() | state.arrivals.keys()
     untold = sorted((rank for rank in addresses if rank != 0), key=lambda rank: (rank not in known, rank))
     limit = now() + seconds
 
@@ -119,8 +117,8 @@ async def notify_all(meeting: RendezvousState, kind: str, *, insist: bool = Fals
         while rank in untold and now() < limit:
             async with gate:
                 with contextlib.suppress(rpc.UnreachableError):
-                    reply = await rpc.ask(addresses[rank], message(meeting, kind, **content), _TRY_SECONDS)
-                    verify(meeting, reply, rank)
+                    reply = await rpc.ask(addresses[rank], message(state, kind, **content), _TRY_SECONDS)
+                    verify(state, reply, rank)
                     untold.remove(rank)
             if not insist and rank not in known:
                 break
@@ -134,78 +132,78 @@ async def notify_all(meeting: RendezvousState, kind: str, *, insist: bool = Fals
     return sorted(untold)
 
 
-async def connect_to_all(meeting: RendezvousState) -> None:
+async def connect_to_all(state: RendezvousState) -> None:
     """Calls every worker, this one included, until each has answered; leaves in `unreached` those that have not."""
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
     stop = False
 
     def finished() -> bool:
-        return bool(stop or not meeting.unreached or meeting.failed or meeting.over or now() >= meeting.deadline)
+        return bool(stop or not state.unreached or state.failed or state.over or now() >= state.deadline)
 
     async def reach(rank: int) -> None:
         nonlocal stop
         pause, stranger, stranger_since = 0.1, "", 0.0
         # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs an end of its own.
-        while rank in meeting.unreached and not finished():
+        while rank in state.unreached and not finished():
             try:
                 # Rank 0 alone compares what the workers say of themselves.
-                hello = message(meeting, "hello", me=meeting.me if rank == 0 else None)
+                hello = message(state, "hello", me=state.me if rank == 0 else None)
                 async with gate:
-                    reply = await call(meeting, rank, hello)
-                del meeting.unreached[rank]
+                    reply = await call(state, rank, hello)
+                del state.unreached[rank]
                 if rank == 0:
-                    meeting.chief_nonce = reply["nonce"]
-                if rank == meeting.placement.rank and reply["nonce"] != meeting.nonce:
-                    meeting.failed = decision.same_rank(rank, [meeting.me])
+                    state.chief_nonce = reply["nonce"]
+                if rank == state.spec.rank and reply["nonce"] != state.nonce:
+                    state.failed = decision.same_rank(rank, [state.me])
             except WrongPeerError as error:
-                meeting.unreached[rank] = stranger = str(error)
+                state.unreached[rank] = stranger = str(error)
                 stranger_since = stranger_since or now()
                 stop = stop or now() - stranger_since > _STRANGER_SECONDS
             except rpc.UnreachableError as error:
-                meeting.unreached[rank] = str(error) + (f"; before that, {stranger}" if stranger else "")
-            meeting.changed.set()
+                state.unreached[rank] = str(error) + (f"; before that, {stranger}" if stranger else "")
+            state.changed.set()
             await asyncio.sleep(pause)
             pause = min(1.0, 1.5 * pause)
 
-    size, own = meeting.placement.num_workers, meeting.placement.rank
+    size, own = state.spec.num_workers, state.spec.rank
     # Each begins with itself, so that not all call rank 0 first.
     order = [*range(own, size), *range(own)]
-    meeting.unreached = dict.fromkeys(order, "")
+    state.unreached = dict.fromkeys(order, "")
     tasks = [asyncio.ensure_future(reach(rank)) for rank in order]
-    await until(meeting, finished, meeting.deadline)
+    await until(state, finished, state.deadline)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
 
 
-def handle_request(meeting: RendezvousState, request: dict, peer: str) -> dict | None:
+def handle_request(state: RendezvousState, request: dict, peer: str) -> dict | None:
     """Notes what another worker says, and replies who this one is: the caller may have come to the wrong place."""
     rank, kind = request.get("rank"), request.get("kind")
-    if request.get("job") == meeting.placement.job and type(rank) is int and 0 <= rank < meeting.placement.num_workers:
+    if request.get("job") == state.spec.job and type(rank) is int and 0 <= rank < state.spec.num_workers:
         if kind == "arrive":
-            _note_arrival(meeting, request, peer)
-        elif kind == "hello" and meeting.placement.rank == 0:
-            first = meeting.hellos.setdefault(rank, request)
+            _note_arrival(state, request, peer)
+        elif kind == "hello" and state.spec.rank == 0:
+            first = state.hellos.setdefault(rank, request)
             if first["nonce"] != request["nonce"]:
                 failed = decision.same_rank(rank, [first["me"], request["me"]])
-                meeting.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
+                state.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
         elif kind == "report":
-            if request.get("stopped") or rank not in meeting.reports:  # A stop may come after all is well.
-                meeting.reports[rank] = request
+            if request.get("stopped") or rank not in state.reports:  # A stop may come after all is well.
+                state.reports[rank] = request
         elif kind == "addresses":
-            meeting.addresses = request["addresses"]
+            state.addresses = request["addresses"]
         elif kind == "verdict":
-            meeting.verdict = request["verdict"]
-        meeting.changed.set()
-    return {"job": meeting.placement.job, "rank": meeting.placement.rank, "nonce": meeting.nonce}
+            state.verdict = request["verdict"]
+        state.changed.set()
+    return {"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce}
 
 
-def _note_arrival(meeting: RendezvousState, request: dict, peer: str) -> None:
+def _note_arrival(state: RendezvousState, request: dict, peer: str) -> None:
     """Learns a worker's address from its call, and rank 0's own from where it was called."""
     host = peer.removeprefix("::ffff:")  # How a dual-stack socket writes IPv4.
     near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
     # A caller on rank 0's own machine may come from 127.0.0.1, where the others cannot call it.
     host = request["dialled"] if near else host
-    meeting.arrivals[request["rank"]] = hostlist.join_address(host, request["port"])
-    if not near or 0 not in meeting.arrivals:
-        meeting.arrivals[0] = hostlist.join_address(request["dialled"], meeting.placement.port)
+    state.arrivals[request["rank"]] = hostlist.join_address(host, request["port"])
+    if not near or 0 not in state.arrivals:
+        state.arrivals[0] = hostlist.join_address(request["dialled"], state.spec.port)

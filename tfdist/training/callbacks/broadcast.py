@@ -61,7 +61,7 @@ class VariableBroadcast:
 
     def __init__(self, cluster: Cluster, variables: list[Any]):
         self._variables = variables
-        self._copy = cluster.make_copy_from_chief(variables)
+        self._copy = cluster.make_broadcast_variables(variables)
         self._before: list[tf.Tensor] = []
         self._changed = False
 
@@ -104,7 +104,7 @@ def broadcast_attributes(
         state, arrays = state_lib.snapshot(callbacks, before, lambda *lost: None, _LARGEST_SENT_BYTES)
         flat = {name: [_kind(array), array.shape, array.tobytes().hex()] for name, array in arrays.items()}
         text = json.dumps([state, flat]).encode()
-    text = cluster.bytes_from_chief(text)
+    text = cluster.broadcast_bytes(text)
     if cluster.is_chief:
         return
     state, flat = json.loads(text)
