@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+# Starts a process; test_golden.py puts one in its place that forks.
+Popen = subprocess.Popen
 HERE = pathlib.Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 VALUES = HERE / "values.json"
@@ -117,7 +119,7 @@ def _free_ports(count: int) -> list[int]:
 def _run_all(command: list[str], environments: list[dict[str, str]], code: int) -> None:
     """Runs a process in each environment, side by side; all must end with `code`, and none is left behind."""
     processes = [
-        subprocess.Popen(
+        Popen(
             command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         for env in environments

@@ -3,9 +3,16 @@
 import json
 import sys
 
+import forked
 import golden_runs as golden
 import numpy as np
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves the imports of each run; see tests/unit/test_forked.py for what stays equal to the bit."""
+    monkeypatch.setattr(golden, "Popen", forked.Popen)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zipfile
 
+import forked
 import h5py
 import numpy as np
 
@@ -64,7 +65,7 @@ def worker_environment(**variables: str) -> dict[str, str]:
 def run_all(commands: list[list[str]], environments: list[dict[str, str]], *, timeout: float = 300.0) -> list[str]:
     """Runs processes side by side, asserts that all end with 0, and returns their outputs; none is left behind."""
     processes = [
-        subprocess.Popen(
+        forked.Popen(
             command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         for command, env in zip(commands, environments, strict=True)

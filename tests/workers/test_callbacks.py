@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from tfdist.training.callbacks import broadcast
 def on_a_terminal(command: list[str]) -> str:
     """Runs a command whose output is a terminal; returns what stands on it."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
+    process = forked.Popen(
         command,
         cwd=REPOSITORY,
         env=worker_environment(TERM="xterm"),
@@ -77,7 +78,7 @@ def followed(tmp_path_factory):
         how = ["keras", "1"] if name == "keras" else ["tfdist", "2" if name == "two devices" else "1"]
         return [sys.executable, "tests/support/followed.py", *how, str(places[name]), *trials]
 
-    killed = subprocess.run(
+    killed = forked.run(
         line("two devices", "killed"), cwd=REPOSITORY, env=worker_environment(), capture_output=True, timeout=1500
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr

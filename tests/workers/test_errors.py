@@ -6,6 +6,7 @@ import subprocess
 import time
 from typing import Any
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -315,7 +316,7 @@ def get_config():
 def run(command: list[str], workers: int) -> tuple[list[int], list[str]]:
     """Runs workers that may fail; returns their exit codes and outputs."""
     processes = [
-        subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        forked.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for env in topologies.environments(workers)
     ]
     try:

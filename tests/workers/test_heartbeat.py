@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import forked
 import pytest
 import topologies
 from launching import REPOSITORY, worker_environment
@@ -73,11 +74,15 @@ class Workers:
 
 
 @contextlib.contextmanager
-def started(commands, environments):
-    """Starts workers, and waits until all have met; none is left behind."""
+def started(commands, environments, popen=forked.Popen):
+    """Starts workers; none is left behind.
+
+    Args:
+        popen: subprocess.Popen for workers without TensorFlow, which a forked process has imported.
+    """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     processes = [
-        subprocess.Popen(command, cwd=REPOSITORY, env=env, text=True, **pipes)
+        popen(command, cwd=REPOSITORY, env=env, text=True, **pipes)
         for command, env in zip(commands, environments, strict=True)
     ]
     try:
@@ -94,7 +99,7 @@ def started(commands, environments):
 def plain(*tasks, seconds=2.0):
     """Starts workers without TensorFlow that do these tasks."""
     commands = [[sys.executable, "-c", WORKER, task, str(seconds)] for task in tasks]
-    with started(commands, topologies.environments(len(tasks))) as workers:
+    with started(commands, topologies.environments(len(tasks)), subprocess.Popen) as workers:
         for process in workers.processes:
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
         time.sleep(1.6)  # The second beat names a step.

@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+import forked
 import ml_dtypes
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def run(workdir, *options: str, workers: int) -> list[str]:
     ]
     line = topologies.command(workdir, *base, *options)
     processes = [
-        subprocess.Popen(line, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        forked.Popen(line, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for env in topologies.environments(workers)
     ]
     try:

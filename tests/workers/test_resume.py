@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ KILL, TERM, INT, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SI
 def started(command: list[str], workers: int):
     """Starts so many workers, whose output goes to pipes; none is left behind."""
     processes = [
-        subprocess.Popen(
+        forked.Popen(
             command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         for env in topologies.environments(workers)

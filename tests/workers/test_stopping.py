@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import pytest
 import topologies
 from launching import REPOSITORY
@@ -41,7 +42,7 @@ def run_hit(workdir, hits: dict[int, str]) -> tuple[list[int], list[str]]:
     line = topologies.command(workdir, *OPTIONS, config="tests/configs/interrupted.py")[3:]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [
-        subprocess.Popen([sys.executable, "-c", WORKER, hits.get(rank, ""), *line], cwd=REPOSITORY, env=env, **pipes)
+        forked.Popen([sys.executable, "-c", WORKER, hits.get(rank, ""), *line], cwd=REPOSITORY, env=env, **pipes)
         for rank, env in enumerate(topologies.environments(2))
     ]
     try:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import forked
 import keras
 import ml_dtypes
 import numpy as np
@@ -406,7 +407,7 @@ print(last)
 def test_a_writer_killed_at_any_instant_leaves_the_last_checkpoint_that_it_reported(tmp_path):
     environment = worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
     command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), "15"]
-    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    done = forked.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[-1]) > 5, done.stdout
 
@@ -414,7 +415,7 @@ def test_a_writer_killed_at_any_instant_leaves_the_last_checkpoint_that_it_repor
 def test_a_full_disk_loses_nothing_and_training_goes_on(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     command = topologies.command(tmp_path, "--config.checkpoint.keep=30", config="tests/configs/interrupted.py")
-    process = subprocess.Popen(
+    process = forked.Popen(
         command, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import forked
 import pytest
 import tensorflow as tf
 from launching import free_ports
@@ -149,11 +150,9 @@ def test_tensorflows_servers_start_where_the_preflight_listened():
     processes = []
     for rank in range(2):
         where = [("localhost", 0, 0), ("localhost", 0, 1)]
-        env = slurm(
-            rank, where, "localhost", "2", PORT_BASE=str(base), CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="2"
-        )
+        env = slurm(rank, where, "localhost", "2", PORT_BASE=str(base), CUDA_VISIBLE_DEVICES="")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen([sys.executable, "-c", SCRIPT], env=dict(os.environ) | env, **pipes))
+        processes.append(forked.Popen([sys.executable, "-c", SCRIPT], env=dict(os.environ) | env, **pipes))
     try:
         outputs = [process.communicate(timeout=120) for process in processes]
     finally:

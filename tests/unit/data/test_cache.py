@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -156,7 +157,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
 def start(directory, seconds):
     """Starts a process that keeps slow examples, and waits until it has read some."""
     code = [sys.executable, "-c", SLOW, str(directory), str(seconds)]
-    process = subprocess.Popen(code, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.PIPE, text=True)
+    process = forked.Popen(code, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "reading\n"
     deadline = time.monotonic() + 60
     while not list(directory.glob("*.writing-*")) and time.monotonic() < deadline:

@@ -2,9 +2,9 @@
 
 import csv
 import re
-import subprocess
 import sys
 
+import forked
 import numpy as np
 from launching import REPOSITORY, worker_environment
 
@@ -26,9 +26,7 @@ def test_a_ring_is_found_again_in_its_times():
 def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
     options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
     command = [sys.executable, "-m", "tfdist.tools.all_reduce", "--config=configs/digits.py", *options]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
-    )
+    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     with (tmp_path / "all_reduce.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -2,9 +2,9 @@
 
 import csv
 import json
-import subprocess
 import sys
 
+import forked
 import pytest
 from launching import REPOSITORY, worker_environment
 
@@ -14,9 +14,7 @@ from tfdist.tools import batch_size, batch_size_trial, measure
 def run(*options, code=0):
     """Runs the command, asserts its exit code, and returns its output."""
     command = [sys.executable, "-m", "tfdist.tools.batch_size", "--config=configs/digits.py", *options]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
-    )
+    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -1,9 +1,9 @@
 """The doctor: what it finds on real workers, and its verdict on each fact."""
 
 import re
-import subprocess
 import sys
 
+import forked
 import pytest
 from launching import REPOSITORY, run_all, worker_environment
 from topologies import environments
@@ -43,7 +43,7 @@ def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
 
 def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
     bad = command(f"--workdir={tmp_path}", "--config.model.num_classes=12")
-    done = subprocess.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     found = done.stdout
     assert re.search(r"^data and model +BAD +config.model.num_classes=12, and the split 'train'", found, re.MULTILINE)
@@ -52,7 +52,7 @@ def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
 
 def test_a_step_that_fails_is_a_finding(tmp_path):
     bad = command(f"--workdir={tmp_path}", "--config.model.group_size=48")
-    done = subprocess.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     found = re.search(r"^step +BAD +.*", done.stdout, re.MULTILINE)
     assert found and "group_size=48" in found[0] and "must divide" in found[0], done.stdout + done.stderr

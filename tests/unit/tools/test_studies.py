@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 
+import forked
 import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
@@ -16,9 +17,7 @@ from tfdist.tools import child_runs, scaling, tables, trajectories
 def study(module, *options, code=0):
     """Runs a command on the CPU, asserts its exit code, and returns what it wrote."""
     command = [sys.executable, "-m", f"tfdist.{module}", "--config=configs/line.py", *options]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
-    )
+    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
 

@@ -1,10 +1,10 @@
 """The fused layer computes what Keras' own does; groups make N replicas compute what one does."""
 
 import json
-import subprocess
 import sys
 import textwrap
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -170,7 +170,7 @@ REPLICAS = """
 
 def run_replicas(replicas, group_size):
     command = [sys.executable, "-c", textwrap.dedent(REPLICAS), str(replicas), str(group_size)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = forked.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return [np.asarray(x) for x in json.loads(result.stdout)]
 

@@ -3,9 +3,9 @@
 import hashlib
 import os
 import pathlib
-import subprocess
 import sys
 
+import forked
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,7 +62,7 @@ tf.config.set_logical_device_configuration(
 )
 print(len(tf.config.list_logical_devices("CPU")), [int(s.read(tf.constant([0], tf.int64))["label"][0]) for s in made])
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    result = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("2 [")
 

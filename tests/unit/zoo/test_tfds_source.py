@@ -3,10 +3,10 @@
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 import time
 
+import forked
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -179,7 +179,7 @@ tf.config.set_logical_device_configuration(
 )
 print([source.read(tf.constant([3, 50], tf.int64))["label"].numpy().tolist() for source in made])
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    result = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     first, *others = eval(result.stdout)
     assert others == [first] * 2

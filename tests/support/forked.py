@@ -1,0 +1,385 @@
+"""Starts Python processes that need TensorFlow without importing it again: they are forked from a process that has.
+
+`Popen` and `run` stand in for those of `subprocess`. A command that is `[sys.executable, "-m", module, ...]`,
+`[sys.executable, "-c", code, ...]` or `[sys.executable, "script.py", ...]` is run by a server: a process of this file
+that has imported TensorFlow, Keras and tfdist, has executed no operation and listed no device, and has no thread but
+OpenBLAS' own, which that library ends before a fork. The server forks a child, which is given the command's arguments,
+environment, directory and files, runs the command as `__main__`, and ends as an interpreter ends: `atexit`, threads,
+C++'s destructors. Everything else, and what sets a variable that is read while TensorFlow is imported, is started by
+`subprocess` itself.
+
+What differs from a process of its own: the strings of all children of a server have the same hashes (so `Popen` takes
+turns between two servers: workers that must agree do not share them), `/proc/PID/cmdline` and `environ` are the
+server's, and `mallopt` comes after the import. Tests of these, of what a start costs, of what a module imports, and of
+commands as users type them take `subprocess`.
+
+usage: python forked.py FD   -> serves the socket FD until its other end is closed
+"""
+
+import array
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import io
+import itertools
+import json
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+# What is imported before the first fork. None of it defines flags, which belong to one command.
+_PRELOADED = (
+    *("tensorflow", "keras", "h5py", "tensorboard.summary", "ml_collections.config_flags"),
+    *(
+        "tfdist.training.loop",
+        "tfdist.training.evaluate",
+        "tfdist.keras_fit.api",
+        "tfdist.zoo.sources",
+        "tfdist.zoo.models",
+    ),
+)
+# Variables that are read as Python, a C library or TensorFlow starts: a command that sets them otherwise than the
+# server is no fork. TF_CONFIG, CUDA_VISIBLE_DEVICES and TF_NUM_*_THREADS are read later, by the first operation.
+_READ_AT_IMPORT = (
+    *("PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "LD_"),
+    *("MALLOC_", "GLIBC_TUNABLES", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "BLIS_", "KERAS_", "MPL"),
+    *("TF_CPP_", "TF_ENABLE_", "TF_USE_", "TF_XLA_", "TF2_", "XLA_", "ABSL_", "GRPC_", "LANG", "LC_", "TZ"),
+)
+# TensorFlow's messages at the import, which nobody would read.
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+_SERVERS = 2
+# As this process has started with.
+_PATHS = os.environ.get("PYTHONPATH", "")
+_LENGTH = struct.Struct("<Q")
+
+
+class Request(NamedTuple):
+    """What a child is to be; its three files travel beside it."""
+
+    words: list[str]
+    cwd: str
+    env: dict[str, str]
+    umask: int
+    new_session: bool
+
+
+class Popen(subprocess.Popen):
+    """A process as `subprocess.Popen` makes it, forked from a server where that is the same."""
+
+    server: "_Server | None" = None
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest) -> None:
+        """Starts the process; the files of its standard streams are open."""
+        shell, (stdin, stdin_ours, stdout_ours, stdout, stderr_ours, stderr) = rest[2], rest[3:9]
+        others, start_new_session = rest[10:14], rest[14]
+        plain = rest[9] and not (executable or preexec_fn or pass_fds or shell) and rest[15:] in ((), (-1,))
+        plain = plain and others == (None, None, None, -1) and not isinstance(args, (str, bytes))
+        words = [os.fspath(word) for word in args] if plain else []
+        environment = dict(os.environ if env is None else env)
+        if not plain or not forkable(words, environment):
+            super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+            return
+        mask = os.umask(0)
+        os.umask(mask)
+        request = Request(
+            words=words,
+            cwd=os.path.abspath(cwd or "."),
+            env=environment,
+            umask=mask,
+            new_session=start_new_session,
+        )
+        files = [theirs if theirs != -1 else own for own, theirs in enumerate((stdin, stdout, stderr))]
+        self.server = _next_server()
+        self.pid = self.server.ask(("fork", request), files)
+        self._child_created = True
+        self._close_pipe_fds(stdin, stdin_ours, stdout_ours, stdout, stderr_ours, stderr)
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self.server is None:
+            return super()._try_wait(wait_flags)
+        if not _ended(self.pid, 0.0 if wait_flags & os.WNOHANG else None):
+            return 0, 0
+        return self.pid, self.server.ask(("reap", self.pid))
+
+    def _internal_poll(self, *args: Any, **keywords: Any) -> int | None:
+        if self.server is None:
+            return super()._internal_poll(*args, **keywords)
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                if self.returncode is None:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid == self.pid:
+                        self._handle_exitstatus(status)
+            except (OSError, EOFError):  # The server ends with this interpreter, and what it has started lives on.
+                if not sys.is_finalizing() and self.server.open:
+                    raise
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+
+def run(
+    command: Sequence[str],
+    *,
+    input: str | bytes | None = None,
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    **keywords: Any,
+) -> subprocess.CompletedProcess:
+    """As `subprocess.run`."""
+    if input is not None:
+        keywords["stdin"] = subprocess.PIPE
+    if capture_output:
+        keywords |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(command, **keywords) as process:
+        try:
+            stdout, stderr = process.communicate(input, timeout=timeout)
+        except BaseException as error:
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                error.stdout, error.stderr = process.communicate()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def forkable(words: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a command is one that a server can run, with an environment that it can be given."""
+    if len(words) < 2 or words[0] != sys.executable:
+        return False
+    if words[1].startswith("-") and (words[1] not in ("-m", "-c") or len(words) < 3):
+        return False
+    given, ours = ({k: v for k, v in e.items() if k.startswith(_READ_AT_IMPORT)} for e in (env, os.environ))
+    return _QUIET | given == _QUIET | ours | _QUIET
+
+
+class _Server:
+    """The end of a server's socket that is here."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _QUIET | {"CUDA_VISIBLE_DEVICES": ""},
+            )
+
+    def ask(self, question: tuple[str, Any], files: Sequence[int] = ()) -> int:
+        with self._lock:
+            _send(self._socket, question, files)
+            answer = _receive(self._socket)[0]
+        if not isinstance(answer, int):
+            raise RuntimeError(f"the server of forked processes: {answer}")
+        return answer
+
+    def close(self) -> None:
+        self.open = False
+        self._socket.close()
+        self._process.wait()
+
+
+@functools.cache
+def _servers() -> tuple["_Server", ...]:
+    servers = tuple(_Server() for _ in range(_SERVERS))
+    for server in servers:
+        atexit.register(server.close)
+    return servers
+
+
+_turns = itertools.count()
+
+
+def _next_server() -> "_Server":
+    return _servers()[next(_turns) % _SERVERS]
+
+
+def _ended(pid: int, seconds: float | None) -> bool:
+    """Waits so long for the end of a process whose parent has not asked for its status."""
+    file = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(file, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
+    finally:
+        os.close(file)
+
+
+def _send(connection: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
+    data = json.dumps(message).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+    connection.sendmsg([_LENGTH.pack(len(data))], rights)
+    connection.sendall(data)
+
+
+def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
+    """Raises EOFError where the other end is closed."""
+    header, files, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
+    if not header:
+        raise EOFError
+    data = bytearray()
+    while len(data) < _LENGTH.unpack(header)[0]:
+        data += connection.recv(1 << 20)
+    return json.loads(data), files
+
+
+def _serve(connection: socket.socket) -> tuple[Request, list[int]] | None:
+    """Answers until the other end is closed; in a child, returns what it is to be."""
+    while True:
+        try:
+            (question, about), files = _receive(connection)
+        except (EOFError, ConnectionError):
+            return None
+        if question == "reap":
+            _send(connection, os.waitpid(about, 0)[1])
+            continue
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = repr(error)
+        if pid == 0:
+            connection.close()
+            return Request(*about), files
+        for file in files:
+            os.close(file)
+        _send(connection, pid)
+
+
+def _become(request: Request, files: list[int]) -> None:
+    """Makes this child what the request says, but for the program that it runs."""
+    files = [os.dup(file) if file > 2 else file for file in files]
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    os.closerange(3, 1 << 16)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request.new_session:
+        os.setsid()
+    os.umask(request.umask)
+    os.environ.clear()
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    at_once = bool(request.env.get("PYTHONUNBUFFERED"))
+    for number, (name, mode) in enumerate((("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb"))):
+        old = getattr(sys, name)
+        buffering = 0 if at_once and mode == "wb" else -1
+        raw = open(number, mode, buffering, closefd=False)  # noqa: SIM115 (it is this process' own)
+        lines = name == "stderr" or raw.isatty()
+        errors = "backslashreplace" if name == "stderr" else old.errors
+        stream = io.TextIOWrapper(raw, old.encoding, errors, line_buffering=lines, write_through=buffering == 0)
+        stream.mode = mode[0]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    random.seed()
+    sys.orig_argv[:] = request.words
+    _find_modules_in(request.env.get("PYTHONPATH", ""))
+
+
+def _find_modules_in(paths: str) -> None:
+    """Puts the directories of the command's PYTHONPATH where those of the server's are."""
+    ours = _PATHS and [os.path.abspath(path) for path in _PATHS.split(os.pathsep)]
+    theirs = [os.path.abspath(path) for path in paths.split(os.pathsep)] if paths else []
+    sys.path[1:] = [*theirs, *(path for path in sys.path[1:] if path not in ours)]
+
+
+def _execute(words: list[str]) -> None:
+    """Runs `python WORDS` as this process' main program."""
+    main = types.ModuleType("__main__")
+    main.__builtins__ = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    kind, *rest = words
+    if kind == "-m":
+        import runpy
+
+        module, *arguments = rest
+        sys.argv[:] = ["-m", *arguments]
+        sys.path[0] = os.getcwd()
+        sys.modules.pop(module, None)
+        runpy._run_module_as_main(module)
+    elif kind == "-c":
+        code, *arguments = rest
+        sys.argv[:] = ["-c", *arguments]
+        sys.path[0] = ""
+        exec(compile(code, "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv[:] = words
+        sys.path[0] = os.path.dirname(os.path.realpath(kind))
+        main.__file__ = os.path.abspath(kind)
+        try:
+            file = open(kind, "rb")  # noqa: SIM115
+        except OSError as error:
+            said = f"can't open file {main.__file__!r}: [Errno {error.errno}] {error.strerror}"
+            print(f"{sys.executable}: {said}", file=sys.stderr)
+            sys.exit(2)
+        with file:
+            code = compile(file.read(), main.__file__, "exec")
+        exec(code, main.__dict__)
+
+
+def _main(request: Request, files: list[int]) -> None:
+    try:
+        _become(request, files)
+        _execute(request.words[1:])
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # The frames of this file are none of the program's.
+        frames = error.__traceback__
+        while frames and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        if isinstance(error, KeyboardInterrupt):
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        sys.exit(1)
+
+
+def _preload() -> None:
+    here = sys.path[0]
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    with open(os.devnull, "w") as nothing:  # Some of TensorFlow's lines are silenced by no setting.
+        stderr = os.dup(2)
+        os.dup2(nothing.fileno(), 2)
+        try:
+            for name in _PRELOADED:
+                importlib.import_module(name)
+        except BaseException:
+            os.dup2(stderr, 2)
+            traceback.print_exc()
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+    sys.path[0] = here
+    gc.collect()
+    gc.freeze()  # A collection writes into every object, and would copy the pages of all.
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for the tests, and for the children.
+    with socket.socket(fileno=int(sys.argv[1])) as _connection:
+        _preload()
+        _found = _serve(_connection)
+    if _found is not None:
+        _main(*_found)

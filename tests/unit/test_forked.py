@@ -1,0 +1,91 @@
+"""What a server forks is what `subprocess` starts, but for the import."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import forked
+import pytest
+
+QUIET = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+SCRIPT = "import inspect, sys\ndef f(): pass\nprint(sys.argv, sys.path, __file__, inspect.getsource(f))\n1 / 0\n"
+NUMBERS = """
+import keras, numpy as np, tensorflow as tf
+first, second = (tf.random.stateless_normal([300, 300], [seed, 2]) for seed in (1, 2))
+array = np.random.default_rng(0).normal(size=(500, 500))
+print(float(tf.reduce_sum(first @ second)).hex(), (array @ array).sum().hex(), tf.config.list_logical_devices())
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "import sys; sys.exit(7)"],
+        ["-c", "raise SystemExit('a message')"],
+        ["-c", "def f(): raise ValueError('x')\nf()"],
+        ["-c", "raise KeyboardInterrupt"],
+        ["-c", "1 +"],
+        ["-c", "import atexit, threading; atexit.register(print, 'bye'); threading.Timer(0.2, print, '!').start()"],
+        ["-c", "import os; print('lost', end=''); os._exit(3)"],
+        ["-c", "import os; os.kill(os.getpid(), 9)"],
+        ["-c", "import ctypes; ctypes.string_at(0)"],
+        [
+            "-c",
+            "import os, signal; print([signal.getsignal(n) for n in (1, 2, 10, 13, 15)], os.listdir('/proc/self/fd'))",
+        ],
+        [
+            "-c",
+            "import os, sys; print(sys.argv, sys.orig_argv, sys.path, sys.flags, os.getcwd(), os.umask(0))",
+            "a",
+            "-b",
+        ],
+        ["-c", "import sys; print(sys.stdin.read(), sys.stdout.encoding, sys.stdout.line_buffering, __name__)"],
+        ["-m", "tfdist.main", "--config=configs/digits.py", "--nope"],
+        ["-m", "no.such.module"],
+        ["no_such.py"],
+        ["script.py", "word"],
+    ],
+)
+def test_a_fork_prints_and_ends_as_a_process_of_its_own(tmp_path, words):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "configs").symlink_to(pathlib.Path(__file__).parents[1] / "configs")
+    keywords = {"input": "hällo", "capture_output": True, "text": True, "timeout": 60, "cwd": tmp_path, "env": QUIET}
+    own, fork = (run([sys.executable, *words], **keywords) for run in (subprocess.run, forked.run))
+    assert (fork.returncode, fork.stdout, fork.stderr) == (own.returncode, own.stdout, own.stderr)
+
+
+def test_numbers_are_equal_to_the_bit(tmp_path):
+    own, fork = (
+        run([sys.executable, "-c", NUMBERS], capture_output=True, text=True, timeout=60, env=QUIET, check=True)
+        for run in (subprocess.run, forked.run)
+    )
+    assert fork.stdout == own.stdout
+
+
+def test_the_server_has_executed_nothing_and_its_children_do_not_share_random_numbers():
+    code = (
+        "import os, random, numpy as np; from tensorflow.python.eager import context; "
+        "print(context._context, len(os.listdir('/proc/self/task')), random.random(), np.random.rand(), hash('x'))"
+    )
+    lines = [forked.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() for _ in range(2)]
+    assert [line[:2] for line in lines] == [["None", "1"]] * 2
+    assert all(one != other for one, other in zip(lines[0][2:], lines[1][2:], strict=True))
+
+
+def test_signals_and_timeouts():
+    process = forked.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert process.server is not None and process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.1)
+    process.terminate()
+    assert process.wait(timeout=10) == -signal.SIGTERM == process.poll()
+
+
+def test_what_is_read_at_the_import_is_left_to_subprocess():
+    command = [sys.executable, "-c", "pass"]
+    assert forked.forkable(command, os.environ | {"TF_CONFIG": "{}"})
+    assert not forked.forkable(command, os.environ | {"OMP_NUM_THREADS": "7"})
+    assert not forked.forkable(["env", *command], os.environ)
+    assert not forked.forkable([sys.executable, "-I", "-c", "pass"], os.environ)
