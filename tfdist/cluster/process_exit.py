@@ -10,7 +10,7 @@ from pathlib import Path
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.liveness import heartbeat
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 # How long it may take until it is known which worker was lost, after TensorFlow knows that one was.
 _NAME_SECONDS = 3.0
 
