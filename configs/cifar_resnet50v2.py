@@ -5,7 +5,7 @@
 The batch of one replica stands below. On four, say so: `--config.data.batch_size=1024`; the learning rate follows.
 ResNet152V2 is `--config.model.name=ResNet152V2`. How time falls with the number of replicas, in one command:
 
-    python -m tfdist.tools.scaling --config=configs/cifar_resnet50v2.py --replicas=1,2,4
+    python -m tfdist scaling --config=configs/cifar_resnet50v2.py --replicas=1,2,4
 """
 
 from tfdist import config as c

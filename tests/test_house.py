@@ -21,12 +21,13 @@ WINGS = {
     "keras_fit": {"config", "report", "cluster", "data", "checkpoint", "training"},
     "tools": {"config", "report", "cluster", "data", "checkpoint", "training", "launch"},
     "zoo": set(),
+    "__main__": {"config", "tools"},
     "main": {"config", "cluster", "training", "tools"},
 }
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
-    *("report.reporter", "training.triggers", "cluster.interruption", "main", "checkpoint.directory"),
+    *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
     *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat", "cluster.malloc"),
 ]
 # Imports that are still to be cut: the supervisor imports main for its flags.

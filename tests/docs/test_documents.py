@@ -14,6 +14,7 @@ import typing
 
 import pytest
 
+from tfdist import __main__ as tools
 from tfdist import config as config_lib
 from tfdist.config import diff, specs, validate
 
@@ -88,12 +89,20 @@ def path_problems(text):
 
 
 @functools.cache
-def flags_of(module):
-    """The flags that `python -m module --help` names."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+def flags_of(command):
+    """The flags that `python -m command --help` names; the command is a module, or `tfdist` and a tool."""
+    words = [sys.executable, "-m", *command.split(), "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
     return set(re.findall(r"^\s+(?:-\w, )?--(?:\[no\])?([\w-]+)", done.stdout, re.MULTILINE))
+
+
+def is_command(name):
+    """Returns True if `python -m name` can be run; the name is a module, or `tfdist` and a tool."""
+    if " " in name:
+        return name.split()[1] in tools.TOOLS
+    path = ROOT / name.replace(".", "/")
+    files = [file for file in (path.with_suffix(".py"), path / "__main__.py") if file.exists()]
+    return any('__name__ == "__main__"' in file.read_text() for file in files)
 
 
 def flag_problems(text):
@@ -101,16 +110,18 @@ def flag_problems(text):
     commands, spans = code(text)
     problems = []
     for command in commands:
-        called = re.search(r"-m (tfdist\.[\w.]+)(.*)", command)
+        called = re.search(r"-m (tfdist\.[\w.]+|tfdist \w+)(.*)", command)
         if not called:
             continue
-        path = ROOT / called[1].replace(".", "/")
-        if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists():
+        if not is_command(called[1]):
             problems.append(f"there is no command {called[1]}")
             continue
         named = re.findall(r"(?:^|\s)--(?:no)?([\w-]+)", re.split(r"[|;&>]", called[2])[0])
         problems += [f"{called[1]} has no flag --{flag}" for flag in named if flag not in flags_of(called[1])]
     for span in spans:
+        called = re.search(r"-m (tfdist\.[\w.]+|tfdist \w+)", span)
+        if called and not is_command(called[1]):
+            problems.append(f"there is no command {called[1]}")
         flag = re.match(r"--(?:no)?([\w-]+)", span)
         if flag and flag[1] not in flags_of("tfdist.main") | FLAGS_OF_OTHERS:
             problems.append(f"tfdist.main has no flag --{flag[1]}")
@@ -148,7 +159,7 @@ def field_problems(text):
 def docstring_as_document(path):
     """The docstring of a config, whose commands stand on lines of their own, as a document."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    commands = [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines() if "-m tfdist." in line]
+    commands = [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines() if "-m tfdist" in line]
     return "\n".join([text, "```", *commands, "```"])
 
 
@@ -162,10 +173,13 @@ def test_what_does_not_exist_is_noticed():
     text = """
 Prose names `tests/test_house.py`, `main.py`, `tests/test_nothing.py::test`, `nowhere.md` and `--mod=eval`,
 `config.data.batch_size`, `config.data.batchsize`, `config.json`, `runs/x/y.py`, `my_lab/losses.py` and `--ntasks=4`.
+`python -m tfdist.tools.doctor` and `python -m tfdist prepair` are not commands.
 ```bash
 $ srun -N2 python -m tfdist.main --config=configs/no_such.py \\
     --workdir=runs/x --config.train.epoch=3 --works=1 | tee --log
 python -m tfdist.mian --config=tests/test_house.py
+srun python -m tfdist doctor --config=configs/digits.py --secnds=1 --seconds=2 --config.data.batch_size=8
+python -m tfdist doctr --config=configs/digits.py
 ```
 """
     assert path_problems(text) == [
@@ -176,7 +190,11 @@ python -m tfdist.mian --config=tests/test_house.py
     assert flag_problems(text) == [
         "tfdist.main has no flag --works",
         "there is no command tfdist.mian",
+        "tfdist doctor has no flag --secnds",
+        "there is no command tfdist doctr",
         "tfdist.main has no flag --mod",
+        "there is no command tfdist.tools.doctor",
+        "there is no command tfdist prepair",
     ]
     assert field_problems(text) == ["there is no field config.train.epoch", "there is no field config.data.batchsize"]
 

@@ -76,7 +76,7 @@ def test_a_worker_that_is_killed_costs_a_warning_alone(tmp_path):
             "--config.checkpoint.export=false",
         ),
     ]
-    command = [sys.executable, "-m", "tfdist.tools.parameter_server", *options, "--config.train.steps=150"]
+    command = [sys.executable, "-m", "tfdist", "asynchronous", *options, "--config.train.steps=150"]
     env = worker_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'tests'}", TO_KILL=str(tmp_path / "killed"))
     codes, said = [], ""
     # TensorFlow may lose its way; the same command then goes on.
@@ -103,7 +103,7 @@ def test_a_worker_that_is_killed_costs_a_warning_alone(tmp_path):
 def test_without_servers_it_is_said_how_to_start_them(text):
     with pytest.raises(
         ValueError,
-        match=r"needs a chief, workers and parameter servers: start .* tfdist.tools.parameter_server",
+        match=r"needs a chief, workers and parameter servers: start .* python -m tfdist asynchronous",
     ):
         servers.task_spec({"TF_CONFIG": text})
 

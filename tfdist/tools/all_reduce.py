@@ -1,4 +1,4 @@
-"""What an all-reduce costs, and what that makes of a step: `srun python -m tfdist.tools.all_reduce --config=...`.
+"""What an all-reduce costs, and what that makes of a step: `srun python -m tfdist all_reduce --config=...`.
 
 Started as tfdist.main is, under any launcher. It measures the sum of tensors of several sizes over all replicas, and
 compares it with a ring, which sends 2(N-1)/N times the bytes in 2(N-1) messages: two numbers, a latency and a
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
@@ -103,6 +103,6 @@ def run() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    define_flags()
-    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)
+def main(argv: list[str]) -> None:
+    """Runs the command after its flags are parsed, and exits the process."""
+    process_exit.run_and_exit(run)

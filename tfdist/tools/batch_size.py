@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits into memory: `python -m tfdist.tools.batch_size --config=...`.
+"""Finds the largest batch that fits into memory: `python -m tfdist batch_size --config=...`.
 
 Doubles the batch of a replica until a training step no longer fits, then halves the interval. Each trial runs in
 processes of its own, over all replicas of this machine, or of a Slurm allocation: running out of memory harms nothing.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
@@ -78,7 +78,7 @@ class TrialRunner:
         own = [f"--trial={batch}", f"--workdir={folder}"]
         if self.memory_mb is not None:
             own.append(f"--memory_mb={self.memory_mb}")
-        command = [sys.executable, "-m", "tfdist.tools.batch_size", *self.arguments, *own]
+        command = [sys.executable, "-m", "tfdist", "batch_size", *self.arguments, *own]
         if self.way == "slurm":
             command = ["srun", "--kill-on-bad-exit=0", *command]
         log = folder.with_suffix(".log")
@@ -118,18 +118,13 @@ def find(argv: list[str]) -> None:
     )
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Runs the search, or one trial of it; a mistake ends it with one message."""
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
         process_exit.run_and_exit(
             lambda: batch_size_trial.run_trial(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb)
         )
-    with config_flags.one_message("tfdist.tools.batch_size"):
+    with config_flags.one_message("tfdist batch_size"):
         find(sys.argv)
     return 0
-
-
-if __name__ == "__main__":
-    define_flags()
-    app.run(run, flags_parser=config_flags.parse)

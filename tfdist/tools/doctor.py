@@ -1,4 +1,4 @@
-"""Looks for what wastes hours, in a minute, before a job: `srun python -m tfdist.tools.doctor --config=...`.
+"""Looks for what wastes hours, in a minute, before a job: `srun python -m tfdist doctor --config=...`.
 
 Started as tfdist.main is, alone or under any launcher, with the same flags. The chief prints a table with one line a
 finding, and what to do about it. Exit code 1: something is BAD, and a training would end or hang.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
@@ -178,6 +178,6 @@ def tell(findings: list[Finding], rank: int) -> int:
     return 1 if bad else 0
 
 
-if __name__ == "__main__":
-    define_flags()
-    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)
+def main(argv: list[str]) -> None:
+    """Runs the command after its flags are parsed, and exits the process."""
+    process_exit.run_and_exit(run)

@@ -109,8 +109,8 @@ def memory(variables: int, gradients: int, free: int) -> Finding:
     if needed > free:
         return Finding("memory", BAD, told, "Take a smaller model, or an optimizer with fewer slots.")
     if needed > 0.5 * free:
-        return Finding("memory", LOOK, told, "Little is left for activations: try tfdist.tools.batch_size.")
-    return Finding("memory", OK, f"{told}; what activations leave, tfdist.tools.batch_size tells")
+        return Finding("memory", LOOK, told, "Little is left for activations: run tfdist batch_size.")
+    return Finding("memory", OK, f"{told}; the rest is for activations (tfdist batch_size)")
 
 
 def disk(workdir: Path, checkpoint_bytes: int, keep: int) -> Finding:

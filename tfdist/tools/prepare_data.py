@@ -1,4 +1,4 @@
-"""Fetches and prepares data before a job needs them: `python -m tfdist.tools.prepare_data --config=...`.
+"""Fetches and prepares data before a job needs them: `python -m tfdist prepare --config=...`.
 
 For a login node that has internet, where compute nodes have none. It fetches what the config's source can fetch, opens
 both splits, and reads and prepares the first batch of each: what would go wrong at the start of the job goes wrong
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
@@ -19,6 +19,11 @@ from tfdist.config import specs, validate
 from tfdist.tools import tables
 
 HEADER = ("split", "examples", "a batch", "seconds")
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    config_flags.define_config()
 
 
 def fetching(spec: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +88,6 @@ def run() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    config_flags.define_config()
-    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)
+def main(argv: list[str]) -> None:
+    """Runs the command after its flags are parsed, and exits the process."""
+    process_exit.run_and_exit(run)

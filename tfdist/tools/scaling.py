@@ -1,4 +1,4 @@
-"""How training time falls with the number of replicas: `python -m tfdist.tools.scaling --config=... --replicas=1,2,4`.
+"""How training time falls with the number of replicas: `python -m tfdist scaling --config=... --replicas=1,2,4`.
 
 Trains the config on each number of replicas, one after another, and writes scaling.csv and scaling.png into the
 workdir: the time of an epoch, examples per second, speedup and efficiency against the smallest number. The first epoch,
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from tfdist.config import flags as config_flags
 from tfdist.tools import child_runs, tables
@@ -165,13 +165,8 @@ def study(argv: list[str]) -> None:
     print(f"{workdir / 'scaling.csv'}, {picture}")
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    with config_flags.one_message("tfdist.tools.scaling"):
+    with config_flags.one_message("tfdist scaling"):
         study(sys.argv)
     return 0
-
-
-if __name__ == "__main__":
-    define_flags()
-    app.run(run, flags_parser=config_flags.parse)

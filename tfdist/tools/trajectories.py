@@ -1,4 +1,4 @@
-"""Draws trajectories over a line's loss surface: `python -m tfdist.tools.trajectories --config=configs/line.py`.
+"""Draws trajectories over a line's loss surface: `python -m tfdist trajectories --config=configs/line.py`.
 
 Trains the config for each batch size on each number of replicas; its objective must report "m" and "n" in every step,
 as `tfdist.zoo.classic:line_error` does. Writes trajectories.csv and trajectories.png into the workdir, and says how far
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from tfdist import config
 from tfdist.cluster import process_exit
@@ -24,7 +24,7 @@ HEADER = ("batch_size", "replicas", "step", "m", "n")
 
 
 def define_flags() -> None:
-    """Defines the flags, those of tfdist.tools.scaling among them."""
+    """Defines the flags, those of `tfdist scaling` among them."""
     scaling.define_flags()
     flags.adopt_module_key_flags(scaling)
     flags.DEFINE_list("batches", ["1", "8", "64"], "The batch sizes, over all replicas.")
@@ -122,13 +122,8 @@ def study(argv: list[str]) -> None:
     print(f"{workdir / 'trajectories.csv'}, {picture}")
 
 
-def run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Runs the study; a mistake ends it with one message."""
-    with config_flags.one_message("tfdist.tools.trajectories"):
+    with config_flags.one_message("tfdist trajectories"):
         study(sys.argv)
     return 0
-
-
-if __name__ == "__main__":
-    define_flags()
-    app.run(run, flags_parser=config_flags.parse)

@@ -25,7 +25,7 @@ def test_a_ring_is_found_again_in_its_times():
 
 def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
     options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
-    command = [sys.executable, "-m", "tfdist.tools.all_reduce", "--config=configs/digits.py", *options]
+    command = [sys.executable, "-m", "tfdist", "all_reduce", "--config=configs/digits.py", *options]
     done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     with (tmp_path / "all_reduce.csv").open(newline="") as file:

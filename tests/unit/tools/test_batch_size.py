@@ -13,7 +13,7 @@ from tfdist.tools import batch_size, batch_size_trial, measure
 
 def run(*options, code=0):
     """Runs the command, asserts its exit code, and returns its output."""
-    command = [sys.executable, "-m", "tfdist.tools.batch_size", "--config=configs/digits.py", *options]
+    command = [sys.executable, "-m", "tfdist", "batch_size", "--config=configs/digits.py", *options]
     done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr

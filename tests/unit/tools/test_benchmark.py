@@ -21,7 +21,7 @@ needs_torch = pytest.mark.skipif(
 
 def benchmark(*flags: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "tfdist.tools.benchmark", *flags],
+        [sys.executable, "-m", "tfdist", "benchmark", *flags],
         cwd=REPOSITORY,
         env=worker_environment(**variables),
         capture_output=True,
@@ -39,7 +39,7 @@ def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_termin
     with output.open("w") as file:
         process = subprocess.Popen(
             # The tests themselves may run under nohup.
-            ["env", "--default-signal=HUP", sys.executable, "-m", "tfdist.tools.benchmark", *flags],
+            ["env", "--default-signal=HUP", sys.executable, "-m", "tfdist", "benchmark", *flags],
             cwd=REPOSITORY,
             env=worker_environment(TMPDIR=str(folders)),
             stdout=file,
@@ -91,7 +91,8 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
         [
             sys.executable,
             "-m",
-            "tfdist.tools.benchmark",
+            "tfdist",
+            "benchmark",
             "--sections=steps",
             "--works=mlp",
             "--workers=1",
@@ -120,7 +121,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
             "--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.",
             marks=pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed"),
         ),
-        (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist.tools.benchmark: --link"),
+        (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist benchmark: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
         (["--workers=2,5000"], "5000 workers, each pinned to a processor of its own, and there are"),
         (["--json=/nowhere/x.json", "--nopin"], "--json=/nowhere/x.json cannot be written: No such file or directory."),

@@ -13,7 +13,7 @@ from tfdist.tools import doctor_checks
 
 def command(*options):
     """The command line of the doctor."""
-    return [sys.executable, "-m", "tfdist.tools.doctor", "--config=configs/digits.py", *options]
+    return [sys.executable, "-m", "tfdist", "doctor", "--config=configs/digits.py", *options]
 
 
 def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):

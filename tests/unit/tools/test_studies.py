@@ -14,9 +14,9 @@ from tfdist.config import flags as config_flags
 from tfdist.tools import child_runs, scaling, tables, trajectories
 
 
-def study(module, *options, code=0):
+def study(tool, *options, code=0):
     """Runs a command on the CPU, asserts its exit code, and returns what it wrote."""
-    command = [sys.executable, "-m", f"tfdist.{module}", "--config=configs/line.py", *options]
+    command = [sys.executable, "-m", "tfdist", tool, "--config=configs/line.py", *options]
     done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr

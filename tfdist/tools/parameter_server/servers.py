@@ -50,7 +50,7 @@ def task_spec(env: MutableMapping[str, str]) -> TaskSpec:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
             "config.train.asynchronous needs a chief, workers and parameter servers: start them on this machine with "
-            "python -m tfdist.tools.parameter_server, or give each of them a TF_CONFIG with cluster.chief, "
+            "python -m tfdist asynchronous, or give each of them a TF_CONFIG with cluster.chief, "
             f"cluster.worker, cluster.ps and its task ({type(error).__name__}: {error}). Received: TF_CONFIG={text!r}"
         ) from None
     del env["TF_CONFIG"]

@@ -1,6 +1,6 @@
 """Trains with parameter servers: each worker reads the weights, computes, and sends its update, waiting for nobody.
 
-    python -m tfdist.tools.parameter_server --config=configs/digits.py --workers=2 --servers=1
+    python -m tfdist asynchronous --config=configs/digits.py --workers=2 --servers=1
 
 starts workers and servers on this machine, and this process is their chief: it reads and prepares the batches, hands
 them out one a worker at a time, evaluates, saves and reports. A worker that dies is started again; meanwhile the others
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from tfdist.cluster import interruption, process_exit
 from tfdist.config import flags as config_flags
@@ -64,6 +64,6 @@ def run() -> int:
         crew.end()
 
 
-if __name__ == "__main__":
-    define_flags()
-    app.run(lambda argv: process_exit.run_and_exit(run), flags_parser=config_flags.parse)
+def main(argv: list[str]) -> None:
+    """Runs the command after its flags are parsed, and exits the process."""
+    process_exit.run_and_exit(run)

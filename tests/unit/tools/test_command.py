@@ -1,0 +1,59 @@
+"""`python -m tfdist`: the list of tools, a tool's own help, and names that do not exist."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+from launching import REPOSITORY, worker_environment
+
+from tfdist import __main__ as command
+
+
+def tfdist(*arguments):
+    """Runs the command; returns (exit code, standard output, standard error)."""
+    words = [sys.executable, "-m", "tfdist", *arguments]
+    done = subprocess.run(words, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_the_list_has_a_line_for_each_tool(arguments):
+    code, output, error = tfdist(*arguments)
+    assert (code, error) == (0, "")
+    names = [line.split()[0] for line in output.splitlines() if line.startswith("  ")]
+    assert names == list(command.TOOLS) and "python -m tfdist TOOL --help" in output
+    assert all(len(line) <= 100 for line in output.splitlines())
+
+
+def test_the_list_imports_neither_tensorflow_nor_absl():
+    heavy = "{'tensorflow', 'keras', 'absl'}"
+    code = f"import sys; from tfdist import __main__; __main__.overview(); sys.exit(len({heavy} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", command.TOOLS)
+def test_each_tool_has_flags_and_an_entry(name):
+    tool = importlib.import_module(command.TOOLS[name][0])
+    assert callable(tool.define_flags) and callable(tool.main)
+    assert f"python -m tfdist {name}" in tool.__doc__
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_a_tool_shows_its_own_flags(word):
+    code, output, error = tfdist("doctor", "--config=configs/digits.py", word)
+    assert (code, error) == (0, "")
+    assert "python -m tfdist doctor" in output and "  --seconds: " in output and "  --workdir: " in output
+
+
+@pytest.mark.parametrize("word, nearest", [("doctr", "doctor"), ("batchsize", "batch_size"), ("async", "asynchronous")])
+def test_an_unknown_tool_is_answered_with_the_nearest(word, nearest):
+    code, output, error = tfdist(word, "--config=configs/digits.py")
+    assert (code, output) == (1, "")
+    assert error.startswith(f"tfdist: there is no tool '{word}'. Nearest: {nearest}. ") and "Traceback" not in error
+
+
+def test_a_flag_that_a_tool_does_not_have_is_one_message():
+    code, _, error = tfdist("scaling", "--config=configs/digits.py", "--replica=1,2")
+    assert code == 1 and "Unknown command line flag 'replica'. Did you mean: replicas ?" in error
+    assert "Traceback" not in error
