@@ -1,0 +1,69 @@
+"""docs/architecture.svg shows the wings and imports of the package."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Line counts in the picture may be out of date by this fraction.
+OUTDATED = 0.2
+
+
+@pytest.fixture(scope="module")
+def drawing():
+    specification = importlib.util.spec_from_file_location("draw_architecture", ROOT / "docs" / "draw_architecture.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def split_counts(picture):
+    """The picture without its line counts, and these."""
+    pattern = re.compile(r">([\d,]+) lines<")
+    return pattern.sub("> lines<", picture), [int(count.replace(",", "")) for count in pattern.findall(picture)]
+
+
+def test_the_picture_is_that_of_the_source(drawing):
+    committed, old = split_counts(drawing.PICTURE.read_text())
+    drawn, new = split_counts(drawing.draw(drawing.read_package(ROOT / "tfdist")))
+    assert committed == drawn, "run python docs/draw_architecture.py"
+    assert new == [pytest.approx(count, rel=OUTDATED) for count in old], "run python docs/draw_architecture.py"
+
+
+def test_every_wing_and_its_imports_are_in_the_picture(drawing):
+    picture, architecture = drawing.PICTURE.read_text(), drawing.read_package(ROOT / "tfdist")
+    shown = dict(re.findall(r"<!-- (\S+) imports (.*?) -->", picture))
+    assert shown.keys() == drawing.WINGS.keys() | drawing.DOORS.keys()
+    for name, wings in architecture.imports.items():
+        assert shown[name] == (", ".join(sorted(wings)) or "no other wing")
+    titles = re.findall(r"<title>(\S+) -&gt; (\S+)</title>", picture)
+    assert titles == architecture.drawn() and len(titles) >= len(drawing.WINGS)
+
+
+def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
+    package = tmp_path / "mine"
+    for wing in ("low", "middle", "high"):
+        (package / wing).mkdir(parents=True)
+        (package / wing / "__init__.py").write_text("")
+    (package / "middle" / "a.py").write_text("def f():\n    from mine.low import b\n")
+    (package / "high" / "a.py").write_text("import mine.low.b\nfrom mine import middle\n")
+    (package / "main.py").write_text('import importlib\nimportlib.import_module("mine.high.a")\n')
+    architecture = drawing.read_package(package)
+    assert architecture.lines == {"low": 0, "middle": 2, "high": 2, "main": 2}
+    assert architecture.imports == {
+        **{"low": frozenset(), "middle": frozenset({"low"}), "high": frozenset({"low", "middle"})},
+        "main": frozenset({"high"}),
+    }
+    assert architecture.drawn() == [("high", "middle"), ("main", "high"), ("middle", "low")]
+
+
+def test_what_has_no_box_or_points_upwards_is_noticed(drawing):
+    architecture = drawing.read_package(ROOT / "tfdist")
+    upwards = drawing.Architecture(architecture.lines, architecture.imports | {"config": frozenset({"training"})})
+    with pytest.raises(ValueError, match="config -> training points upwards"):
+        drawing.draw(upwards)
+    attic = drawing.Architecture(architecture.lines | {"attic": 1}, architecture.imports | {"attic": frozenset()})
+    with pytest.raises(ValueError, match=r"boxes and wings differ: \['attic'\]"):
+        drawing.draw(attic)
