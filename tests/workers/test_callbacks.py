@@ -252,7 +252,7 @@ def compiled(steps_per_execution: int = 1):
 
 
 def wanted(cluster, *given):
-    return callbacks.make_callbacks(cluster, compiled(), list(given), verbose=0).each_steps
+    return callbacks.make_callbacks(cluster, compiled(), list(given), verbose=0).batch_interval
 
 
 class Overriding(keras.callbacks.Callback):
@@ -276,7 +276,7 @@ def test_steps_run_one_at_a_time_only_where_a_callback_wants_to_see_them(cluster
     assert wanted(cluster, kept.LambdaCallback(on_predict_batch_begin=print)) == {"predict": 1}
     assert wanted(cluster, Overriding()) == {"train": 1}
     assert wanted(cluster, Busy()) == {"train": 1}
-    assert callbacks.make_callbacks(cluster, compiled(4), [Overriding()], verbose=0).each_steps == {"train": 4}
+    assert callbacks.make_callbacks(cluster, compiled(4), [Overriding()], verbose=0).batch_interval == {"train": 4}
 
 
 def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):

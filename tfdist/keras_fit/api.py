@@ -169,15 +169,15 @@ def fit(
     workdir = None if workdir is None else Path(workdir).expanduser()
     with _stoppable(workdir) as stop, _optimizer_as_found(model):
         run = setup.make_run(cluster, model, config, feed, validation, workdir, stop)
-        hooks = callbacks_lib.make_callbacks(
+        runner = callbacks_lib.make_callbacks(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
         )
-        run = dataclasses.replace(run, hooks=hooks, first_step=initial_epoch * run.steps_per_epoch)
+        run = dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * run.steps_per_epoch)
         code = loop.train(run)
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
-    return run.hooks.history
+    return run.callbacks.history
 
 
 def evaluate(
@@ -215,8 +215,8 @@ def evaluate(
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
     with _optimizer_as_found(model):
         run = setup.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
-        hooks = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
-        logs = evaluate_lib.evaluate(checkpointing.silent_loop(dataclasses.replace(run, hooks=hooks)), 0)
+        runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+        logs = evaluate_lib.evaluate(checkpointing.silent_loop(dataclasses.replace(run, callbacks=runner)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
@@ -250,8 +250,8 @@ def predict(
     feed = _feed(model, x, None, None, batch_size, steps)
     setup.check_same(cluster, feed)
     dataset = feed.dataset(run_lib.replica_shard(cluster), 0, feed.steps)
-    hooks = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
-    outputs = predict_lib.gather(cluster, model, cluster.distribute(dataset), feed.steps, hooks)
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+    outputs = predict_lib.gather(cluster, model, cluster.distribute(dataset), feed.steps, runner)
     cluster.pause()
     return outputs
 

@@ -6,7 +6,7 @@ import keras
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.callbacks import progress_bar
-from tfdist.training.callbacks.keras_hooks import _PROGRESS, KerasHooks
+from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
 def make_callbacks(
@@ -18,7 +18,7 @@ def make_callbacks(
     epochs: int = 1,
     steps: int | None = None,
     workdir: Any = None,
-) -> KerasHooks:
+) -> CallbackRunner:
     """Makes the hooks of `tfdist.fit`, `evaluate` or `predict`.
 
     Args:
@@ -52,8 +52,8 @@ def make_callbacks(
             )
         elif cluster.is_chief and verbose:
             print(f"BackupAndRestore is left out: what it does, and more, tfdist.fit does in {workdir}.", flush=True)
-    callbacks = [callback for callback in callbacks if not isinstance(callback, _PROGRESS)]
+    callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    found = KerasHooks(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
+    found = CallbackRunner(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
     found.console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return found

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.compiled_objective import Element
-from tfdist.training.callbacks import hooks as hooks_lib
+from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
-def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, hooks: hooks_lib.Hooks) -> Any:
+def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, callbacks: CallbackRunner) -> Any:
     """Runs `steps` batches through `model`, each replica its share.
 
     Args:
@@ -34,15 +34,16 @@ def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int,
         return tf.nest.map_structure(cluster.gather, outputs)
 
     batches = []
-    hooks.predict_begin()
+    callbacks.call("on_predict_begin")
     for index in range(steps):
-        if hooks.begins_batch("predict", index):
-            hooks.predict_batch_begin(index)
+        if callbacks.begins_batch("predict", index):
+            callbacks.call("on_predict_batch_begin", index)
         batches.append(tf.nest.map_structure(lambda output: output.numpy(), call(elements)))
         cluster.heartbeat(len(batches))
-        if hooks.ends_batch("predict", index, steps):
-            hooks.predict_batch_end(hooks.last_of_batch("predict", index), batches[-1])
-        if hooks.shows("predict"):
-            hooks.progress(index + 1, {})
-    hooks.predict_end()
+        if callbacks.ends_batch("predict", index, steps):
+            last = callbacks.last_of_batch("predict", index)
+            callbacks.call("on_predict_batch_end", last, {"outputs": batches[-1]})
+        if callbacks.wants_progress("predict"):
+            callbacks.progress(index + 1, {})
+    callbacks.call("on_predict_end")
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)

@@ -13,6 +13,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.training import run
+from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.step import context, seed_generators
 
 
@@ -58,6 +59,7 @@ def make_run(
         steps_per_epoch=feed.steps,
         total_steps=round(config.train.epochs * feed.steps),
         batch_size=feed.batch_size,
+        callbacks=CallbackRunner(cluster, model),
         notes=() if feed.weakness is None else (f"An exact resume needs care: {feed.weakness}.",),
     )
 

@@ -39,7 +39,7 @@ def save(loop: LoopTools, progress: TrainingState, *, regular: bool) -> None:
         within_epoch = progress.step % run.steps_per_epoch != 0
         progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
     if loop.saver is not None:
-        progress.callbacks, arrays = run.hooks.state()
+        progress.callbacks, arrays = run.callbacks.state()
         loop.saver.save(progress.step, checkpoint_format.snapshot(run.variables) | arrays, dataclasses.asdict(progress))
 
 
@@ -54,7 +54,7 @@ def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
         step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch
     )
     if run.workdir is None:
-        run.hooks.train_begin()
+        run.callbacks.train_begin()
         return make_loop(run, open_reporter(run, None), None), progress
     if run.cluster.is_chief:
         saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
@@ -65,11 +65,11 @@ def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
         begin_callbacks(run, progress)
         checkpoint_format.restore(saved, run.variables)
         if progress.callbacks:
-            run.hooks.resume(progress.callbacks, checkpoint_format.callbacks_arrays(saved))
+            run.callbacks.resume(progress.callbacks, checkpoint_format.callbacks_arrays(saved))
         if run.compiled is not None and progress.metrics:
             run.compiled.restore_metrics(progress.metrics)
     else:
-        run.hooks.train_begin()
+        run.callbacks.train_begin()
     reporter = open_reporter(run, str(run.workdir), resume_step=progress.step, resume_evaluated=progress.evaluated)
     for text in damaged:
         reporter.warning(text)
@@ -82,7 +82,7 @@ def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
         run_info.write_config(str(run.workdir), run.config)
         run_info.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
         if saved is not None:
-            ended = run.compiled is not None and (progress.step >= run.total_steps or run.hooks.stop())
+            ended = run.compiled is not None and (progress.step >= run.total_steps or run.callbacks.stop())
             advice = ", where the run ends: more epochs go on from there, another workdir begins anew" if ended else ""
             reporter.event(f"resumed from {saved.path}{advice}", saved.step)
             if progress.best_step == saved.step:  # Killed in between, a run has saved it and not yet marked it.
@@ -97,7 +97,7 @@ def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
 def begin_callbacks(run: run_lib.Run, progress: TrainingState) -> None:
     """Tells the callbacks that a resumed run begins; what they do to variables, the checkpoint undoes."""
     has_ended = progress.step <= progress.epochs * run.steps_per_epoch
-    run.hooks.train_begin(progress.callbacks, None if has_ended else (progress.step - 1) // run.steps_per_epoch)
+    run.callbacks.train_begin(progress.callbacks, None if has_ended else (progress.step - 1) // run.steps_per_epoch)
 
 
 def open_reporter(run: run_lib.Run, workdir: str | None, **resumed: int) -> Reporter:
@@ -111,7 +111,7 @@ def open_reporter(run: run_lib.Run, workdir: str | None, **resumed: int) -> Repo
         steps_per_epoch=run.steps_per_epoch,
         global_batch=run.batch_size,
         tensorboard=run.config.report.tensorboard,
-        console=run.hooks.console,
+        console=run.callbacks.console,
         **resumed,
     )
     reporter.workers(list(run.cluster.roster))

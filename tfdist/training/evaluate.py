@@ -43,27 +43,28 @@ def evaluate(loop: LoopTools, now: int, best: float | None = None) -> dict[str, 
     sums: dict[str, float] = {}
     if run.compiled is not None:
         run.compiled.reset()
-    run.hooks.test_begin()
+    run.callbacks.call("on_test_begin")
     done = 0
     while done < steps:
         most = steps - done
-        if "test" in run.hooks.each_steps:
-            most = min(most, run.hooks.each_steps["test"] - done % run.hooks.each_steps["test"])
-        if run.hooks.begins_batch("test", done):
-            run.hooks.test_batch_begin(done)
+        if "test" in run.callbacks.batch_interval:
+            most = min(most, run.callbacks.batch_interval["test"] - done % run.callbacks.batch_interval["test"])
+        if run.callbacks.begins_batch("test", done):
+            run.callbacks.call("on_test_batch_begin", done)
         taken, totals = loop.evaluation_call(iterator, most)
         done += taken
         run.cluster.heartbeat(now)
         sums = {name: sums.get(name, 0.0) + value for name, value in totals.items()}
         if totals["stop"] > 0 and done < steps:
             return None
-        if run.hooks.ends_batch("test", done - 1, steps):
-            run.hooks.test_batch_end(run.hooks.last_of_batch("test", done - 1), values(run, sums))
-        if run.hooks.shows("test"):
-            run.hooks.progress(done, values(run, sums))
+        if run.callbacks.ends_batch("test", done - 1, steps):
+            last = run.callbacks.last_of_batch("test", done - 1)
+            run.callbacks.call("on_test_batch_end", last, values(run, sums))
+        if run.callbacks.wants_progress("test"):
+            run.callbacks.progress(done, values(run, sums))
         loop.report.progress(now, "evaluating")
     evaluated = values(run, sums)
-    run.hooks.test_end(evaluated)
+    run.callbacks.call("on_test_end", logs=evaluated)
     num_examples = round(sums["examples"])
     assert run.evaluation_examples in (None, num_examples)
     evaluated.pop("regularization", None)

@@ -50,8 +50,8 @@ def train(run: run_lib.Run, *, allow_config_changes: bool = False) -> int:
         if run.compiled is not None:
             with run.cluster.scope():
                 run.compiled.finish()
-        run.hooks.train_end(progress.logs)
-        if run.cluster.is_chief and not run.hooks.terminated:
+        run.callbacks.train_end(progress.logs)
+        if run.cluster.is_chief and not run.callbacks.stopped_on_nan:
             checkpointing.finish(loop, progress)
         return 0
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
@@ -68,7 +68,7 @@ def train_loop(loop: LoopTools, progress: TrainingState) -> bool:
     loop.report.progress(progress.step, "compiling")
     if not run_due_actions(loop, progress):  # What was due when the run was interrupted.
         return False
-    while progress.step < total_steps and not run.hooks.stop():
+    while progress.step < total_steps and not run.callbacks.stop():
         begin_execution(run, progress)
         first_step, started = progress.step + 1, time.perf_counter()
         steps, totals = loop.train_call(iterator, next_due_step(loop, progress.step) - progress.step)
@@ -108,24 +108,25 @@ def begin_execution(run: run_lib.Run, progress: TrainingState) -> None:
         progress.epoch_totals, progress.logs = {}, {}
         if run.compiled is not None:
             run.compiled.reset()
-        run.hooks.epoch_begin(epoch)
-    if run.hooks.begins_batch("train", step_in_epoch):
-        run.hooks.batch_begin(step_in_epoch)
+        run.callbacks.call("on_epoch_begin", epoch)
+    if run.callbacks.begins_batch("train", step_in_epoch):
+        run.callbacks.call("on_train_batch_begin", step_in_epoch)
 
 
 def end_execution(run: run_lib.Run, progress: TrainingState) -> None:
     """Tells the callbacks that a call has ended, and notes what the epoch has come to."""
     step_in_epoch = (progress.step - 1) % run.steps_per_epoch
     ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or progress.step == run.total_steps
-    ends_batch = run.hooks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
-    if not (ends_epoch or ends_batch or run.hooks.shows("train") or run.hooks.terminated):
+    ends_batch = run.callbacks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
+    if not (ends_epoch or ends_batch or run.callbacks.wants_progress("train") or run.callbacks.stopped_on_nan):
         return
     logs = evaluate.values(run, progress.epoch_totals)
     progress.logs = logs | {name: value for name, value in progress.logs.items() if name not in logs}
-    if run.hooks.shows("train"):
-        run.hooks.progress(step_in_epoch + 1, logs)
+    if run.callbacks.wants_progress("train"):
+        run.callbacks.progress(step_in_epoch + 1, logs)
     if ends_batch:
-        run.hooks.batch_end(run.hooks.last_of_batch("train", step_in_epoch), logs)
+        last = run.callbacks.last_of_batch("train", step_in_epoch)
+        run.callbacks.call("on_train_batch_end", last, logs)
 
 
 def next_due_step(loop: LoopTools, now: int) -> int:
@@ -134,10 +135,10 @@ def next_due_step(loop: LoopTools, now: int) -> int:
     sections = (config.report, config.evaluation, config.agreement, config.checkpoint)
     due = (triggers.next_due(section.every, now, run.steps_per_epoch) for section in sections)
     in_epoch = now % run.steps_per_epoch
-    if run.compiled is not None or run.hooks.listens:
+    if run.compiled is not None or run.callbacks.active:
         due = (*due, now - in_epoch + run.steps_per_epoch)
-    if "train" in run.hooks.each_steps:
-        steps = run.hooks.each_steps["train"]
+    if "train" in run.callbacks.batch_interval:
+        steps = run.callbacks.batch_interval["train"]
         due = (*due, now - in_epoch % steps + steps)
     return min([run.total_steps, *loop.board.boundaries(now), *(step for step in due if step is not None)])
 
@@ -160,8 +161,8 @@ def run_due_actions(loop: LoopTools, progress: TrainingState) -> bool:
         progress.evaluated = now
     if progress.epochs * run.steps_per_epoch < now and (now % run.steps_per_epoch == 0 or state.ends(run, now)):
         progress.epochs = math.ceil(now / run.steps_per_epoch)
-        run.hooks.epoch_end(progress.epochs - 1, progress.logs)
-    if (improved or state.save_is_due(run, now)) and not run.hooks.terminated:
+        run.callbacks.call("on_epoch_end", progress.epochs - 1, progress.logs)
+    if (improved or state.save_is_due(run, now)) and not run.callbacks.stopped_on_nan:
         checkpointing.save(loop, progress, regular=True)
     if improved and loop.saver is not None:
         loop.saver.mark_best(now, config.checkpoint.best_metric, progress.best)

@@ -48,7 +48,7 @@ def handle_nonfinite(loop: LoopTools, progress: TrainingState, first_step: int, 
     what = f"The loss or a gradient is not finite in step {bad_step}"
     if options.nonfinite == "stop":
         in_epoch = (last_step - 1) % loop.run.steps_per_epoch
-        if not math.isfinite(totals["loss"]) and not loop.run.hooks.not_finite(in_epoch, totals["loss"]):
+        if not math.isfinite(totals["loss"]) and not loop.run.callbacks.nonfinite_loss(in_epoch, totals["loss"]):
             raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {last_step}")
         if skipped:  # In float16, where no scale of the loss makes a gradient finite.
             raise diverged(loop, what)

@@ -12,7 +12,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import stream
-from tfdist.training.callbacks import hooks as hooks_lib
+from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.step import context
 
 
@@ -39,6 +39,7 @@ class Run:
     total_steps: int
     # Examples in one training step, over all replicas; the last of an epoch may have fewer.
     batch_size: int
+    callbacks: CallbackRunner
     # Look for the example that cannot be read, and raise a ValueError that names it.
     verify: tuple[Callable[[], None], ...] = ()
     # Reads a few examples by name, which must be the same on all workers.
@@ -47,7 +48,6 @@ class Run:
     first_step: int = 0
     # What the user ought to know of the data before the first step.
     notes: tuple[str, ...] = ()
-    hooks: hooks_lib.Hooks = dataclasses.field(default_factory=hooks_lib.Hooks)
 
     @property
     def compiled(self) -> Any | None:

@@ -86,7 +86,7 @@ def build_run(config: config_lib.Config, workdir: Path) -> Run:
             f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among what the objective "
             f"returns: {', '.join(trainer.names)}"
         )
-    hooks = from_config.make_callbacks(
+    callbacks = from_config.make_callbacks(
         config,
         cluster,
         model,
@@ -101,7 +101,7 @@ def build_run(config: config_lib.Config, workdir: Path) -> Run:
         cluster,
         stop,
         trainer,
-        hooks=hooks,
+        callbacks=callbacks,
         training_data=training_data,
         evaluation_data=_evaluation_data(config, *evaluation, run_lib.replica_shard(cluster)),
         evaluation_examples=None if evaluation_source is None else len(evaluation_source),

@@ -98,4 +98,4 @@ def save_is_due(run: run_lib.Run, now: int) -> bool:
 
 def ends(run: run_lib.Run, now: int) -> bool:
     """Whether the run ends after step `now`: it is the last, or a callback has asked for the end."""
-    return now == run.total_steps or run.hooks.stop()
+    return now == run.total_steps or run.callbacks.stop()

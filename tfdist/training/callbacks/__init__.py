@@ -1,4 +1,4 @@
 """keras.callbacks on several workers: the chief runs them, and what they change is broadcast to all workers.
 
-keras_hooks.py calls the hooks; broadcast.py copies changed variables; state.py saves and restores callbacks.
+callback_runner.py calls the hooks; broadcast.py copies changed variables; state.py saves and restores callbacks.
 """

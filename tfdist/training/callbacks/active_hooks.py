@@ -9,7 +9,7 @@ import keras
 _IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
     keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
     keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not callback._should_trace,
-    keras.callbacks.TerminateOnNaN: lambda callback: True,  # `KerasHooks.not_finite` calls it.
+    keras.callbacks.TerminateOnNaN: lambda callback: True,  # `CallbackRunner.nonfinite_loss` calls it.
 }
 # Keras' own that change nothing: they write, or only look. Of a subclass nobody knows.
 _LOOK_ON = {

@@ -7,8 +7,7 @@ import keras
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
-from tfdist.training.callbacks import hooks
-from tfdist.training.callbacks.keras_hooks import KerasHooks
+from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
 def make_callbacks(
@@ -20,14 +19,14 @@ def make_callbacks(
     *,
     epochs: int,
     steps: int,
-) -> hooks.Hooks:
+) -> CallbackRunner:
     """Makes the callbacks that `config.callbacks` names; `names` are those of the objective's values.
 
     Raises:
         ValueError: a spec cannot be built, or it monitors or sets what the run does not have.
     """
     if not config.callbacks:
-        return hooks.Hooks()
+        return CallbackRunner(cluster, model)
     evaluated = [f"val_{name}" for name in names] if config.data.evaluation_split is not None else []
     callbacks = []
     for index, spec in enumerate(config.callbacks):
@@ -35,7 +34,7 @@ def make_callbacks(
         _check_of_config(callback, f"config.callbacks[{index}]", [*names, *evaluated, "learning_rate"], optimizer)
         callbacks.append(callback)
     model.optimizer = optimizer  # Where Keras' callbacks look for it.
-    return KerasHooks(cluster, model, optimizer, callbacks, None, {"verbose": 0, "epochs": epochs, "steps": steps})
+    return CallbackRunner(cluster, model, optimizer, callbacks, None, {"verbose": 0, "epochs": epochs, "steps": steps})
 
 
 def _check_of_config(callback: Any, field: str, names: list[str], optimizer: keras.optimizers.Optimizer) -> None:

@@ -1,0 +1,283 @@
+"""Calls keras.callbacks during a run: Keras' order and keys, one decision for all workers, files only by the chief.
+
+Callbacks run on the chief, with values over all workers, and their effects are broadcast: see broadcast.py. A callback
+with `on_all_workers = True` runs on all workers. Training then stops if any worker sets `model.stop_training`, and the
+chief's learning rate is used on all workers.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.cluster import collective_guard
+from tfdist.cluster.cluster import Cluster
+from tfdist.training.callbacks import active_hooks, broadcast, state
+from tfdist.training.callbacks.progress_bar import ProgressBar
+
+
+class CallbackRunner:
+    """The callbacks of a run on one worker; every worker calls the same methods in the same order.
+
+    Made by `from_config.make_callbacks` or `keras_fit.callbacks.make_callbacks`. `CallbackRunner(cluster, model)` has
+    no callbacks: its methods do nothing. Indices of epochs and of steps (within the epoch, evaluation or prediction)
+    count from 0. `logs` are values over all examples so far, the same on every worker.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        callbacks: list[keras.callbacks.Callback] | None = None,
+        bar: ProgressBar | None = None,
+        params: dict[str, Any] | None = None,
+    ):
+        """Collective: all workers create it.
+
+        Args:
+            cluster: the workers.
+            model: the model that the callbacks get.
+            optimizer: the optimizer that it is trained with; None: the model is not trained.
+            callbacks: the user's callbacks; a History is added if there is none. None: no callbacks, no History.
+            bar: the progress bar; None: no bar on this worker.
+            params: Keras' `params` of callbacks.
+        """
+        self._cluster, self._model, self._optimizer, self._bar = cluster, model, optimizer, bar
+        # True if there are callbacks: executions then end with the epochs.
+        self.active = callbacks is not None
+        # "train", "test" or "predict" -> interval of its batch hooks, in steps; without batch hooks there is no entry.
+        self.batch_interval: dict[str, int] = {}
+        # What the run prints on its own console: "all", "events" (no interval reports, no evaluations) or "nothing".
+        self.console = "all"
+        # True if TerminateOnNaN stopped training: the last state is not saved.
+        self.stopped_on_nan = False
+        # What `fit` returns.
+        self.history: keras.callbacks.History | None = None
+        # The callbacks whose state is saved in checkpoints.
+        self._saved: list[keras.callbacks.Callback] = []
+        # Hooks after which stop flag, learning rate and variables are synchronised.
+        self._synchronised: set[str] = set()
+        self._shows_progress = self._training = False
+        if callbacks is not None:
+            histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
+            self.history = histories[0] if histories else keras.callbacks.History()
+            self._saved = [*(one for one in callbacks if one is not self.history), self.history]
+            self._gather = cluster.make_gather()
+            self._compare_workers(callbacks)
+        mine = [one for one in self._saved if cluster.is_chief or broadcast.runs_on_all_workers(one)]
+        with _quiet_unless(cluster.is_chief):
+            # The bar is last: it shows what the callbacks add to the logs.
+            listed = [*mine, *([bar] if bar else [])]
+            self._list = keras.callbacks.CallbackList(listed, model=model, **(params or {}))
+        self._initial = state.initial_state(self._saved)
+        self._reported_unsaved: set[str] = set()
+
+    def _compare_workers(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        # Gathered from all workers: scripts written for Horovod pass some callbacks only on the chief.
+        # With one worker nothing is broadcast, so the search (a script's globals may be long lists) is skipped.
+        found = broadcast.find_variables(callbacks) if self._cluster.num_workers > 1 else []
+        shown = self._bar is not None and self._bar.moves
+        batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
+        acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
+        workers = self._gather([float(value) for value in (shown, *batches, *acting, len(found))])
+        self._shows_progress, *wanted = np.any(workers[:, :-1], axis=0).tolist()
+        steps = getattr(self._model, "steps_per_execution", 1)
+        self.batch_interval = {kind: steps for kind, wants in zip(active_hooks.KINDS, wanted[:3], strict=True) if wants}
+        self._synchronised = {hook for hook, acts in zip(active_hooks.HOOKS, wanted[3:], strict=True) if acts}
+        trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
+        variables = [variable for variable in trained if variable is not self._settable_rate()]
+        if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
+            known = {id(variable) for variable in trained}
+            variables += [variable for variable in found if id(variable) not in known]
+        self._variables = broadcast.VariableBroadcast(self._cluster, variables)
+
+    def begins_batch(self, kind: str, step: int) -> bool:
+        """Returns True if the begin hook of a batch of `kind` is due before `step`."""
+        return kind in self.batch_interval and step % self.batch_interval[kind] == 0
+
+    def ends_batch(self, kind: str, step: int, steps: int) -> bool:
+        """Returns True if the end hook of a batch of `kind` is due after `step`, of `steps` in total."""
+        return kind in self.batch_interval and ((step + 1) % self.batch_interval[kind] == 0 or step + 1 == steps)
+
+    def last_of_batch(self, kind: str, step: int) -> int:
+        """Returns the index for the end hook after `step`: as in Keras, as if the last interval were complete."""
+        return step - step % self.batch_interval[kind] + self.batch_interval[kind] - 1
+
+    def wants_progress(self, kind: str) -> bool:
+        """Returns True if `progress` of "train", "test" or "predict" shows anything; values are computed for it."""
+        return self._shows_progress and not (kind == "test" and self._training)  # As in Keras: one bar per epoch.
+
+    def progress(self, done: int, logs: dict[str, float]) -> None:
+        """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
+        if self._bar is not None:
+            self._bar.move(done, logs)
+
+    def stop(self) -> bool:
+        """Returns True if a callback stopped training; the same on every worker."""
+        return self.active and bool(self._model.stop_training)
+
+    def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
+        """Calls a hook of all callbacks, and synchronises the workers if the hook may change anything.
+
+        Args:
+            hook: such as "on_epoch_end". `train_begin` and `train_end` call the two hooks of the whole training.
+            index: the epoch or the step, for hooks that have one.
+            logs: metric values by name; outputs for "on_predict_batch_end".
+        """
+        # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
+        arguments = ([] if index is None else [index]) + [_rounded(logs or {})]
+        synchronised = hook in self._synchronised and self._cluster.num_workers > 1
+        watched = synchronised and self._cluster.is_chief
+        if watched:
+            self._variables.begin()
+        with _quiet_unless(self._cluster.is_chief):
+            for callback in self._list.callbacks:
+                with self._without_collectives(callback, hook):
+                    getattr(callback, hook)(*arguments)
+        if watched:
+            self._variables.end()
+        if synchronised:
+            self._synchronise()
+        if hook in ("on_test_end", "on_predict_end"):
+            self._broadcast_attributes()
+
+    def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
+        """Calls on_train_begin: before the first step, and before variables are restored from a checkpoint.
+
+        Args:
+            saved: what `state` returned, if a run is resumed.
+            epoch: the unfinished epoch in which the checkpoint was saved; None: it was saved between two epochs.
+        """
+        if not self.active:
+            return
+        self._model.stop_training, self._training = False, True
+        if saved and self._cluster.is_chief:
+            state.rewind_files(self._saved, saved["callbacks"])
+        self.call("on_train_begin")
+        self._initial = state.initial_state(self._saved)
+        if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.
+            self.call("on_epoch_begin", epoch)
+
+    def train_end(self, logs: dict[str, float]) -> None:
+        """Calls on_train_end after the last step, with the logs of the last epoch."""
+        if not self.active:
+            return
+        self.call("on_train_end", logs=logs)
+        self._training = False
+        self._broadcast_attributes()
+        self._model.history = self.history
+        if not self._model.compiled:
+            del self._model.optimizer  # It is not part of the exported model.
+
+    def nonfinite_loss(self, step: int, loss: float) -> bool:
+        """Calls TerminateOnNaN after an execution whose loss is non-finite.
+
+        Returns:
+            True if training ends here as if it were finished.
+        """
+        if not self.active:
+            return False
+        for callback in self._list.callbacks:
+            if isinstance(callback, keras.callbacks.TerminateOnNaN):
+                with _quiet_unless(self._cluster.is_chief):
+                    callback.on_batch_end(step, {"loss": loss})
+        self._synchronise()
+        self.stopped_on_nan = self.stop()
+        return self.stopped_on_nan
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Returns the callbacks' state for a checkpoint: JSON values, and arrays by name. Called on the chief only."""
+        if not self.active:
+            return {}, {}
+        values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
+        return {"callbacks": values, "stop": self.stop()}, arrays
+
+    def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Restores what `state` returned; called after variables were restored from the checkpoint."""
+        new = state.restore(self._saved, saved["callbacks"], arrays)
+        if new and self._cluster.is_chief:
+            self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
+        self._model.stop_training = saved["stop"]
+        self._model.history = self.history
+
+    @contextlib.contextmanager
+    def _without_collectives(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
+        if self._cluster.num_workers == 1 or broadcast.runs_on_all_workers(callback):
+            yield
+            return
+        advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
+        with collective_guard.alone(f"{type(callback).__name__}.{hook}", advice), local(self._model):
+            yield
+
+    def _synchronise(self) -> None:
+        """Stops all workers if one stops, and broadcasts the chief's variables and learning rate."""
+        if self._cluster.num_workers == 1:
+            return
+        rate = self._settable_rate()
+        mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
+        workers = self._gather([float(self.stop()), mine, float(self._variables.changed)])
+        self._model.stop_training = bool(np.any(workers[:, 0]))
+        if workers[0, 2]:
+            self._variables.copy()
+        if rate is not None and workers[0, 1] != mine:
+            rate.assign(workers[0, 1])
+
+    def _broadcast_attributes(self) -> None:
+        if self.active and self._cluster.num_workers > 1 and not self._training:
+            broadcast.broadcast_attributes(self._cluster, self._saved, self._initial)
+
+    def _settable_rate(self) -> keras.Variable | None:
+        rate = getattr(self._optimizer, "learning_rate", None)
+        return rate if isinstance(rate, keras.Variable) else None
+
+    def _warn(self, text: str) -> None:
+        print(f"tfdist: worker {self._cluster.rank}: {text}", file=sys.stderr, flush=True)
+
+    def _warn_unsaved(self, name: str, attribute: str, value: Any) -> None:
+        """Warns once about an attribute of a user's callback that a checkpoint cannot hold."""
+        callback, attribute = state.named(self._saved)[name], f"{name}.{attribute}"
+        if attribute not in self._reported_unsaved and not type(callback).__module__.startswith("keras."):
+            self._reported_unsaved.add(attribute)
+            self._warn(
+                f"{attribute} ({type(value).__name__}) is not saved in checkpoints, which hold numbers, texts, arrays, "
+                "lists and dicts of callbacks: on resume it has the value that on_train_begin sets"
+            )
+
+
+def _rounded(logs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: float(np.float32(value)) if isinstance(value, float) else value for name, value in sorted(logs.items())
+    }
+
+
+@contextlib.contextmanager
+def _quiet_unless(chief: bool) -> Iterator[None]:
+    """Keeps Keras' own callbacks from printing on other workers what the chief prints."""
+    if chief or not keras.config.is_interactive_logging_enabled():
+        yield
+        return
+    keras.config.disable_interactive_logging()
+    try:
+        yield
+    finally:
+        keras.config.enable_interactive_logging()
+
+
+@contextlib.contextmanager
+def local(model: keras.Model) -> Iterator[None]:
+    """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
+    before = model._distribute_strategy
+    model._distribute_strategy = None  # None: TensorFlow's current strategy, the default one outside of scopes.
+    rejected = ("fit", "evaluate", "train_on_batch", "test_on_batch")
+    for name in rejected:
+        vars(model)[name] = lambda *args, name=name, **keywords: collective_guard.check(f"model.{name}")
+    try:
+        yield
+    finally:
+        model._distribute_strategy = before
+        for name in rejected:
+            del vars(model)[name]
