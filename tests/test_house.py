@@ -30,10 +30,6 @@ WITHOUT_TENSORFLOW = [
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
     *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat", "cluster.malloc"),
 ]
-# Imports that are still to be cut: the supervisor imports main for its flags.
-TO_CUT = {
-    ("tfdist.launch.__main__", "tfdist.main"),
-}
 # Besides cluster/: launch/ writes launchers' variables, and parameter servers have a strategy of their own.
 DISTRIBUTION_MAY_BE_NAMED = ("tfdist.cluster", "tfdist.launch.local_workers", "tfdist.tools.parameter_server.servers")
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
@@ -89,7 +85,7 @@ def order_problems(sources):
             if other.split(".")[0] != "tfdist" or other == module or mine is None:
                 continue
             theirs = room(other)
-            allowed = theirs == mine or theirs in WINGS[mine] or (module, other) in TO_CUT
+            allowed = theirs == mine or theirs in WINGS[mine]
             if not allowed:
                 problems.append(f"{module}:{line} imports {other}")
     return problems
@@ -97,10 +93,7 @@ def order_problems(sources):
 
 def cycles(sources):
     """Lists modules that import themselves by way of others, at whatever level."""
-    graph = {
-        module: {other for _, other, _ in imported(source, sources) if (module, other) not in TO_CUT}
-        for module, source in sources.items()
-    }
+    graph = {module: {other for _, other, _ in imported(source, sources)} for module, source in sources.items()}
     problems = []
     for start in graph:
         seen, waiting = set(), [start]

@@ -32,10 +32,11 @@ import pathlib, sys
 from absl import flags
 from tfdist.launch import __main__ as launch
 from tfdist.launch import processes
+launch.define_flags()
 flags.FLAGS(["launch", "--workers=2", *sys.argv[3:]])
-with processes.open_group() as watch:
+with processes.open_group() as group:
     command = [sys.executable, "-c", sys.argv[1]]
-    sys.exit(launch.supervise(watch, command, pathlib.Path(sys.argv[2]), [()] * flags.FLAGS.workers))
+    sys.exit(launch.supervise(group, command, pathlib.Path(sys.argv[2]), [()] * flags.FLAGS.workers))
 """
 # What those programs begin with.
 RANK = """
@@ -214,7 +215,7 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
     with launched(launching(tmp_path, "--config.data.batch_size=47")) as process:
         code, output = finish(process)
     assert code == 1 and "config.data.batch_size=47 cannot be divided among 2 replicas" in output
-    assert re.search(r"worker [01] ended with exit code 1\. Not started again: what it says would come", output), output
+    assert re.search(r"worker [01] ended with exit code 1\. Not restarted: the error would recur", output), output
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
             "time.sleep(0.4 * rank)\nif rank: die()\nsys.exit(76)",
             ["--max_restarts=2"],
             76,
-            r"gave up after 2 restart\(s\)\. The first cause: worker 1 was killed by SIGKILL\.$",
+            r"gave up after 2 restart\(s\)\. First cause: worker 1 was killed by SIGKILL\.$",
         ),
         (
             # Killed in the first start, wrong in the last one: the first cause counts.
@@ -237,9 +238,14 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
             "if n == 0: die()\nsys.exit(76)",
             ["--max_restarts=1"],
             76,
-            r"The first cause: worker 0 was killed by SIGKILL\. The last time, worker 0 lost another worker",
+            r"First cause: worker 0 was killed by SIGKILL\. Last cause: worker 0 lost another worker",
         ),
-        ("if rank == 0: time.sleep(60)\nsys.exit(1)", (), 1, r"worker 1 ended with exit code 1\. Not started again"),
+        (
+            "if rank == 0: time.sleep(60)\nsys.exit(1)",
+            (),
+            1,
+            r"worker 1 ended with exit code 1\. Not restarted: the error would recur",
+        ),
         # With a new checkpoint, even that may have been an accident.
         (
             "if rank == 0: time.sleep(60)\n"
@@ -248,7 +254,8 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
             "if n < 2: (steps / f'step-{n:08d}').mkdir()\nsys.exit(1)",
             (),
             1,
-            r"Restart 1 of 3, .* step 0\.\n.*Restart 2 of 3, .* step 1\.\n.*ended with exit code 1\. Not started again",
+            r"Restart 1 of 3, .* step 0\.\n.*Restart 2 of 3, .* step 1\.\n"
+            r".*ended with exit code 1\. Not restarted: the error would recur",
         ),
         # One that is stopped cannot answer: the grace is not awaited.
         (
@@ -283,8 +290,8 @@ def test_what_came_first_decides(tmp_path, program, own, code, words):
         ([signal.SIGTERM], "def stop(*_): signal.raise_signal(signal.SIGKILL)", 76, "worker . was killed by SIGKILL"),
         # Ctrl-C twice ends even those that do not listen.
         ([signal.SIGINT, signal.SIGINT], "def stop(*_): pass", 130, "interrupted before the run was saved"),
-        ([signal.SIGTERM], "stop = signal.SIG_DFL", 75, "stopped before the training began"),
-        ([signal.SIGINT], "stop = signal.default_int_handler", 75, "stopped before the training began"),
+        ([signal.SIGTERM], "stop = signal.SIG_DFL", 75, "stopped before training started: nothing to save"),
+        ([signal.SIGINT], "stop = signal.default_int_handler", 75, "stopped before training started: nothing to save"),
     ],
     ids=["ctrl-c", "usr1", "hangup", "killed while saving", "ctrl-c twice", "too early", "ctrl-c too early"],
 )
@@ -304,23 +311,21 @@ while True: time.sleep(0.1)
     assert re.search(words, output), output
 
 
-def test_on_a_terminal_lines_stand_above_the_chiefs_bar(tmp_path):
+def test_output_comes_in_whole_lines_with_the_rank_and_workers_have_no_terminal(tmp_path):
     program = r"""
+assert not sys.stdout.isatty() and not sys.stderr.isatty()
 if rank == 0:
-    assert sys.stdout.isatty() and os.get_terminal_size(1).columns == 96
     for done in range(5):
-        print(f"\r bar {done}\x1b[K", end="", flush=True)
+        print(f"\r bar {done}", end="", flush=True)
         time.sleep(0.2)
-    print("\r\x1b[Ksaved\n", end="")
+    print("\rsaved\r\n", end="")
     print("no end", end="")
 else:
-    assert not sys.stdout.isatty()
     time.sleep(0.5)
     print("hello")
     print("trouble", file=sys.stderr)
 """
     ours, theirs = pty.openpty()
-    subprocess.run(["stty", "cols", "100", "rows", "30"], stdin=theirs, check=True)
     process = subprocess.Popen(
         supervising(program, tmp_path), cwd=REPOSITORY, env=worker_environment(), stdout=theirs, stderr=theirs
     )
@@ -331,22 +336,24 @@ else:
             written += os.read(ours, 4096)
     os.close(ours)
     assert process.wait(timeout=10) == 0, written
-    written = written.decode().replace("\r\n", "\n")
-    assert re.search(r"\r\x1b\[K\[1\] hello\n\r\[0\]  bar \d\x1b\[K", written), written
-    assert "\r\x1b[K[1] trouble\n\r[0]  bar" in written, written
-    assert "\r\x1b[K[0] \x1b[Ksaved\n" in written and written.endswith("[0] no end\n"), written
+    lines = written.decode().split("\r\n")
+    assert lines[-1] == "" and sorted(lines[:-1]) == ["[0] no end", "[0] saved", "[1] hello", "[1] trouble"], written
+    assert lines.index("[0] saved") < lines.index("[0] no end"), written
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workers=2"], "Write the workers' flags behind a lone --"),
-        (["--", f"--config={CONFIG}"], "Say how many workers to start, such as --workers=2"),
+        (["--workers=2"], 'Separate the workers\' flags with "--": python -m tfdist.launch --workers=2 --'),
+        (["--", f"--config={CONFIG}"], "Set the number of workers to start, such as --workers=2"),
         (["--workers=0", "--", f"--config={CONFIG}"], "--workers=0"),
         (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
         (["--workers=2", "--min_workers=3", "--", f"--config={CONFIG}"], "--min_workers=3 is more than --workers=2"),
-        (["--workers=2", f"--config={CONFIG}", "--"], "--config belongs behind the lone --"),
-        (["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"], "--max_restarts belongs before the lone --"),
+        (["--workers=2", f"--config={CONFIG}", "--"], '--config must be written after the "--"'),
+        (
+            ["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"],
+            '--max_restarts must be written before the "--"',
+        ),
         (["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
         (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
         (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
@@ -428,7 +435,7 @@ def test_gpus_are_divided_among_the_workers():
         "task": {"type": "worker", "index": 1},
     }
     assert local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [11], [()]) == [{"HOME": "/h"}]
-    assert launch.without([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
+    assert launch.drop_worker([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
 
 
 def test_the_next_smaller_number_divides_both_batches():

@@ -22,6 +22,8 @@ from ml_collections import config_flags
 from tfdist.config import diff, schema
 
 NONE_WORDS = ("none", "None")
+# Names of the flags that `define_run_flags` defines.
+RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
 
 flags.disclaim_key_flags()  # --help shows the flags of the module that calls define_config.
 
@@ -65,6 +67,19 @@ def define_config() -> flags.FlagHolder:
         None,
         "The config file, such as configs/digits.py. --config.section.field=value overrides a field of it.",
         lock_config=False,
+    )
+
+
+def define_run_flags() -> None:
+    """Defines --config and the flags that tfdist.main and tfdist.launch share: `RUN_FLAGS`."""
+    define_config()
+    flags.DEFINE_string(
+        "workdir", None, "Directory of the run (config, metrics, checkpoints). Default: runs/NAME for a config NAME.py."
+    )
+    flags.DEFINE_enum("mode", "train", ["train", "eval"], "Train, or evaluate a checkpoint of the workdir.")
+    flags.DEFINE_string("checkpoint", "newest", 'The checkpoint to evaluate: "newest", "best", or a step.')
+    flags.DEFINE_bool(
+        "allow_config_changes", False, "Resume the run in the workdir even if the config differs from the saved one."
     )
 
 

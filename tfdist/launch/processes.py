@@ -1,221 +1,190 @@
-"""Worker processes on this machine: started so that none outlives its launcher, heard line by line. No TensorFlow.
+"""Worker processes of this machine: start, signals, output with a rank before each line. Imports no TensorFlow.
 
-One thread does it all: the kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG), and a fork in
-a process of several threads may hang.
+Single-threaded: the kernel kills a worker when the thread that started it ends (PR_SET_PDEATHSIG), and a fork in a
+process with several threads may deadlock.
 """
 
 import contextlib
 import ctypes
 import dataclasses
-import fcntl
 import os
-import pty
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import time
-import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import psutil
+
 _PR_SET_PDEATHSIG = 1
-# How often workers are looked at, in seconds, should a signal of their end be missed.
-_LOOK_SECONDS = 0.5
-# How long output is awaited after the last worker has ended, should something else hold its end of the pipe.
+# Seconds between two polls of the workers, in case a SIGCHLD was missed.
+_POLL_SECONDS = 0.5
+# Seconds to wait for output after the last worker has exited: another process may still hold its end of the pipe.
 _DRAIN_SECONDS = 1.0
-_AGAIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_CLEAR_LINE = b"\r\x1b[K"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ProcessGroup:
-    """What a launcher sees and says; made by `open_watch`."""
+    """The workers of one attempt, and the signals that the supervisor received; created by `open_group`."""
 
     selector: selectors.BaseSelector
-    # Whether standard output is a terminal: rank 0 then draws its bar there.
-    terminal: bool
     workers: list[subprocess.Popen] = dataclasses.field(default_factory=list)
-    # The signals that the launcher was sent and has passed on, in order; and those that wait for it.
-    asked: list[int] = dataclasses.field(default_factory=list)
-    arrived: list[int] = dataclasses.field(default_factory=list)
-    # What each source of output has written since its last end of line; rank 0's line as it stands on the terminal.
-    rests: dict[int, bytes] = dataclasses.field(default_factory=dict)
-    bar: bytes = b""
+    # Stop signals that the supervisor received, in order: those that `wait` has returned, and those that it has not.
+    forwarded: list[int] = dataclasses.field(default_factory=list)
+    pending: list[int] = dataclasses.field(default_factory=list)
+    # File descriptor of a pipe -> its output since the last newline.
+    partial_lines: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
     def start(self, command: Sequence[str], env: Mapping[str, str], rank: int) -> subprocess.Popen:
-        """Starts a worker; rank 0 begins a new set of them. A worker never outlives the launcher."""
+        """Starts a worker, which the kernel kills if the supervisor dies; rank 0 starts a new list of workers."""
         if rank == 0:
             self.workers = []
-        drawing = self.terminal and rank == 0
-        ours, theirs = _open_terminal() if drawing else os.pipe()
-        error_ours, error_theirs = os.pipe()
+        output, output_end = os.pipe()
+        errors, errors_end = os.pipe()
         worker = subprocess.Popen(
             command,
-            # What a worker prints shall not be lost with it.
+            # Without buffering no output is lost when a worker is killed.
             env={"PYTHONUNBUFFERED": "1", **env},
             stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=error_theirs,
-            # The terminal's Ctrl-C comes to the launcher alone, which passes it on once.
+            stdout=output_end,
+            stderr=errors_end,
+            # Ctrl-C in the terminal reaches the supervisor only, which forwards it once.
             start_new_session=True,
             preexec_fn=die_with_parent(os.getpid()),
         )
-        os.close(theirs)
-        os.close(error_theirs)
-        self.selector.register(ours, selectors.EVENT_READ, (rank, 1, drawing))
-        self.selector.register(error_ours, selectors.EVENT_READ, (rank, 2, False))
+        os.close(output_end)
+        os.close(errors_end)
+        self.selector.register(output, selectors.EVENT_READ, (rank, 1))
+        self.selector.register(errors, selectors.EVENT_READ, (rank, 2))
         self.workers.append(worker)
         return worker
 
-    def wait(self, seconds: float = _LOOK_SECONDS) -> list[int]:
-        """Passes output on until something else happens; returns the stop signals that have come."""
+    def wait(self, seconds: float = _POLL_SECONDS) -> list[int]:
+        """Copies output until another event or `seconds` have passed; returns the stop signals received."""
         for key, _ in self.selector.select(seconds):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     key.fileobj.recv(4096)
             else:
-                self._read(key.fd, *key.data)
-        arrived, self.arrived = self.arrived, []
-        self.asked += arrived
-        return arrived
+                self._copy_output(key.fd, *key.data)
+        received, self.pending = self.pending, []
+        self.forwarded += received
+        return received
 
-    def ended(self) -> Iterator[tuple[int, int]]:
-        """Yields (rank, exit code) of workers that have ended since it was asked last; negative: by a signal."""
+    def exited(self) -> Iterator[tuple[int, int]]:
+        """Yields (rank, exit code) of workers that exited since the last call; negative: killed by a signal."""
         for rank, worker in enumerate(self.workers):
             if worker.returncode is None and worker.poll() is not None:
                 yield rank, worker.returncode
 
-    def all_stopped(self) -> bool:
-        """Whether each worker that lives is stopped (SIGSTOP), and cannot answer a signal."""
-        living = [worker for worker in self.workers if worker.returncode is None]
-        return bool(living) and all(_state(worker.pid) == "T" for worker in living)
+    def all_suspended(self) -> bool:
+        """Returns True if all running workers are suspended (SIGSTOP) and so cannot handle a signal."""
+        running = [worker for worker in self.workers if worker.returncode is None]
+        return bool(running) and all(_is_suspended(worker.pid) for worker in running)
 
     def send(self, number: int) -> None:
-        """Sends a signal to each worker that lives; SIGKILL to all that they have started, too."""
+        """Sends a signal to each running worker; SIGKILL also to the processes that they started."""
         for worker in self.workers:
-            if worker.returncode is None:  # Not yet waited for: its id is still its own.
+            if worker.returncode is None:  # Not reaped yet, so the process id is not reused.
                 with contextlib.suppress(ProcessLookupError):
                     (os.killpg if number == signal.SIGKILL else os.kill)(worker.pid, number)
 
     def drain(self) -> None:
-        """Passes on what the workers, which have ended, have left in their pipes."""
+        """Copies the remaining output of workers that have exited."""
         deadline = time.monotonic() + _DRAIN_SECONDS
-        while self._sources() and time.monotonic() < deadline:
+        while self._pipes() and time.monotonic() < deadline:
             self.wait(0.05)
-        for key in self._sources():
+        for key in self._pipes():
             self._close(key.fd, *key.data)
 
-    def say(self, text: str) -> None:
-        """Says a line of the launcher's own on standard error."""
-        self._write(2, f"tfdist.launch: {text}\n".encode())
+    def log(self, text: str) -> None:
+        """Writes a line of the supervisor to standard error."""
+        _write(2, f"tfdist.launch: {text}\n".encode())
 
-    def _sources(self) -> list[selectors.SelectorKey]:
+    def _pipes(self) -> list[selectors.SelectorKey]:
         return [key for key in self.selector.get_map().values() if key.data is not None]
 
-    def _read(self, source: int, rank: int, target: int, drawing: bool) -> None:
-        try:
-            data = os.read(source, 65536)
-        except OSError:  # So a terminal says that nobody is left at its other end.
-            data = b""
+    def _copy_output(self, pipe: int, rank: int, target: int) -> None:
+        data = os.read(pipe, 65536)
         if not data:
-            self._close(source, rank, target, drawing)
+            self._close(pipe, rank, target)
             return
-        *lines, rest = (self.rests.pop(source, b"") + data).split(b"\n")
-        text = b"".join(_line(rank, line) for line in lines)
-        drawn = rest.rstrip(b"\r")
-        last = drawn.rpartition(b"\r")[2]
-        self.rests[source] = last + rest[len(drawn) :]
-        bar = self.bar
-        if drawing:
-            bar = b"[%d] %b" % (rank, last) if last else b"" if lines else bar
-        if text:
-            self._write(target, text, bar)
-        elif bar != self.bar:
-            self.bar = bar
-            _write(1, b"\r" + bar)
+        *lines, rest = (self.partial_lines.pop(pipe, b"") + data).split(b"\n")
+        # Only the last state of a line that is overwritten with carriage returns is kept.
+        self.partial_lines[pipe] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        if lines:
+            _write(target, b"".join(_prefixed(rank, line) for line in lines))
 
-    def _close(self, source: int, rank: int, target: int, drawing: bool) -> None:
-        self.selector.unregister(source)
-        os.close(source)
-        rest = self.rests.pop(source, b"")
+    def _close(self, pipe: int, rank: int, target: int) -> None:
+        self.selector.unregister(pipe)
+        os.close(pipe)
+        rest = self.partial_lines.pop(pipe, b"")
         if rest:
-            self._write(target, _line(rank, rest), b"" if drawing else self.bar)
-
-    def _write(self, target: int, text: bytes, bar: bytes | None = None) -> None:
-        """Writes whole lines, above rank 0's bar where there is one."""
-        if self.bar:
-            _write(1, _CLEAR_LINE)
-        _write(target, text)
-        self.bar = self.bar if bar is None else bar
-        if self.bar:
-            _write(1, b"\r" + self.bar)
+            _write(target, _prefixed(rank, rest))
 
 
 @contextlib.contextmanager
 def open_group() -> Iterator[ProcessGroup]:
-    """Begins to listen to signals; at the end of the `with` block no worker is left."""
+    """Installs signal handlers and yields a group; on exit from the `with` block all its workers are killed."""
     selector = selectors.DefaultSelector()
-    ear, mouth = socket.socketpair()
-    ear.setblocking(False)
-    mouth.setblocking(False)
-    selector.register(ear, selectors.EVENT_READ)
-    watch = ProcessGroup(selector=selector, terminal=sys.stdout.isatty())
-    signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    read_end, write_end = socket.socketpair()
+    read_end.setblocking(False)
+    write_end.setblocking(False)
+    selector.register(read_end, selectors.EVENT_READ)
+    group = ProcessGroup(selector=selector)
+    signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
     for number in _STOP_SIGNALS:
-        signal.signal(number, lambda number, frame: watch.arrived.append(number))
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As nohup leaves it. Else the terminal has gone: save.
-        signal.signal(signal.SIGHUP, lambda number, frame: watch.arrived.append(signal.SIGTERM))
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # To wake `Watch.wait` up.
+        signal.signal(number, lambda number, frame: group.pending.append(number))
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it. Otherwise the terminal was closed: save.
+        signal.signal(signal.SIGHUP, lambda number, frame: group.pending.append(signal.SIGTERM))
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # Wakes `ProcessGroup.wait` up.
     try:
-        yield watch
+        yield group
     finally:
-        watch.send(signal.SIGKILL)
-        for worker in watch.workers:
+        group.send(signal.SIGKILL)
+        for worker in group.workers:
             worker.wait()
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """Returns the name of a signal: "SIGKILL" for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _state(pid: int) -> str:
-    """What the kernel says of a process in one letter; "" where it is gone."""
+def _is_suspended(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
-def _line(rank: int, line: bytes) -> bytes:
-    # Of a line that was drawn over, the last state.
+def _prefixed(rank: int, line: bytes) -> bytes:
     return b"[%d] %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
 
 
 @contextlib.contextmanager
 def cleanup_on_sigterm() -> Iterator[None]:
-    """Within, SIGTERM and a lost terminal end this process as an exception does: what is to be tidied up is."""
+    """In the block, SIGTERM and a closed terminal raise SystemExit, so that `finally` clauses run."""
 
-    def leave(number: int, frame: Any) -> None:
+    def exit_now(number: int, frame: Any) -> None:
         del number, frame
-        if not isinstance(sys.exc_info()[1], SystemExit):  # Else it is on its way.
-            # Python loses what is raised while it forks: then once more.
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        if not isinstance(sys.exc_info()[1], SystemExit):  # Otherwise it has been raised already.
+            # Python drops exceptions that are raised during a fork: retry.
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS)
             raise SystemExit(128 + signal.SIGTERM)
 
     numbers = [signal.SIGTERM, signal.SIGALRM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # As nohup leaves it.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it.
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, leave) for number in numbers}
+    before = {number: signal.signal(number, exit_now) for number in numbers}
     try:
         yield
     finally:
@@ -224,31 +193,20 @@ def cleanup_on_sigterm() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def die_with_parent(launcher: int, number: int = signal.SIGKILL) -> Callable[[], None]:
-    """What a worker does before it becomes one: it asks to be sent a signal when `launcher`, its parent, ends."""
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> Callable[[], None]:
+    """Returns a `preexec_fn`: the kernel sends signal `number` to the child when the process `parent` ends."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
-    def bind() -> None:
+    def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != launcher:  # It has ended before it could be asked.
+        if os.getppid() != parent:  # The parent ended before the call.
             os._exit(1)
 
-    return bind
-
-
-def _open_terminal() -> tuple[int, int]:
-    """Opens a terminal of our own: (its reading end, its writing end); as wide as the real one, less the rank."""
-    ours, theirs = pty.openpty()
-    tty.setraw(theirs)
-    with contextlib.suppress(OSError):
-        size = os.get_terminal_size(1)
-        packed = struct.pack("HHHH", size.lines, max(20, size.columns - len("[0] ")), 0, 0)
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, packed)
-    return ours, theirs
+    return set_death_signal
 
 
 def _write(target: int, data: bytes) -> None:
-    # A log file on a full disk, or a reader that went away, does not end the training.
+    # A full disk or a closed pipe must not end the training.
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(target, data) :]
