@@ -38,7 +38,7 @@ CALLS = {
 
 
 def documents():
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def configs():
