@@ -173,7 +173,7 @@ def test_what_needs_all_workers_is_refused_where_one_is_alone(followed):
     assert chief == other and len(chief) == 6
     for name, message in zip(("tfdist.evaluate", "model.evaluate"), chief[:2], strict=True):
         assert message == (
-            f"LambdaCallback.on_epoch_end runs on one worker alone, and {name} needs all of them: set "
+            f"LambdaCallback.on_epoch_end runs on one worker only, but {name} requires all workers: set "
             "on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)."
         )
 
@@ -362,13 +362,13 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
         (
             spec("EarlyStopping", monitor="val_acc"),
             {},
-            r"config\.callbacks\[0\]\.monitor: there is no 'val_acc'.*It has",
+            r"config\.callbacks\[0\]\.monitor='val_acc' is not a metric of this run.*Choose one of",
         ),
-        (spec("EarlyStopping", monitor="accuracy"), {}, r"config\.callbacks\[0\]: say by mode=\"max\" or mode=\"min\""),
+        (spec("EarlyStopping", monitor="accuracy"), {}, r"config\.callbacks\[0\]: set mode=\"max\" or mode=\"min\""),
         (
             spec("ReduceLROnPlateau"),
             {"learning_rate": c.LearningRate(peak=0.01)},
-            r"config\.callbacks\[0\]: ReduceLROnPlateau sets the learning rate, which is a schedule.*settable",
+            r"config\.callbacks\[0\]: ReduceLROnPlateau cannot set the learning rate of a schedule.*settable",
         ),
     ],
 )

@@ -71,7 +71,7 @@ class Cluster:
     def _sum(self, value: int, part: Callable[[tf.Tensor], tf.Tensor]) -> int:
         if self.num_workers == 1:
             return int(value)
-        collective_guard.check("to talk to the other workers")
+        collective_guard.check("communication")
 
         @tf.function(autograph=False)
         def share(mine: tf.Tensor) -> tf.Tensor:
@@ -103,7 +103,7 @@ class Cluster:
         share = self._make_broadcast()
 
         def copy() -> None:
-            collective_guard.check("to copy variables")
+            collective_guard.check("a broadcast of variables")
             for variable, value in zip(copied, share([tf.convert_to_tensor(one) for one in copied]), strict=True):
                 variable.assign(value)
 
@@ -132,7 +132,7 @@ class Cluster:
             return self.strategy.reduce("SUM", self.strategy.run(one_row, args=(mine,)), axis=None)
 
         def told(mine: Sequence[float]) -> np.ndarray:
-            collective_guard.check("to talk to the other workers")
+            collective_guard.check("communication")
             return gather(tf.constant(mine, tf.float64)).numpy()
 
         return told

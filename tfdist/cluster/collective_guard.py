@@ -1,28 +1,28 @@
-"""What one worker does alone: whatever needs the other workers is refused there, which would wait for them for ever."""
+"""Rejects collectives in code that runs on one worker only: they would wait for the other workers forever."""
 
 import contextlib
 from collections.abc import Iterator
 
-# What this worker does alone, in words, and what to do where it needs the others; outermost first.
-_doing: list[tuple[str, str]] = []
+# (what runs on this worker only, advice to the user), outermost first.
+_running: list[tuple[str, str]] = []
 
 
 @contextlib.contextmanager
-def alone(what: str, advice: str) -> Iterator[None]:
-    """Within, `check` raises: this worker does `what` alone."""
-    _doing.append((what, advice))
+def on_one_worker(what: str, advice: str) -> Iterator[None]:
+    """Makes `check` raise inside the context: `what` runs on this worker only."""
+    _running.append((what, advice))
     try:
         yield
     finally:
-        _doing.pop()
+        _running.pop()
 
 
 def check(purpose: str) -> None:
-    """Notes that all workers are needed for `purpose`.
+    """Checks that all workers can take part in `purpose`; called before each collective.
 
     Raises:
-        RuntimeError: this worker does something alone.
+        RuntimeError: called inside `on_one_worker`.
     """
-    if _doing:
-        what, advice = _doing[-1]
-        raise RuntimeError(f"{what} runs on one worker alone, and {purpose} needs all of them: {advice}.")
+    if _running:
+        what, advice = _running[-1]
+        raise RuntimeError(f"{what} runs on one worker only, but {purpose} requires all workers: {advice}.")

@@ -60,7 +60,7 @@ def make_run(
         total_steps=round(config.train.epochs * feed.steps),
         batch_size=feed.batch_size,
         callbacks=CallbackRunner(cluster, model),
-        notes=() if feed.weakness is None else (f"An exact resume needs care: {feed.weakness}.",),
+        notes=() if feed.resume_caveat is None else (f"An exact resume needs care: {feed.resume_caveat}.",),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit.adapters import base, make_adapter, shard_before_map
 
 X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
 REPLICAS = 4
@@ -117,7 +117,7 @@ def assert_equal(first, second):
 def test_workers_make_their_rows_of_the_same_batches(name):
     make, steps = PIPELINES[name], 9
     opened = feed(make)
-    assert opened.own is not None
+    assert opened.sharded is not None
     whole, _ = elements(make, 1, steps)
     assert_equal(joined(whole), list(opened.stream(0).take(steps).as_numpy_iterator()))
     parts, _ = elements(make, 4, steps)
@@ -155,7 +155,30 @@ def test_a_py_dataset_that_can_make_rows_is_asked_for_them_alone():
     ],
 )
 def test_what_could_tell_the_difference_is_made_whole(make):
-    assert feed(lambda: (make(), {})).own is None
+    assert feed(lambda: (make(), {})).sharded is None
+
+
+@pytest.fixture
+def unwarned(monkeypatch):
+    monkeypatch.setattr(shard_before_map, "_warned", set())
+
+
+def test_a_tensorflow_with_other_attributes_is_reported_once(unwarned, capsys):
+    dataset = slices().map(work).batch(16)
+    assert shard_before_map.split_before_maps(dataset) is not None and capsys.readouterr().err == ""
+    del dataset._input_dataset._map_func
+    assert [shard_before_map.split_before_maps(dataset) for _ in range(2)] == [None, None]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tfdist: WARNING: every worker maps all examples of a tf.data.Dataset, because")
+    assert f"TensorFlow {tf.__version__}: " in line and "'_map_func'" in line
+
+
+def test_an_unknown_op_is_reported_once(unwarned, capsys, monkeypatch):
+    datasets = [slices().map(work).batch(size) for size in (16, 8)]
+    monkeypatch.setattr(shard_before_map.op_def_registry, "get", lambda op: None)
+    assert [shard_before_map.split_before_maps(dataset) for dataset in datasets] == [None, None]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "unknown op " in line
 
 
 def test_looking_at_the_first_batch_changes_no_order():

@@ -1,8 +1,8 @@
-"""What scripts train on, be it arrays or datasets, as shares of batches for this worker's replicas.
+"""Data adapters: arrays or datasets as shards of global batches, one shard per replica of this worker.
 
-An element is {"data": (x,), (x, y) or (x, y, sample_weight), "count", "total"}: a replica's examples of a step, their
-number, and the number of the whole batch. Shares are consecutive, differ by one example at most, and have no padding; a
-replica for which there is none gets one example with a count of 0.
+An element is {"data": (x,), (x, y) or (x, y, sample_weight), "count", "total"}: the examples of one replica in one
+step, their number, and the number in the global batch (int64 []). Shards are consecutive rows, differ by at most one
+example, and are not padded; a replica without examples gets one example with count 0.
 """
 
 import dataclasses
@@ -19,39 +19,40 @@ from tfdist.data.stream import ReplicaShard
 
 
 class DataAdapter(Protocol):
-    """Data of one split, seen from every worker alike."""
+    """Data of one split; the same on every worker."""
 
-    # Steps in an epoch, and examples in a step but the last.
+    # Steps per epoch.
     steps: int
+    # Examples per step; the last step of a pass may have fewer.
     batch_size: int
-    # Of a whole batch of any size: nested tf.TensorSpec.
+    # Nested tf.TensorSpec of a global batch, with unknown batch dimension.
     element_spec: Any
-    # Examples in the smallest batch, or fewer where that is not known.
+    # Lower bound of the examples in a batch.
     smallest_batch: int
-    # Why an exact resume needs more than this data can give; None: it does not.
-    weakness: str | None
+    # Why an exact resume is not guaranteed with this data; None: it is.
+    resume_caveat: str | None
 
-    def dataset(self, share: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
-        """This worker's elements of the steps [first_step, last_step), which go on for ever."""
+    def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
+        """Returns this worker's elements of the steps [first_step, last_step), and more after them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RandomAccessAdapter:
-    """Random access to single examples: every worker reads its own share alone."""
+    """Random access to single examples: every worker reads only its shard."""
 
     # read(ids int64 [n]) -> nested tensors [n, ...]
     read: Callable[[tf.Tensor], Any]
     num_examples: int
     batch_size: int
-    # Steps in an epoch. Where that is not a pass, passes go on from one epoch to the next.
+    # Steps per epoch. If an epoch is not a pass over the data, passes continue in the next epoch.
     steps: int
     seed: int
     shuffle: bool
-    weakness: str | None = None
+    resume_caveat: str | None = None
 
     @property
     def pass_steps(self) -> int:
-        """Steps in a pass over all examples; the last may have fewer examples."""
+        """Steps per pass over all examples; the last may have fewer examples."""
         return -(-self.num_examples // self.batch_size)
 
     @property
@@ -61,26 +62,26 @@ class RandomAccessAdapter:
 
     @property
     def element_spec(self) -> Any:
-        """Of a whole batch."""
+        """Nested tf.TensorSpec of a global batch."""
         return tf.data.Dataset.from_tensors(tf.zeros([1], tf.int64)).map(self._read_any).element_spec
 
-    def dataset(self, share: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
-        """This worker's elements; see `Feed`."""
-        even = self.num_examples % self.batch_size == 0 and self.batch_size % share.num_replicas == 0
+    def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
+        """Returns this worker's elements; see `DataAdapter`."""
+        even = self.num_examples % self.batch_size == 0 and self.batch_size % shard.num_replicas == 0
 
         def load(element: tf.Tensor) -> dict[str, Any]:
-            step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
+            step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
             epoch, first = step // self.pass_steps, step % self.pass_steps * self.batch_size
             total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - first)
-            low, count = shard_bounds(replica, total, share.num_replicas)
+            low, count = shard_bounds(replica, total, shard.num_replicas)
             positions = first + low + tf.range(tf.maximum(count, 1))
-            if even:  # Of known shapes, which some kernels and XLA are faster with.
-                positions = tf.ensure_shape(positions, [self.batch_size // share.num_replicas])
+            if even:  # Static shapes make some kernels and XLA faster.
+                positions = tf.ensure_shape(positions, [self.batch_size // shard.num_replicas])
             if self.shuffle:
                 positions = order.permuted(positions, epoch, seed=self.seed, num_examples=self.num_examples)
             return {"data": self.read(positions), "count": count, "total": total}
 
-        elements = tf.data.Dataset.range(first_step * share.local_replicas, last_step * share.local_replicas).repeat()
+        elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas).repeat()
         load = tf.autograph.experimental.do_not_convert(load)
         elements = elements.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return elements.prefetch(tf.data.AUTOTUNE)
@@ -90,64 +91,65 @@ class RandomAccessAdapter:
 
 
 def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (low, count), int64 []: which of `total` examples are the `replica`'s; low is below total in any case."""
+    """Returns (low, count), int64 []: the rows of `replica` among `total` examples; low is always below total."""
     low, high = replica * total // num_replicas, (replica + 1) * total // num_replicas
     return low, high - low
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAdapter:
-    """A sequence of whole batches, of which each replica takes its share."""
+    """A sequence of global batches, from which each replica takes its rows."""
 
-    # The batches of one epoch after another, from a step on: nested tensors [batch, ...].
+    # stream(first_step) -> global batches, epoch after epoch: nested tensors [batch, ...].
     stream: Callable[[int], tf.data.Dataset]
     steps: int
     batch_size: int
     element_spec: Any
     smallest_batch: int
-    # Reads what workers compare, where that can be read without being lost.
+    # Reads the values that workers compare at the start; None: reading would consume them.
     sample: Callable[[], list[np.ndarray]] | None
-    weakness: str | None = None
-    # This worker's elements from a step on, made without what is other workers' work; None: each makes whole batches.
-    own: Callable[[ReplicaShard, int], tf.data.Dataset] | None = None
+    resume_caveat: str | None = None
+    # sharded(shard, first_step) -> this worker's elements, without the work for other workers' rows; None: every
+    # worker builds whole batches.
+    sharded: Callable[[ReplicaShard, int], tf.data.Dataset] | None = None
 
-    def dataset(self, share: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
-        """This worker's elements; see `Feed`."""
-        if self.own is not None:
-            return self.own(share, first_step).repeat().prefetch(tf.data.AUTOTUNE)
+    def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
+        """Returns this worker's elements; see `DataAdapter`."""
+        if self.sharded is not None:
+            return self.sharded(shard, first_step).repeat().prefetch(tf.data.AUTOTUNE)
 
-        def shares(*batch: Any) -> tf.data.Dataset:
+        def shards(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:
                 total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
-                low, count = shard_bounds(share.first_replica + local, total, share.num_replicas)
+                low, count = shard_bounds(shard.first_replica + local, total, shard.num_replicas)
                 rows = slice(low, low + tf.maximum(count, 1))
                 return {"data": tf.nest.map_structure(lambda t: t[rows], batch), "count": count, "total": total}
 
-            return tf.data.Dataset.range(share.local_replicas).map(load)
+            return tf.data.Dataset.range(shard.local_replicas).map(load)
 
         del last_step
-        return self.stream(first_step).flat_map(shares).repeat().prefetch(tf.data.AUTOTUNE)
+        return self.stream(first_step).flat_map(shards).repeat().prefetch(tf.data.AUTOTUNE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """How the data shall be taken."""
+    """Options for reading the data, from the arguments of `fit`, `evaluate` or `predict`."""
 
     batch_size: int | None = None
-    # Steps in an epoch; None: until the data ends.
+    # Steps per epoch; None: one pass over the data.
     steps: int | None = None
     shuffle: bool = False
     class_weight: dict[int, float] | None = None
     seed: int = 0
-    # The rank of each input of the model, with the batch's own dimension; None where the model does not say.
+    # Rank of each model input, including the batch dimension; None: unknown.
     input_ranks: tuple[int, ...] | None = None
 
 
-def with_class_weight(batch: Any, wish: DataOptions) -> tuple:
-    """Makes (x,), (x, y) or (x, y, sample_weight) of a batch, with the weights of its classes."""
+def with_class_weight(batch: Any, options: DataOptions) -> tuple:
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), with class weights as sample weights."""
     parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)
-    if wish.class_weight is None:
+    if options.class_weight is None:
         return parts
     if len(parts) < 2:
-        raise ValueError("class_weight needs targets, and the data has none.")
-    return tf_dataset_adapter.make_class_weight_map_fn(wish.class_weight)(*parts)
+        raise ValueError("class_weight needs targets, but the data has none.")
+    return tf_dataset_adapter.make_class_weight_map_fn(options.class_weight)(*parts)

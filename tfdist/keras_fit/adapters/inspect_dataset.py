@@ -1,4 +1,4 @@
-"""What can be known of a user's `tf.data` pipeline without running it, and what only by running it."""
+"""Inspects a user's `tf.data` pipeline: is it deterministic, how many batches has it, what does it start with."""
 
 import dataclasses
 import itertools
@@ -11,16 +11,16 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetTraits:
-    """How a pipeline behaves from one pass to the next, and from one start to the next."""
+    """How a pipeline behaves in the next pass, and in the next start."""
 
-    # Whether every pass gives the same batches, so that passes which are done can be left out at a resume.
-    repeats: bool
-    # Why two starts, or two workers, may see different batches; None: they do not.
-    weakness: str | None
+    # True if every pass gives the same batches, so that a resume can skip finished passes.
+    is_deterministic: bool
+    # Why two starts, or two workers, may read different batches; None: they do not.
+    resume_caveat: str | None
 
 
 def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
-    """Looks through the steps of `dataset`, and through the functions that they call."""
+    """Inspects the transformations of `dataset`, and the functions that they call."""
     kinds, ops, unseeded = set(), set(), False
     waiting = [dataset]
     while waiting:
@@ -33,33 +33,35 @@ def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
             ops |= set(called_ops(function.function.graph))
     shuffles = any("Shuffle" in name for name in kinds | ops)
     python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
-    # Stateless ones are functions of seeds that the data carries.
+    # Stateless random ops are excluded: they depend only on seeds in the data.
     random = any(op.startswith(("Random", "StatefulUniform", "StatefulStandardNormal")) for op in ops)
-    weakness = None
+    resume_caveat = None
     if unseeded:
-        weakness = (
-            "the tf.data.Dataset shuffles without a seed: call keras.utils.set_random_seed before it is made, or "
-            "tfdist.connect(), which does"
+        resume_caveat = (
+            "the tf.data.Dataset shuffles without a seed: call keras.utils.set_random_seed, or "
+            "tfdist.connect(), before it is created"
         )
     elif python:
-        weakness = "the tf.data.Dataset runs Python code, which must give the same in every start and on every worker"
+        resume_caveat = (
+            "the tf.data.Dataset runs Python code, which must return the same in every start and on every worker"
+        )
     elif random:
-        weakness = "the tf.data.Dataset draws random numbers by state and not by seed: use tf.random.stateless_*"
-    return DatasetTraits(repeats=not (shuffles or python or random), weakness=weakness)
+        resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
+    return DatasetTraits(is_deterministic=not (shuffles or python or random), resume_caveat=resume_caveat)
 
 
 def called_ops(graph: tf.Graph) -> Iterator[str]:
-    """Yields the ops of a function, and of those that it calls."""
+    """Yields the types of the ops in a function, and in the functions that it calls."""
     definition = graph.as_graph_def()
     for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
         yield from (node.op for node in nodes)
 
 
 def count(dataset: tf.data.Dataset) -> int:
-    """Counts the batches of a dataset that does not know how many it has, by one pass over it.
+    """Counts the batches of a dataset of unknown cardinality, by one pass over it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the dataset is empty.
     """
     batches = int(dataset.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
     if batches == 0:
@@ -68,15 +70,15 @@ def count(dataset: tf.data.Dataset) -> int:
 
 
 def first_batch_size(dataset: tf.data.Dataset) -> int:
-    """The number of examples in the first batch."""
+    """Returns the number of examples in the first batch."""
     sizes = dataset.take(1).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
     return int(next(iter(sizes)))
 
 
 def sample(dataset: tf.data.Dataset) -> list[np.ndarray]:
-    """Reads the first element that comes before any shuffle, and the seeds of the shuffles.
+    """Returns the seeds of all shuffles, and the arrays of the first element before any shuffle.
 
-    Nothing is read through a shuffle: a second pass has another order, which the training would then have.
+    Nothing is read through a shuffle: that would start a pass, and the training would read the order of the next one.
     """
     source, seeds, waiting = dataset, [], [dataset]
     while waiting:

@@ -1,11 +1,11 @@
-"""Makes feeds of what Python code makes batch by batch: `keras.utils.PyDataset` and generators.
+"""Data adapters for batches built by Python code: `keras.utils.PyDataset` and generators.
 
-Every worker makes whole batches, and takes its rows, but of a PyDataset that can make rows alone: one with
+Every worker builds whole batches and takes its rows, unless the PyDataset can build single rows with these methods:
 
-    num_rows(index) -> int                  # how many examples the batch `index` has
-    read_rows(index, low, high) -> batch    # those of them from `low` to `high` - 1, as `__getitem__` gives all
+    num_rows(index) -> int                  # number of examples in the batch `index`
+    read_rows(index, low, high) -> batch    # rows low to high - 1 of the batch that `__getitem__` returns
 
-Each of its replicas then makes its own rows.
+Each worker then builds only the rows of its replicas.
 """
 
 import itertools
@@ -23,84 +23,86 @@ from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
 
 
-def of_py_dataset(data: keras.utils.PyDataset, wish: DataOptions) -> BatchAdapter:
-    """Makes a feed of Keras' own kind of dataset; see `given.open_feed`."""
+def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAdapter:
+    """Returns the adapter for a `keras.utils.PyDataset`; see `make_adapter.make_data_adapter`."""
     try:
         length = data.num_batches
     except NotImplementedError:
         length = None
     if length == 0:
         raise ValueError(f"The {type(data).__name__} has no batches.")
-    if length is None and wish.steps is None:
+    if length is None and options.steps is None:
         raise ValueError(f"The {type(data).__name__} never ends: pass steps_per_epoch (or validation_steps, or steps).")
     samples = [_numpy_batch(data[index]) for index in range(min(2, length or 2))]
     spec = data_adapter_utils.get_tensor_spec(samples)
-    steps = _Steps(data, length, wish)
+    batches = _EpochReader(data, length, options)
 
     def place(step: tf.Tensor) -> tf.Tensor:
         if length is None:
             return step
         epoch, index = step // length, step % length
-        if not wish.shuffle:
+        if not options.shuffle:
             return index
-        return order.permuted(index[tf.newaxis], epoch, seed=wish.seed, num_examples=length)[0]
+        return order.permuted(index[tf.newaxis], epoch, seed=options.seed, num_examples=length)[0]
 
     def call(read: Callable[..., Any], step: tf.Tensor, *rows: tf.Tensor) -> tuple:
         flat = tf.numpy_function(read, [step, place(step), *rows], [one.dtype for one in tf.nest.flatten(spec)])
         flat = flat if isinstance(flat, list | tuple) else [flat]
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
-        return base.with_class_weight(tf.nest.pack_sequence_as(spec, shaped), wish)
+        return base.with_class_weight(tf.nest.pack_sequence_as(spec, shaped), options)
 
     def stream(first_step: int) -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
-        load = tf.autograph.experimental.do_not_convert(lambda step: call(steps.read, step))
-        return numbers.map(load, num_parallel_calls=steps.parallel, deterministic=True)
+        load = tf.autograph.experimental.do_not_convert(lambda step: call(batches.read, step))
+        return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
-    def own(share: ReplicaShard, first_step: int) -> tf.data.Dataset:
+    def sharded(shard: ReplicaShard, first_step: int) -> tf.data.Dataset:
         def load(element: tf.Tensor) -> dict[str, Any]:
-            step, replica = element // share.local_replicas, share.first_replica + element % share.local_replicas
-            total = tf.ensure_shape(tf.numpy_function(steps.num_rows, [step, place(step)], tf.int64), [])
-            low, count = base.shard_bounds(replica, total, share.num_replicas)
-            data = call(steps.read_rows, step, low, low + tf.maximum(count, 1))
+            step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
+            total = tf.ensure_shape(tf.numpy_function(batches.num_rows, [step, place(step)], tf.int64), [])
+            low, count = base.shard_bounds(replica, total, shard.num_replicas)
+            data = call(batches.read_rows, step, low, low + tf.maximum(count, 1))
             return {"data": data, "count": count, "total": total}
 
-        numbers = tf.data.Dataset.range(first_step * share.local_replicas, np.iinfo(np.int64).max)
+        numbers = tf.data.Dataset.range(first_step * shard.local_replicas, np.iinfo(np.int64).max)
         load = tf.autograph.experimental.do_not_convert(load)
-        return numbers.map(load, num_parallel_calls=steps.parallel, deterministic=True)
+        return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
-    weakness = None
-    if steps.told:
-        weakness = f"{type(data).__name__}.{steps.told[-1]} must do the same in every start and on every worker"
+    resume_caveat = None
+    if batches.epoch_hooks:
+        resume_caveat = (
+            f"{type(data).__name__}.{batches.epoch_hooks[-1]} must do the same in every start and on every worker"
+        )
     return BatchAdapter(
         stream=stream,
-        steps=wish.steps or length,
+        steps=options.steps or length,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=stream(0).element_spec,
         smallest_batch=1,
         sample=lambda: _arrays(samples[0]),
-        weakness=weakness,
-        own=own if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
+        resume_caveat=resume_caveat,
+        sharded=sharded if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
     )
 
 
-class _Steps:
-    """Reads the batches of a PyDataset step by step, and tells it of the epochs as Keras does."""
+class _EpochReader:
+    """Reads batches of a PyDataset, and calls its epoch hooks as Keras does."""
 
-    def __init__(self, data: keras.utils.PyDataset, length: int | None, wish: DataOptions):
-        self._data, self._per_epoch, self._epoch = data, length or wish.steps, -1
-        self.told = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
-        self.parallel = 1 if self.told else max(1, data.workers)
+    def __init__(self, data: keras.utils.PyDataset, length: int | None, options: DataOptions):
+        self._data, self._per_epoch, self._epoch = data, length or options.steps, -1
+        self.epoch_hooks = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
+        self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
 
     def read(self, step: np.int64, index: np.int64) -> list[np.ndarray]:
-        self._tell(step)
+        self._call_epoch_hooks(step)
         return _arrays(self._data[int(index)])
 
     def num_rows(self, step: np.int64, index: np.int64) -> np.int64:
-        self._tell(step)
+        self._call_epoch_hooks(step)
         return np.int64(self._data.num_rows(int(index)))
 
     def read_rows(self, step: np.int64, index: np.int64, low: np.int64, high: np.int64) -> list[np.ndarray]:
-        self._tell(step)
+        self._call_epoch_hooks(step)
         arrays = _arrays(self._data.read_rows(int(index), int(low), int(high)))
         if any(len(array) != high - low for array in arrays):
             name, sizes = type(self._data).__name__, sorted({len(array) for array in arrays})
@@ -109,9 +111,9 @@ class _Steps:
             )
         return arrays
 
-    def _tell(self, step: np.int64) -> None:
-        # In the order of the steps, and at a resume for the epochs before: what they do to the order is done again.
-        while self.told and self._epoch < int(step) // self._per_epoch:
+    def _call_epoch_hooks(self, step: np.int64) -> None:
+        # In order of the steps. A resume repeats the hooks of earlier epochs, because they may change the order.
+        while self.epoch_hooks and self._epoch < int(step) // self._per_epoch:
             if self._epoch >= 0:
                 self._data.on_epoch_end()
             self._epoch += 1
@@ -135,24 +137,24 @@ def _numpy_batch(batch: Any) -> Any:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def of_generator(generator: Iterator, wish: DataOptions) -> BatchAdapter:
-    """Makes a feed of an iterator over batches; see `given.open_feed`."""
-    if wish.steps is None:
-        raise ValueError("A generator does not tell its length: pass steps_per_epoch (or validation_steps, or steps).")
+def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
+    """Returns the adapter for an iterator over batches; see `make_adapter.make_data_adapter`."""
+    if options.steps is None:
+        raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
     samples = [_numpy_batch(batch) for batch in itertools.islice(generator, 2)]
     if not samples:
-        raise ValueError("The generator gave nothing.")
+        raise ValueError("The generator has no batches.")
     spec = data_adapter_utils.get_tensor_spec(samples)
     batches = itertools.chain(samples, (_numpy_batch(batch) for batch in generator))
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
-    dataset = dataset.map(lambda *parts: base.with_class_weight(parts, wish))
+    dataset = dataset.map(lambda *parts: base.with_class_weight(parts, options))
     return BatchAdapter(
         stream=dataset.skip,
-        steps=wish.steps,
+        steps=options.steps,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=dataset.element_spec,
         smallest_batch=1,
         sample=None,
-        weakness="a generator must give the same batches in every start and on every worker; a resumed run draws and "
-        "leaves out those that are done",
+        resume_caveat="a generator must return the same batches in every start and on every worker; a resumed run "
+        "reads and skips the batches of finished steps",
     )

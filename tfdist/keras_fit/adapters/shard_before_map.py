@@ -1,12 +1,15 @@
-"""Lets each worker do its share of the work of a `tf.data` pipeline: rows are chosen before they are worked on.
+"""Shards a user's `tf.data` pipeline before its maps, so that each worker maps only its own examples.
 
-Whoever maps examples and then puts them into batches has every worker map all of them, although each needs its rows
-alone. Where what follows the first of these maps looks at no example's content, it is put in front of the maps: whole
-batches of examples that are not yet mapped, of which the worker's rows are. Shuffles keep their seeds, and so their
-order: what comes out is the same to the bit.
+In a pipeline that maps examples and then batches them, every worker would map all examples but use only its rows. If
+the transformations after the first map do not depend on the examples' content, they are moved before the maps: global
+batches of unmapped examples, from which each worker takes and maps its rows. Shuffles keep their seeds and so their
+order: the result is bitwise identical.
+
+This reads private attributes of TensorFlow's datasets. If they differ, workers map all examples, after a warning.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +24,8 @@ from tfdist.keras_fit.adapters import base, inspect_dataset
 
 _MAPS = ("_MapDataset", "_ParallelMapDataset")
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
-# What looks at no example: how it is done to another dataset.
-_BLIND: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
+# Transformations that do not depend on the examples' content -> how to apply them to another dataset.
+_ELEMENTWISE_AGNOSTIC: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
     "_PrefetchDataset": lambda one, dataset: dataset,
     "_TakeDataset": lambda one, dataset: dataset.take(one._count),
     "_SkipDataset": lambda one, dataset: dataset.skip(one._count),
@@ -30,39 +33,40 @@ _BLIND: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
     "_ShuffleDataset": lambda one, dataset: _shuffled(one, dataset),
     "_OptionsDataset": lambda one, dataset: dataset.with_options(one._options_attr),
 }
-# Stateful for TensorFlow, and yet no more than functions of what they are given, or of what nobody changes.
-_HARMLESS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
+# Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
+_PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A pipeline in two parts."""
+    """A pipeline whose maps are moved to its end."""
 
-    # Whole batches of examples that are not yet mapped.
+    # Global batches of unmapped examples.
     batches: tf.data.Dataset
-    # Of examples: flat tensors -> flat tensors, in their order.
+    # Functions of one example, in order: flat tensors -> flat tensors.
     maps: tuple[Callable[..., Any], ...]
-    # The structure of what the last of them returns.
+    # Nested tf.TensorSpec of what the last of them returns.
     mapped_spec: Any
     batch_size: int
 
 
 def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
-    """Returns the parts of `dataset`, or None where its maps cannot be put behind its batches."""
+    """Returns the parts of `dataset`, or None if its maps cannot be moved behind its batches."""
     try:
         return _split(dataset)
-    except AttributeError:  # Another TensorFlow keeps another account of what a dataset is made of.
+    except AttributeError as error:
+        _warn_once(str(error))
         return None
 
 
 def _split(dataset: tf.data.Dataset) -> Split | None:
     one, batch, maps = dataset, None, []
-    above: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []  # From the end on.
-    waiting: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []  # Below the lowest map so far.
+    above: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []  # Last transformation first.
+    waiting: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []  # Not yet followed by a map.
     while True:
         kind = type(one).__name__
-        if kind in _BLIND:
-            waiting.append(lambda below, one=one, how=_BLIND[kind]: how(one, below))
+        if kind in _ELEMENTWISE_AGNOSTIC:
+            waiting.append(lambda below, one=one, how=_ELEMENTWISE_AGNOSTIC[kind]: how(one, below))
         elif kind in _BATCHES and batch is None:
             batch = one
             waiting.append(lambda below, one=one: below.batch(one._batch_size, drop_remainder=one._drop_remainder))
@@ -92,31 +96,33 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
 def sharded_elements(
     parts: Split,
     stream: Callable[[tf.data.Dataset], tf.data.Dataset],
-    share: ReplicaShard,
+    shard: ReplicaShard,
     finish: Callable[[Any], Any],
 ) -> tf.data.Dataset:
-    """Returns this worker's elements, as `feeds.Batches` makes them of the whole pipeline.
+    """Returns this worker's elements, equal to those that `base.BatchAdapter` takes from the whole pipeline.
 
     Args:
-        stream: what is done to the batches, as epochs follow each other.
-        finish: what is done to a replica's mapped examples.
+        parts: what `split_before_maps` returned.
+        stream: applied to the batches: repeats and skips epochs.
+        shard: the replicas of this worker.
+        finish: applied to the mapped examples of a replica, nested tensors [count, ...].
     """
     spec = parts.batches.element_spec
-    # Of each replica; one whose share is smaller has its last example again, which goes before it is seen.
-    most = -(-parts.batch_size // share.num_replicas)
+    # Rows per replica; a smaller shard repeats its last row, which is removed after the maps.
+    most = -(-parts.batch_size // shard.num_replicas)
 
     def rows(*batch: Any) -> tf.data.Dataset:
         batch = batch if isinstance(spec, tuple) else batch[0]
         total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
-        replicas = share.first_replica + tf.range(share.local_replicas, dtype=tf.int64)
-        low, count = base.shard_bounds(replicas, total, share.num_replicas)
+        replicas = shard.first_replica + tf.range(shard.local_replicas, dtype=tf.int64)
+        low, count = base.shard_bounds(replicas, total, shard.num_replicas)
         within = tf.minimum(tf.range(most, dtype=tf.int64), tf.maximum(count, 1)[:, tf.newaxis] - 1)
         ids = tf.reshape(low[:, tf.newaxis] + within, [-1])
         return tf.data.Dataset.from_tensor_slices(
             {
                 "data": tf.nest.map_structure(lambda part: tf.gather(part, ids), batch),
                 "count": tf.repeat(count, most),
-                "total": tf.fill([share.local_replicas * most], total),
+                "total": tf.fill([shard.local_replicas * most], total),
             }
         )
 
@@ -139,14 +145,27 @@ def sharded_elements(
 
 
 def _is_pure(graph: tf.Graph) -> bool:
-    """Whether a function's results depend on its arguments alone, and nothing else on whether it is called."""
-    own = {function.signature.name for function in graph.as_graph_def().library.function}
-    return not any(_is_stateful(op) for op in inspect_dataset.called_ops(graph) if op not in _HARMLESS | own)
+    """Returns True if a function depends only on its arguments and has no side effects."""
+    called = {function.signature.name for function in graph.as_graph_def().library.function}
+    return not any(_is_stateful(op) for op in inspect_dataset.called_ops(graph) if op not in _PURE_OPS | called)
 
 
 def _is_stateful(op: str) -> bool:
     known = op_def_registry.get(op)
+    if known is None:
+        _warn_once(f"unknown op {op}")
     return known is None or known.is_stateful
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(reason: str) -> None:
+    """Prints one warning per process: pipelines of one script fail for the same reason."""
+    if not _warned:
+        _warned.add(reason)
+        text = "every worker maps all examples of a tf.data.Dataset, because it cannot be sharded before its maps with"
+        print(f"tfdist: WARNING: {text} TensorFlow {tf.__version__}: {reason}", file=sys.stderr, flush=True)
 
 
 def _can_be_batched(spec: Any) -> bool:

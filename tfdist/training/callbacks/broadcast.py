@@ -1,87 +1,82 @@
-"""How callbacks run on the chief alone, and all workers follow: what they change there is carried to the others.
+"""Broadcasts to all workers what callbacks change on the chief.
 
-A callback of a user's knows nothing of workers. On the chief alone it writes its files once, and decides once. What it
-does to training is carried after its hook: weights and the optimizer's variables, those variables that it or its
-functions hold (what a loss is annealed by, say), the learning rate, `model.stop_training`; and when training ends, what
-scripts may read of it: its attributes. A callback with the attribute `on_all_workers = True` runs everywhere.
+Callbacks of users are written for one process. Run on the chief only, they write each file once and make each decision
+once. After a hook, its changes are broadcast: weights, optimizer variables, the learning rate, `model.stop_training`,
+and variables that the callback or its functions refer to, such as an annealed loss weight. When training ends, its
+attributes are broadcast, because scripts read them. A callback with `on_all_workers = True` runs on all workers.
 """
 
-import collections
 import contextlib
 import inspect
-import json
+import pickle
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.callbacks import state as state_lib
 
-# Keras' own that are alike everywhere and change all weights, twice an epoch.
+# Keras' callbacks that have the same effect on all workers and change all weights, twice per epoch.
 _EVERYWHERE = (keras.callbacks.SwapEMAWeights,)
-# Larger arrays are not sent when training ends: copies of the weights, mostly.
-_LARGEST_SENT_BYTES = 2**20
+# Larger arrays are not broadcast when training ends: mostly copies of the weights.
+_LARGEST_BROADCAST_BYTES = 2**20
 
 
 def runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback runs on all workers, and not on the chief alone."""
+    """Returns True if a callback runs on all workers, False if on the chief only."""
     return getattr(callback, "on_all_workers", type(callback) in _EVERYWHERE)
 
 
 def find_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
-    """Returns the variables that callbacks hold: attributes, and what their functions find in closures and globals."""
-    waiting: collections.deque[Any] = collections.deque()
+    """Returns the variables in callbacks' attributes, and in the closures and globals that their functions use."""
+    waiting: list[Any] = []
     for callback in callbacks:
-        waiting += vars(callback).values()
-        functions = [value for value in vars(callback).values() if inspect.isfunction(value)]
-        for kind in type(callback).__mro__:
-            if not kind.__module__.startswith("keras."):
-                functions += [value for value in vars(kind).values() if inspect.isfunction(value)]
-        for function in functions:
+        attributes = list(vars(callback).values())
+        users = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith("keras.")]
+        waiting += attributes
+        for function in filter(inspect.isfunction, [*attributes, *(v for kind in users for v in vars(kind).values())]):
             with contextlib.suppress(ValueError):  # A name of a closure that has no value yet.
-                known = inspect.getclosurevars(function)
-                waiting += [*known.nonlocals.values(), *known.globals.values()]
+                used = inspect.getclosurevars(function)
+                waiting += [*used.nonlocals.values(), *used.globals.values()]
     found, seen = [], set()
-    while waiting:
-        value = waiting.popleft()
+    for value in waiting:  # The loop also visits what it appends.
         if id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, keras.Variable | tf.Variable):
             found.append(value)
         elif isinstance(value, list | tuple | dict):
-            waiting += value.values() if isinstance(value, dict) else value
+            waiting.extend(value.values() if isinstance(value, dict) else value)
     return found
 
 
 class VariableBroadcast:
-    """Watches variables on the chief, and carries those that have changed to all workers."""
+    """Detects changes of variables on the chief, and broadcasts their values."""
 
     def __init__(self, cluster: Cluster, variables: list[Any]):
         self._variables = variables
-        self._copy = cluster.make_broadcast_variables(variables)
+        self._broadcast = cluster.make_broadcast_variables(variables)
         self._before: list[tf.Tensor] = []
         self._changed = False
 
     def begin(self) -> None:
-        """Notes what the variables are; on the chief, before a hook."""
+        """Stores the variables' values; called on the chief, before a hook."""
         self._before = self._values()
 
     def end(self) -> None:
-        """Looks for variables that have changed; on the chief, after a hook."""
-        self._changed |= bool(self._before) and bool(_differ(self._before, self._values()))
+        """Compares the variables with their stored values; called on the chief, after a hook."""
+        self._changed |= bool(self._before) and bool(_any_changed(self._before, self._values()))
         self._before = []
 
     @property
     def changed(self) -> bool:
-        """Whether the chief's variables have changed since they were copied."""
+        """True if the chief's variables have changed since the last broadcast."""
         return self._changed
 
     def copy(self) -> None:
-        """Gives every worker the chief's values; all must call it."""
-        self._copy()
+        """Gives every worker the chief's values. Collective: all workers call it."""
+        self._broadcast()
         self._changed = False
 
     def _values(self) -> list[tf.Tensor]:
@@ -90,33 +85,26 @@ class VariableBroadcast:
 
 
 @tf.function(autograph=False, reduce_retracing=True)
-def _differ(before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
+def _any_changed(before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
     pairs = zip(before, after, strict=True)
     return tf.reduce_any([tf.reduce_any(tf.not_equal(one, other)) for one, other in pairs])
 
 
 def broadcast_attributes(
-    cluster: Cluster, callbacks: list[keras.callbacks.Callback], before: state_lib.Baseline
+    cluster: Cluster, callbacks: list[keras.callbacks.Callback], before: state_lib.InitialState
 ) -> None:
-    """Gives the other workers' callbacks what those of the chief have learned since `before`; all must call it."""
-    text = b""
+    """Sets the attributes that changed on the chief since `before` on all workers. Collective: all workers call it.
+
+    Attributes of callbacks that run on all workers stay as they are.
+    """
+    content = b""
     if cluster.is_chief:
-        state, arrays = state_lib.snapshot(callbacks, before, lambda *lost: None, _LARGEST_SENT_BYTES)
-        flat = {name: [_kind(array), array.shape, array.tobytes().hex()] for name, array in arrays.items()}
-        text = json.dumps([state, flat]).encode()
-    text = cluster.broadcast_bytes(text)
+        snapshot = state_lib.snapshot(callbacks, before, lambda *unsaved: None, _LARGEST_BROADCAST_BYTES)
+        content = pickle.dumps(snapshot)
+    content = cluster.broadcast_bytes(content)
     if cluster.is_chief:
         return
-    state, flat = json.loads(text)
-    arrays = {
-        name: np.frombuffer(bytes.fromhex(values), np.dtype(kind)).reshape(shape).copy()
-        for name, (kind, shape, values) in flat.items()
-    }
+    state, arrays = pickle.loads(content)  # Written by the chief of the same job.
     named = state_lib.named(callbacks).items()
-    followers = {name for name, callback in named if not runs_on_all_workers(callback)}
-    state_lib.restore(callbacks, {name: one for name, one in state.items() if name in followers}, arrays)
-
-
-def _kind(array: np.ndarray) -> str:
-    # bfloat16 and its like are opaque bytes to NumPy, which knows them by name alone.
-    return array.dtype.name if array.dtype.kind == "V" else array.dtype.str
+    on_chief = {name for name, callback in named if not runs_on_all_workers(callback)}
+    state_lib.restore(callbacks, {name: value for name, value in state.items() if name in on_chief}, arrays)

@@ -210,7 +210,7 @@ class CallbackRunner:
             yield
             return
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
-        with collective_guard.alone(f"{type(callback).__name__}.{hook}", advice), local(self._model):
+        with collective_guard.on_one_worker(f"{type(callback).__name__}.{hook}", advice), local(self._model):
             yield
 
     def _synchronise(self) -> None:

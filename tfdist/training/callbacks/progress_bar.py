@@ -1,4 +1,4 @@
-"""Keras' progress bar for `tfdist.fit` and its sisters: a bar on a terminal, one line an epoch in a log file."""
+"""Keras' progress bar for `tfdist.fit`, `evaluate` and `predict`: a bar on a terminal, a line per epoch in a log."""
 
 import sys
 from typing import Any
@@ -9,30 +9,30 @@ from tfdist.report import console
 
 
 class ProgressBar(keras.callbacks.Callback):
-    """What Keras' own ProgbarLogger prints, moved once a call and not once a batch; on the chief alone.
+    """Prints like Keras' ProgbarLogger, but once per execution, not once per batch; on the chief only.
 
-    It stands last among the callbacks, so that it shows what they add to the logs, such as the learning rate.
+    It is the last callback, so that it shows what others add to the logs, such as the learning rate.
     """
 
     def __init__(self, verbose: int):
         """`verbose` is 1 for a bar and 2 for a line at the end of each epoch."""
         super().__init__()
         self._verbose = verbose
-        # Escape codes would spoil a log file, and so would a line a call.
+        # A log file gets no escape codes, and no line per execution.
         self._terminal = console.is_terminal(sys.stdout)
         self._bar: keras.utils.Progbar | None = None
         self._title = ""
         self._in_fit = False
-        self._seen = 0
+        self._done = 0
 
     @property
     def moves(self) -> bool:
-        """Whether `move` shows anything."""
+        """True if `move` shows anything."""
         return self._terminal and self._verbose == 1
 
     def move(self, done: int, logs: dict[str, float]) -> None:
-        """Shows that `done` steps of the epoch, the evaluation or the prediction are done, with its `logs` so far."""
-        self._seen = done
+        """Shows `done` steps of the epoch, evaluation or prediction, and its `logs` so far."""
+        self._done = done
         if self._bar is not None and self._bar.verbose == 1:
             self._bar.update(done, sorted(logs.items()), finalize=False)
 
@@ -65,9 +65,9 @@ class ProgressBar(keras.callbacks.Callback):
 
     def _open(self, title: str = "") -> None:
         verbose = self._verbose if self._terminal else 2
-        # An empty set of averaged metrics: each value is shown as it is given.
+        # An empty set of stateless metrics makes Progbar show each value as it is given.
         self._bar = keras.utils.Progbar(self.params["steps"], verbose=verbose, stateless_metrics=set())
-        self._seen = 0
+        self._done = 0
         self._title = title
         if title and self._terminal:
             print(title, flush=True)
@@ -75,7 +75,7 @@ class ProgressBar(keras.callbacks.Callback):
     def _finish(self, logs: dict[str, Any] | None) -> None:
         if self._bar is None:
             return
-        self._bar.target = self._bar.target or self._seen
+        self._bar.target = self._bar.target or self._done
         if self._title and not self._terminal:
             print(self._title, end=" - ", flush=True)
         self._bar.update(self._bar.target, list((logs or {}).items()), finalize=True)
@@ -83,10 +83,10 @@ class ProgressBar(keras.callbacks.Callback):
 
 
 def open_bar(verbose: int | str, *, chief: bool) -> ProgressBar | None:
-    """Returns the bar that Keras' `verbose` asks for ("auto": 1), or None for 0 and on workers other than the chief.
+    """Returns the bar for Keras' `verbose` ("auto": 1), or None for 0 and on workers other than the chief.
 
     Raises:
-        ValueError: `verbose` is none of 0, 1, 2 and "auto".
+        ValueError: `verbose` is not 0, 1, 2 or "auto".
     """
     if verbose not in (0, 1, 2, "auto"):
         raise ValueError(f'verbose must be 0, 1, 2 or "auto". Received: {verbose!r}')

@@ -1,8 +1,8 @@
-"""What Keras callbacks remember, as a checkpoint holds it: a resumed run decides as an uninterrupted one.
+"""Saves and restores the state of Keras callbacks, so that a resumed run makes the decisions of an uninterrupted one.
 
-Of each callback the attributes that have changed since `on_train_begin` are kept: numbers, strings, NumPy arrays and
-tensors, and lists, tuples and dicts of them. So settings can be changed between starts, and data that a callback
-merely holds is not copied. Open files, functions, models, variables and locks are not kept.
+A checkpoint holds the attributes of each callback that have changed since `on_train_begin`: numbers, strings, NumPy
+arrays and tensors, and lists, tuples and dicts of them. Settings can therefore be changed between starts, and data that
+a callback only refers to is not copied. Open files, functions, models, variables and locks are not saved.
 """
 
 import json
@@ -18,13 +18,13 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 
-# A larger array counts as unchanged while it is the same object.
+# Larger arrays are compared by identity: unchanged if it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
-# Set by the framework; and what MonitorCallback works out from its settings, where doing it twice would turn a sign.
+# Not saved: set by Keras, or derived by MonitorCallback (restoring min_delta would flip its sign).
 _NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
 
-# Callback -> attribute -> (what it looked like, the object itself: while it is held its id is no other's).
-Baseline = dict[str, dict[str, tuple[str, Any]]]
+# Callback -> attribute -> (fingerprint, the object itself: a reference keeps its id unique).
+InitialState = dict[str, dict[str, tuple[str, Any]]]
 
 
 class _NotSerializable(TypeError):
@@ -32,7 +32,7 @@ class _NotSerializable(TypeError):
 
 
 def named(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callbacks.Callback]:
-    """Returns the callbacks by class; a second one of a class has "#2" behind it."""
+    """Returns the callbacks by class name; the second of a class has the suffix "#2"."""
     found: dict[str, keras.callbacks.Callback] = {}
     for callback in callbacks:
         name, count = type(callback).__name__, 2
@@ -42,8 +42,8 @@ def named(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callback
     return found
 
 
-def initial_state(callbacks: list[keras.callbacks.Callback]) -> Baseline:
-    """Notes what the callbacks' attributes are; to be called after `on_train_begin`."""
+def initial_state(callbacks: list[keras.callbacks.Callback]) -> InitialState:
+    """Returns fingerprints of the callbacks' attributes; called after `on_train_begin`."""
     return {
         name: {attribute: (_fingerprint(value), value) for attribute, value in _attributes(callback)}
         for name, callback in named(callbacks).items()
@@ -52,23 +52,25 @@ def initial_state(callbacks: list[keras.callbacks.Callback]) -> Baseline:
 
 def snapshot(
     callbacks: list[keras.callbacks.Callback],
-    before: Baseline,
-    lost: Callable[[str, str, Any], None],
+    before: InitialState,
+    unsaved: Callable[[str, str, Any], None],
     largest_bytes: float = math.inf,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns what has changed since `before`.
 
     Args:
-        lost: called with a callback's name, an attribute and its value where that has changed and cannot be kept.
-        largest_bytes: of the arrays in an attribute; one with more is left out.
+        callbacks: of one worker; the same classes in the same order at each start.
+        before: what `initial_state` returned.
+        unsaved: called with a callback's name, an attribute and its value if it has changed and cannot be saved.
+        largest_bytes: attributes whose arrays have more bytes in total are skipped.
 
     Returns:
-        JSON values by callback, and the arrays that they name, which are copies.
+        JSON values by callback, and copies of the arrays by name.
     """
     state: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, callback in named(callbacks).items():
-        kept = {}
+        saved = {}
         for attribute, value in _attributes(callback):
             if (attribute in before[name]) and before[name][attribute][0] == _fingerprint(value):
                 continue
@@ -76,12 +78,12 @@ def snapshot(
             try:
                 encoded = _encode(value, f"{checkpoint_format.CALLBACKS}{name}/{attribute}", found)
             except _NotSerializable:
-                lost(name, attribute, value)
+                unsaved(name, attribute, value)
                 continue
             if sum(array.nbytes for array in found.values()) <= largest_bytes:
-                kept[attribute] = encoded
+                saved[attribute] = encoded
                 arrays |= found
-        entry: dict[str, Any] = {"attributes": kept}
+        entry: dict[str, Any] = {"attributes": saved}
         if isinstance(callback, keras.callbacks.CSVLogger) and os.path.exists(callback.filename):
             entry["bytes"] = os.path.getsize(callback.filename)
         state[name] = entry
@@ -89,7 +91,7 @@ def snapshot(
 
 
 def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any]) -> None:
-    """Lets each CSVLogger go on where the checkpoint was made; to be called before `on_train_begin`."""
+    """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`."""
     for name, callback in named(callbacks).items():
         size = state.get(name, {}).get("bytes")
         if size is not None:
@@ -101,7 +103,7 @@ def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any
 def restore(
     callbacks: list[keras.callbacks.Callback], state: dict[str, Any], arrays: dict[str, np.ndarray]
 ) -> list[str]:
-    """Gives the callbacks what `snapshot` returned; returns the names of those that it knew nothing of."""
+    """Restores what `snapshot` returned; returns the names of callbacks that are not in `state`."""
     unknown = []
     for name, callback in named(callbacks).items():
         if name not in state:
@@ -109,7 +111,7 @@ def restore(
             continue
         for attribute, value in state[name]["attributes"].items():
             decoded, present = _decode(value, arrays), getattr(callback, attribute, None)
-            if isinstance(present, dict) and type(present) is not dict:  # It may have a default, or an order.
+            if isinstance(present, dict) and type(present) is not dict:  # Such as a defaultdict or an OrderedDict.
                 present.clear()
                 present.update(decoded)
             else:
@@ -122,7 +124,7 @@ def _attributes(callback: keras.callbacks.Callback) -> Iterator[tuple[str, Any]]
 
 
 def _fingerprint(value: Any) -> str:
-    """What a value looks like: equal texts for equal values."""
+    """Returns equal texts for equal values."""
     arrays: dict[str, Any] = {}
     try:
         text = json.dumps(_encode(value, "", arrays, copied=False))
@@ -138,7 +140,7 @@ def _fingerprint_of_array(value: np.ndarray | tf.Tensor) -> str:
 
 
 def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) -> Any:
-    """Returns JSON for `value`, and adds the arrays in it to `arrays`, under `name` and their place in it."""
+    """Returns JSON for `value`; adds its arrays to `arrays`, under `name` and their path in the value."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -162,13 +164,13 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
 def _is_numeric_array(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
-    if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):  # In a graph, tensors have no value.
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):  # Symbolic tensors have no value.
         return False
     return value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool
 
 
 def _decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Returns what `_encode` made `value` of; tensors come back as arrays."""
+    """Inverts `_encode`; tensors become arrays."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
