@@ -226,11 +226,11 @@ def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_e
     (port,) = topologies.free_ports(1)
     process = start_with(0.5, port)
     said = process.communicate(timeout=60)
-    assert process.returncode == LOST
+    assert process.returncode == -KILL
     assert said == (
         "started\n",
-        "tfdist: worker 0: TensorFlow has not started within 0.5 s although all workers had met: worker 1 (host n9, "
-        "pid 7) does not answer (Connection refused). Start all workers again\n",
+        "tfdist: worker 0: TensorFlow did not start within 0.5 s after a successful rendezvous: worker 1 (host n9, "
+        "pid 7) does not answer (Connection refused). Restart all workers\n",
     )
 
 
@@ -245,10 +245,10 @@ def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once():
         start = time.monotonic()
         server.shutdown()
     said = process.communicate(timeout=60)
-    assert process.returncode == LOST and time.monotonic() - start < 30
+    assert process.returncode == -KILL and time.monotonic() - start < 30
     assert said[1] == (
-        "tfdist: worker 0: worker 1 (host n9, pid 7) is lost: it no longer answers (Connection refused). Start all "
-        "workers again\n"
+        "tfdist: worker 0: worker 1 (host n9, pid 7) is lost: it no longer answers (Connection refused). Restart "
+        "all workers\n"
     )
 
 

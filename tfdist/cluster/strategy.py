@@ -115,8 +115,8 @@ def connect(
     roster = _meet(plan_or_options, must_match or {}, workdir, port, stop)
     _set_visible_devices(plan_or_options)
     if plan_or_options.num_workers > 1:
-        limited = startup_watchdog.deadline(spec.rank, roster, plan_or_options.options.connect_seconds)
-        with limited, interruption.blocked_signals():
+        watchdog = startup_watchdog.deadline(spec.rank, roster, plan_or_options.options.connect_seconds)
+        with watchdog, interruption.blocked_signals():
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
     else:
         devices = [f"/{plan_or_options.device_type}:{index}" for index in range(plan_or_options.local_replicas)]
