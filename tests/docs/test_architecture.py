@@ -1,4 +1,4 @@
-"""docs/architecture.svg shows the wings and imports of the package."""
+"""docs/architecture.svg shows the wings and imports of the package; the page's reading path is short."""
 
 import importlib.util
 import pathlib
@@ -7,8 +7,10 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Line counts in the picture may be out of date by this fraction.
+# Line counts in the picture and the page may be out of date by this fraction.
 OUTDATED = 0.2
+# Lines of the files that an engineer reads who wants the core.
+LONGEST_PATH = 2500
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,14 @@ def test_every_wing_and_its_imports_are_in_the_picture(drawing):
         assert shown[name] == (", ".join(sorted(wings)) or "no other wing")
     titles = re.findall(r"<title>(\S+) -&gt; (\S+)</title>", picture)
     assert titles == architecture.drawn() and len(titles) >= len(drawing.WINGS)
+
+
+def test_the_reading_path_of_the_core_is_short():
+    page = (ROOT / "docs" / "architecture.md").read_text().split("## Reading path")[1]
+    rows = re.findall(r"^\| `(\S+\.py)` \| (\d+) \|", page, re.MULTILINE)
+    lines = [(ROOT / "tfdist" / path).read_text().count("\n") for path, _ in rows]
+    assert len(rows) > 10 and sum(lines) <= LONGEST_PATH
+    assert lines == [pytest.approx(int(count), rel=OUTDATED) for _, count in rows], "count the lines again"
 
 
 def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
