@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from processes import REPOSITORY
 from slurm_cluster import slurm_cluster, slurm_missing
 
 
@@ -25,3 +26,9 @@ def own_signals():
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def own_process(own_signals, monkeypatch):
+    """Finds tests.support.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
+    monkeypatch.syspath_prepend(REPOSITORY)

@@ -4,11 +4,11 @@ import pathlib
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
 from launching import ATOL, REPOSITORY, assert_weights_agree, train_alone, train_command, weights
+from processes import until
 from slurm_cluster import SlurmCluster
 
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
@@ -63,10 +63,7 @@ def job_state(slurm: SlurmCluster, job: str) -> dict[str, str]:
 
 def wait_for(condition: Callable[[], bool], log: pathlib.Path, seconds: float = 300.0) -> None:
     """Waits until `condition()` holds; shows the job's log when it is too late."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text() if log.exists() else "the job has not begun"
-        time.sleep(0.1)
+    until(condition, seconds, lambda: log.read_text() if log.exists() else "the job has not begun", pause=0.1)
 
 
 def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, str]:

@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 from launching import REPOSITORY, free_ports, worker_environment
 from networks import address, set_cable, two_hosts
+from processes import children, command_line, environment
 
 from tfdist.cluster import interruption
 
@@ -150,37 +152,14 @@ class Crew:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and self.codes is None:
             for pid in children(self.processes[0].pid):
-                if f'"index": {rank}}}' in read(pid, "environ") or self.workers == 1:
+                if f'"index": {rank}}}' in environment(pid).get("TF_CONFIG", "") or self.workers == 1:
                     return pid
             time.sleep(0.02)
         raise RunOverError
 
     def left_over(self) -> list[str]:
         """The command lines of the processes of this crew that live."""
-        pids = [path.name for path in pathlib.Path("/proc").glob("[0-9]*")]
-        return [
-            read(pid, "cmdline").replace("\0", " ")
-            for pid in pids
-            if f"{MARK}={self.mark}" in read(pid, "environ").split("\0")
-        ]
-
-
-def read(pid: int | str, name: str) -> str:
-    """A file that the kernel keeps about a process; empty where that is gone."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def children(parent: int) -> list[int]:
-    """The processes that a process has started and that have not ended."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        state, _, rest = read(path.name, "stat").rpartition(")")[2].strip().partition(" ")
-        if rest and int(rest.split()[0]) == parent and state != "Z":
-            found.append(int(path.name))
-    return found
+        return [command_line(pid) for pid in psutil.pids() if environment(pid).get(MARK) == self.mark]
 
 
 @contextlib.contextmanager

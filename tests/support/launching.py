@@ -6,18 +6,17 @@ import io
 import os
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 import zipfile
 
-import forked
 import h5py
 import numpy as np
+import processes
+from processes import REPOSITORY as REPOSITORY
 
 from tfdist.cluster.rendezvous import rpc
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 # Left by the launcher of the tests; and a setting that would make TensorFlow talk more than tfdist lets it.
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")
 # Weights are equal to the bit on one topology, and within this on another (sums are taken in another order).
@@ -64,26 +63,8 @@ def worker_environment(**variables: str) -> dict[str, str]:
 
 def run_all(commands: list[list[str]], environments: list[dict[str, str]], *, timeout: float = 300.0) -> list[str]:
     """Runs processes side by side, asserts that all end with 0, and returns their outputs; none is left behind."""
-    processes = [
-        forked.Popen(
-            command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        for command, env in zip(commands, environments, strict=True)
-    ]
-    try:
-        # One after another: what they write while they wait fits into their pipes.
-        outputs = [process.communicate(timeout=timeout)[0].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()  # A launcher that is killed would leave its workers behind.
-        for process in processes:
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-    codes = [process.returncode for process in processes]
-    assert codes == [0] * len(processes), "\n".join([f"exit codes {codes}", *outputs])
+    codes, outputs = processes.run(commands, environments, timeout=timeout)
+    assert codes == [0] * len(codes), "\n".join([f"exit codes {codes}", *outputs])
     return outputs
 
 

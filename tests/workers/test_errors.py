@@ -6,9 +6,9 @@ import subprocess
 import time
 from typing import Any
 
-import forked
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 import topologies
@@ -313,26 +313,11 @@ def get_config():
 """
 
 
-def run(command: list[str], workers: int) -> tuple[list[int], list[str]]:
-    """Runs workers that may fail; returns their exit codes and outputs."""
-    processes = [
-        forked.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for env in topologies.environments(workers)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [process.returncode for process in processes], outputs
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_loss_that_is_no_number_stops_all_and_keeps_the_last_good_checkpoint(tmp_path, workers):
     (tmp_path / "nan.py").write_text(NAN)
     command = topologies.command(tmp_path / "run", config=str(tmp_path / "nan.py"))
-    codes, outputs = run(command, workers)
+    codes, outputs = processes.run([command] * workers, topologies.environments(workers))
     assert codes == [1] * workers, outputs
     for output in outputs:
         pattern = r"The loss is nan in steps (\d+) to (\d+)\. The checkpoint of step (\d+) is kept\. Lower config"
@@ -356,7 +341,7 @@ def test_an_unreadable_image_ends_all_workers(tmp_path):
         "--config.data.batch_size=8",
     ]
     command = topologies.command(tmp_path / "run", *options)
-    codes, outputs = run(command, 2)
+    codes, outputs = processes.run([command] * 2, topologies.environments(2))
     # Whoever reads it ends with 1; the other is told why, and ends with 76, if it does not read it as well.
     assert 1 in codes and set(codes) <= {1, interruption.EXIT_PEER_LOST}, outputs
     for output in outputs:

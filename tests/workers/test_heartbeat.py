@@ -12,6 +12,7 @@ import threading
 import time
 
 import forked
+import processes
 import pytest
 import topologies
 from launching import REPOSITORY, worker_environment
@@ -75,24 +76,9 @@ class Workers:
 
 @contextlib.contextmanager
 def started(commands, environments, popen=forked.Popen):
-    """Starts workers; none is left behind.
-
-    Args:
-        popen: subprocess.Popen for workers without TensorFlow, which a forked process has imported.
-    """
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [
-        popen(command, cwd=REPOSITORY, env=env, text=True, **pipes)
-        for command, env in zip(commands, environments, strict=True)
-    ]
-    try:
-        yield Workers(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            process.stderr.close()
+    """Starts workers, whose errors go to a pipe of their own; none is left behind."""
+    with processes.started(commands, environments, popen=popen, text=True, stderr=subprocess.PIPE) as found:
+        yield Workers(found)
 
 
 @contextlib.contextmanager

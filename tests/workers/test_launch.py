@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import pty
 import random
 import re
@@ -16,9 +15,11 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
+from processes import children, command_line, environment, until
 
 from tfdist.cluster.rendezvous import rpc
 from tfdist.launch import __main__ as launch
@@ -79,41 +80,13 @@ def supervising(program, workdir, *own):
 def finish(process, timeout=240):
     """Returns (exit code, output) of a launcher, which must have left no worker behind."""
     output = process.communicate(timeout=timeout)[0]
-    assert workers_of(process.pid) == []
+    assert children(process.pid) == []
     return process.returncode, output
 
 
-def workers_of(launcher):
-    """The ids of the processes that `launcher` has started and that have not ended."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == launcher and state != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
-def until(condition, seconds=120.0):
-    """Waits for something true, and returns it."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value
-
-
-def command_line_of(process):
-    try:
-        return pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 def processes_with(mark):
-    """The ids of the processes that have `mark` in their command line; those that have ended have none."""
-    found = pathlib.Path("/proc").glob("[0-9]*")
-    return [int(path.name) for path in found if mark.encode() in command_line_of(path.name)]
+    """The ids of the processes that have `mark` in their command line."""
+    return [pid for pid in psutil.pids() if mark in command_line(pid)]
 
 
 def ready(process, workers=2):
@@ -121,14 +94,14 @@ def ready(process, workers=2):
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        ids = [i for i in workers_of(process.pid) if b"tfdist.main" in command_line_of(i)]
+        ids = [i for i in children(process.pid) if "tfdist.main" in command_line(i)]
         return sorted(ids, key=rank_of) if len(ids) == workers else None
 
     return until(found)
 
 
 def rank_of(worker):
-    return int(re.search(rb'"index": (\d+)', pathlib.Path(f"/proc/{worker}/environ").read_bytes())[1])
+    return int(re.search(r'"index": (\d+)', environment(worker)["TF_CONFIG"])[1])
 
 
 def saved(process, workdir):
@@ -204,7 +177,7 @@ def test_nor_one_that_is_killed_at_the_instant_of_their_start(tmp_path):
     program = f"mark = {str(tmp_path)!r}; time.sleep(60)"
     for _ in range(5):
         with launched(supervising(program, tmp_path, "--workers=8")) as process:
-            until(lambda launcher=process.pid: workers_of(launcher))
+            until(lambda launcher=process.pid: children(launcher))
             time.sleep(random.uniform(0.0, 0.02))
             process.kill()
             process.wait()

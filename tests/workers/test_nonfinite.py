@@ -3,7 +3,6 @@
 import pathlib
 import runpy
 import shutil
-import signal
 
 import keras
 import numpy as np
@@ -18,16 +17,7 @@ from tfdist.training import nonfinite as nonfinite_lib
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 OF_STEPS = {5: 200, 6: 250, 7: 300}
-
-
-@pytest.fixture(autouse=True)
-def own_process(monkeypatch):
-    """Finds tests.support.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    monkeypatch.syspath_prepend(REPOSITORY)
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("own_process")
 
 
 def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:

@@ -1,15 +1,13 @@
 """Replicas that do not hold the same state, and workers that do not read the same, are noticed and named."""
 
 import re
-import subprocess
 
-import forked
 import ml_dtypes
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 import topologies
-from launching import REPOSITORY
 
 from tfdist.training import replica_consistency
 
@@ -83,17 +81,8 @@ def run(workdir, *options: str, workers: int) -> list[str]:
         "--config.agreement.every.steps=1",
     ]
     line = topologies.command(workdir, *base, *options)
-    processes = [
-        forked.Popen(line, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for env in topologies.environments(workers)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [1] * workers, outputs
+    codes, outputs = processes.run([line] * workers, topologies.environments(workers), timeout=600)
+    assert codes == [1] * workers, outputs
     assert "Traceback" not in "".join(outputs), outputs
     return outputs
 

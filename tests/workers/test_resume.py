@@ -1,6 +1,5 @@
 """Promise 2: the same run through any interruption, on real worker processes."""
 
-import contextlib
 import hashlib
 import json
 import pathlib
@@ -9,15 +8,14 @@ import re
 import runpy
 import shutil
 import signal
-import subprocess
 import time
 
-import forked
 import keras
 import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY, run_all
+from processes import started
 
 from tfdist import config as c
 from tfdist.checkpoint import directory
@@ -31,25 +29,8 @@ STEPS = 96
 QUICKLY = "--config.objective.seconds=0.0"
 # A lost peer must be noticed, and a signal answered, within so many seconds.
 PATIENCE = 60.0
+pytestmark = pytest.mark.usefixtures("own_process")
 KILL, TERM, INT, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-
-
-@contextlib.contextmanager
-def started(command: list[str], workers: int):
-    """Starts so many workers, whose output goes to pipes; none is left behind."""
-    processes = [
-        forked.Popen(
-            command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        for env in topologies.environments(workers)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            process.stdout.close()
 
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:
@@ -62,7 +43,7 @@ def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: i
     All must end soon, with the exit code that says why.
     """
     old = set(saved_steps(workdir))
-    with started(command, workers) as processes:
+    with started([command] * workers, topologies.environments(workers)) as processes:
         deadline = time.monotonic() + 120
         while not set(saved_steps(workdir)) - old:
             assert all(process.poll() is None for process in processes), processes[victim].communicate()[0].decode()
@@ -179,16 +160,6 @@ def test_a_finished_run_says_so_and_changes_nothing(uninterrupted, workers):
     assert "This run is finished; nothing is changed." in outputs[0] and f'"step": {STEPS}' in outputs[0]
     assert "finished" not in "".join(outputs[1:])
     assert content(workdir) == before
-
-
-@pytest.fixture(autouse=True)
-def own_process(monkeypatch):
-    """Finds tests.support.lab as `python -m tfdist.main` does, and gives pytest its signals back."""
-    handlers = {number: signal.getsignal(number) for number in (INT, TERM, USR1)}
-    monkeypatch.syspath_prepend(REPOSITORY)
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def in_process(workdir: pathlib.Path, change=lambda config: None) -> run_lib.Run:

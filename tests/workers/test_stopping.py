@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
 import sys
 import time
 
-import forked
+import processes
 import pytest
 import topologies
-from launching import REPOSITORY
 
 from tfdist.cluster import interruption, slurm_requeue
 
@@ -40,18 +38,8 @@ TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
 def run_hit(workdir, hits: dict[int, str]) -> tuple[list[int], list[str]]:
     """Runs two workers that send themselves signals; `hits`: rank -> when (see `WORKER`)."""
     line = topologies.command(workdir, *OPTIONS, config="tests/configs/interrupted.py")[3:]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    processes = [
-        forked.Popen([sys.executable, "-c", WORKER, hits.get(rank, ""), *line], cwd=REPOSITORY, env=env, **pipes)
-        for rank, env in enumerate(topologies.environments(2))
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    return [process.returncode for process in processes], outputs
+    commands = [[sys.executable, "-c", WORKER, hits.get(rank, ""), *line] for rank in range(2)]
+    return processes.run(commands, topologies.environments(2), timeout=600)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,118 @@
+"""Starts, watches and ends the processes of tests; none is left behind."""
+
+import contextlib
+import pathlib
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import forked
+import psutil
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def started(
+    commands: Sequence[list[str]],
+    environments: Sequence[dict[str, str]],
+    *,
+    popen: Callable[..., subprocess.Popen] = forked.Popen,
+    grace: float = 0.0,
+    **keywords: Any,
+) -> Iterator[list[subprocess.Popen]]:
+    """Starts processes side by side in the repository; at the end of the `with` block all are ended.
+
+    Args:
+        commands: one for each process.
+        environments: one for each process.
+        popen: subprocess.Popen for processes without TensorFlow, which a forked one has imported.
+        grace: how many seconds a process has between SIGTERM and SIGKILL; 0 sends SIGKILL alone.
+        **keywords: for `popen`; without them, standard output and error go to one pipe.
+    """
+    keywords = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | keywords
+    processes: list[subprocess.Popen] = []
+    try:
+        for command, env in zip(commands, environments, strict=True):
+            processes.append(popen(command, cwd=REPOSITORY, env=env, **keywords))
+        yield processes
+    finally:
+        if grace:
+            for process in processes:
+                process.terminate()  # A launcher that is killed would leave its workers behind.
+            for process in processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=grace)
+        for process in processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def run(
+    commands: Sequence[list[str]], environments: Sequence[dict[str, str]], *, timeout: float = 300.0
+) -> tuple[list[int], list[str]]:
+    """Runs processes side by side.
+
+    Args:
+        commands: one for each process.
+        environments: one for each process.
+        timeout: how many seconds the end of each is awaited.
+
+    Returns:
+        Exit codes, and what each wrote to standard output and error.
+
+    Raises:
+        subprocess.TimeoutExpired: a process has not ended.
+    """
+    with started(commands, environments, grace=10.0) as processes:
+        # One after another: what they write while they wait fits into their pipes.
+        outputs = [process.communicate(timeout=timeout)[0].decode() for process in processes]
+    return [process.returncode for process in processes], outputs
+
+
+def until(
+    condition: Callable[[], Any], seconds: float = 120.0, shown: Callable[[], str] = str, pause: float = 0.02
+) -> Any:
+    """Waits until `condition()` is true, and returns its value; `shown()` is the message where that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, shown()
+        time.sleep(pause)
+    return value
+
+
+def children(parent: int) -> list[int]:
+    """The ids of the processes that a process has started and that have not ended."""
+    try:
+        found = psutil.Process(parent).children()
+    except psutil.NoSuchProcess:
+        return []
+    return [child.pid for child in found if _asked(child.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE]
+
+
+def command_line(pid: int) -> str:
+    """The words of a process, with spaces between them; empty where it has ended."""
+    try:
+        return " ".join(_asked(psutil.Process(pid).cmdline, []))
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables with which a process was started; empty where it has ended."""
+    try:
+        return _asked(psutil.Process(pid).environ, {})
+    except psutil.NoSuchProcess:
+        return {}
+
+
+def _asked(question: Callable[[], Any], otherwise: Any) -> Any:
+    """What psutil answers; `otherwise` where the process is gone or another user's."""
+    try:
+        return question()
+    except (psutil.Error, OSError):
+        return otherwise
