@@ -1,10 +1,33 @@
-"""Fixtures that several files of tests use."""
+"""Fixtures that several files of tests use, what each test is, and which files come first."""
 
+import pathlib
 import signal
 
 import pytest
 from processes import REPOSITORY
 from slurm_cluster import slurm_cluster, slurm_missing
+
+TESTS = pathlib.Path(__file__).parent
+# What the tests of a directory are where they do not say it themselves; files of tests/ itself are unit tests.
+KINDS = {"unit": "unit", "golden": "workers", "workers": "workers", "slurm": "slurm", "docs": "docs"}
+# A line a file: how many core-seconds its tests have taken, and its path.
+DURATIONS = TESTS / "durations.txt"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks each test that has no mark of its own by its directory; the longest files come first.
+
+    pytest-xdist hands out whole files in this order, so that no worker is left alone with a long one.
+    """
+    for item in items:
+        if not any(item.get_closest_marker(kind) for kind in (*KINDS.values(), "slow")):
+            item.add_marker(KINDS.get(item.path.relative_to(TESTS).parts[0], "unit"))
+    durations = {}
+    for line in DURATIONS.read_text().splitlines():
+        seconds, path = line.split()
+        durations[TESTS / path] = float(seconds)
+    items.sort(key=lambda item: (-durations.get(item.path, 0.0), str(item.path)))
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from tfdist import __main__ as tools
 from tfdist import config as config_lib
 from tfdist.config import diff, specs, validate
 
+pytestmark = [pytest.mark.unit, pytest.mark.docs]
 ROOT = pathlib.Path(__file__).parents[2]
 # Flags of other programs that prose may name; commands are checked by the program they run.
 FLAGS_OF_OTHERS = {

@@ -1,6 +1,7 @@
 """Scripts of Keras' guides, and those of the pages for people who come from elsewhere, run on two workers."""
 
 import csv
+import functools
 import json
 import pathlib
 import re
@@ -11,24 +12,38 @@ import pytest
 from launching import REPOSITORY, run_all
 from topologies import command, environments
 
-SCRIPTS = ("mnist_convnet", "transfer_learning", "timeseries", "text_classification", "autoencoder")
+# Those of Keras' guides that run together: the first two in every run of the tests.
+SETS = [("mnist_convnet", "transfer_learning"), ("timeseries", "text_classification", "autoencoder")]
+# In the second set.
+slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What came of the scripts, under Keras' own fit on one device and under tfdist.fit on two workers."""
-    directory, results = tmp_path_factory.mktemp("scripts"), {}
-    for how, workers in (("keras", 1), ("tfdist", 2)):
-        path = directory / f"{how}.json"
-        line = [sys.executable, "tests/scripts/trial.py", how, str(path), *SCRIPTS]
-        run_all([line] * workers, environments(workers), timeout=1500.0)
-        results[how] = json.loads(path.read_text())
-    return results
+    """script -> what came of it under Keras' own fit on one device, and under tfdist.fit on two workers."""
+
+    @functools.cache
+    def results(names: tuple[str, ...]) -> list[dict]:
+        directory, found = tmp_path_factory.mktemp("scripts"), []
+        for how, workers in (("keras", 1), ("tfdist", 2)):
+            path = directory / f"{how}.json"
+            line = [sys.executable, "tests/scripts/trial.py", how, str(path), *names]
+            run_all([line] * workers, environments(workers), timeout=1500.0)
+            found.append(json.loads(path.read_text()))
+        return found
+
+    def of_script(name: str) -> list[dict]:
+        (names,) = [names for names in SETS if name in names]
+        return [result[name] for result in results(names)]
+
+    return of_script
 
 
-@pytest.mark.parametrize("name", ["transfer_learning", "timeseries", "autoencoder"])
+@pytest.mark.parametrize(
+    "name", ["transfer_learning", pytest.param("timeseries", marks=slow), pytest.param("autoencoder", marks=slow)]
+)
 def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, name):
-    before, after = found["keras"][name], found["tfdist"][name]
+    before, after = found(name)
     assert list(after["history"]) == list(before["history"])
     for key, values in before["history"].items():
         np.testing.assert_allclose(after["history"][key], values, rtol=2e-4, atol=2e-4, err_msg=key)
@@ -37,9 +52,9 @@ def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, nam
     np.testing.assert_allclose(after["predicted"], before["predicted"], rtol=1e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("name", ["mnist_convnet", "text_classification"])
+@pytest.mark.parametrize("name", ["mnist_convnet", pytest.param("text_classification", marks=slow)])
 def test_with_dropout_they_learn_as_much(found, name):
-    before, after = found["keras"][name], found["tfdist"][name]
+    before, after = found(name)
     assert list(after["history"]) == list(before["history"])
     assert np.shape(after["predicted"]) == np.shape(before["predicted"])
     assert before["evaluated"][1] > 0.9 and after["evaluated"][1] > 0.9
@@ -69,12 +84,7 @@ def lab(tmp_path):
 def on_workers(directory: pathlib.Path, line: list[str], workers: int) -> list[str]:
     """Runs a command in `directory` on so many workers; returns what each printed."""
     paths = {"PYTHONPATH": f"{directory}:{REPOSITORY}"}
-    inside = [
-        sys.executable,
-        "-c",
-        f"import os, sys; os.chdir({str(directory)!r}); os.execv(sys.executable, sys.argv[1:])",
-    ]
-    return run_all([[*inside, *line]] * workers, [env | paths for env in environments(workers)], timeout=900.0)
+    return run_all([line] * workers, [env | paths for env in environments(workers)], timeout=900.0, cwd=directory)
 
 
 def script(

@@ -61,9 +61,15 @@ def worker_environment(**variables: str) -> dict[str, str]:
     return env | {"CUDA_VISIBLE_DEVICES": ""} | variables
 
 
-def run_all(commands: list[list[str]], environments: list[dict[str, str]], *, timeout: float = 300.0) -> list[str]:
+def run_all(
+    commands: list[list[str]],
+    environments: list[dict[str, str]],
+    *,
+    timeout: float = 300.0,
+    cwd: pathlib.Path = REPOSITORY,
+) -> list[str]:
     """Runs processes side by side, asserts that all end with 0, and returns their outputs; none is left behind."""
-    codes, outputs = processes.run(commands, environments, timeout=timeout)
+    codes, outputs = processes.run(commands, environments, timeout=timeout, cwd=cwd)
     assert codes == [0] * len(codes), "\n".join([f"exit codes {codes}", *outputs])
     return outputs
 

@@ -31,11 +31,12 @@ def started(
         grace: how many seconds a process has between SIGTERM and SIGKILL; 0 sends SIGKILL alone.
         **keywords: for `popen`; without them, standard output and error go to one pipe.
     """
-    keywords = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | keywords
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    keywords = {"cwd": REPOSITORY} | pipes | keywords
     processes: list[subprocess.Popen] = []
     try:
         for command, env in zip(commands, environments, strict=True):
-            processes.append(popen(command, cwd=REPOSITORY, env=env, **keywords))
+            processes.append(popen(command, env=env, **keywords))
         yield processes
     finally:
         if grace:
@@ -53,7 +54,11 @@ def started(
 
 
 def run(
-    commands: Sequence[list[str]], environments: Sequence[dict[str, str]], *, timeout: float = 300.0
+    commands: Sequence[list[str]],
+    environments: Sequence[dict[str, str]],
+    *,
+    timeout: float = 300.0,
+    cwd: pathlib.Path = REPOSITORY,
 ) -> tuple[list[int], list[str]]:
     """Runs processes side by side.
 
@@ -61,6 +66,7 @@ def run(
         commands: one for each process.
         environments: one for each process.
         timeout: how many seconds the end of each is awaited.
+        cwd: where they run.
 
     Returns:
         Exit codes, and what each wrote to standard output and error.
@@ -68,7 +74,7 @@ def run(
     Raises:
         subprocess.TimeoutExpired: a process has not ended.
     """
-    with started(commands, environments, grace=10.0) as processes:
+    with started(commands, environments, grace=10.0, cwd=cwd) as processes:
         # One after another: what they write while they wait fits into their pipes.
         outputs = [process.communicate(timeout=timeout)[0].decode() for process in processes]
     return [process.returncode for process in processes], outputs

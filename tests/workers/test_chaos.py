@@ -15,6 +15,7 @@ from launching import REPOSITORY, worker_environment
 KINDS = ("kill -9", "kill -9 of the chief while it saves", "SIGTERM to a worker", "a truncated checkpoint")
 
 
+@pytest.mark.slow
 def test_a_training_that_is_hit_again_and_again_ends_as_the_undisturbed_one():
     command = [sys.executable, "-m", "tests.support.chaos", "--workers=2", f"--faults={len(KINDS) + 1}", "--seed=3"]
     # A machine that others use as well may take any time.

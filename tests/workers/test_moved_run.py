@@ -24,7 +24,7 @@ def on_four(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 1), (1, 2), (3, 1), (1, 8)])
+@pytest.mark.parametrize(("workers", "devices"), [(1, 2), (3, 1), (1, 8)])
 def test_a_run_of_four_workers_goes_on_elsewhere(on_four, tmp_path, workers, devices):
     moved = tmp_path / "moved"
     shutil.copytree(on_four, moved)

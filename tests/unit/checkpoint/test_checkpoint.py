@@ -404,6 +404,7 @@ print(last)
 """
 
 
+@pytest.mark.workers
 def test_a_writer_killed_at_any_instant_leaves_the_last_checkpoint_that_it_reported(tmp_path):
     environment = worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
     command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), "15"]
@@ -412,6 +413,7 @@ def test_a_writer_killed_at_any_instant_leaves_the_last_checkpoint_that_it_repor
     assert int(done.stdout.split()[-1]) > 5, done.stdout
 
 
+@pytest.mark.workers
 def test_a_full_disk_loses_nothing_and_training_goes_on(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     command = topologies.command(tmp_path, "--config.checkpoint.keep=30", config="tests/configs/interrupted.py")

@@ -145,6 +145,7 @@ def free_pair() -> int:
             return first
 
 
+@pytest.mark.workers
 def test_tensorflows_servers_start_where_the_preflight_listened():
     base = free_pair()
     processes = []

@@ -6,6 +6,7 @@ import sys
 
 import forked
 import numpy as np
+import pytest
 from launching import REPOSITORY, worker_environment
 
 from tfdist.tools import all_reduce
@@ -23,6 +24,7 @@ def test_a_ring_is_found_again_in_its_times():
     assert all_reduce.fit([4, 1000], [1e-3, 5e-4], 2).latency >= 0
 
 
+@pytest.mark.workers
 def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
     options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
     command = [sys.executable, "-m", "tfdist", "all_reduce", "--config=configs/digits.py", *options]

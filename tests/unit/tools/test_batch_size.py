@@ -34,6 +34,7 @@ def test_the_search_finds_the_largest_that_fits_and_asks_for_none_twice(smallest
             assert len(set(asked)) == len(asked) <= 14 and all(batch % multiple_of == 0 for batch in asked)
 
 
+@pytest.mark.workers
 def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path):
     options = ["--smallest=32", "--multiple_of=16", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
@@ -49,12 +50,14 @@ def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path
     assert found.rstrip().endswith("16 a replica, 32 over 2 replica(s): --config.data.batch_size=32")
 
 
+@pytest.mark.workers
 def test_a_trial_that_takes_more_than_its_share_ends_alone(tmp_path):
     batch_size_trial.clear(tmp_path / "batch-8")
     found = run("--trial=8", f"--workdir={tmp_path / 'batch-8'}", "--memory_mb=150", code=137)
     assert batch_size_trial.combine(tmp_path / "batch-8", 137)["result"] == batch_size_trial.OUT_OF_MEMORY, found
 
 
+@pytest.mark.workers
 def test_what_fails_of_something_else_is_shown(tmp_path):
     bench = batch_size.TrialRunner(arguments=["--config=nowhere.py"], way="devices", workdir=tmp_path)
     with pytest.raises(

@@ -31,6 +31,7 @@ def benchmark(*flags: str, **variables: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_terminal(tmp_path):
     path, output, folders = tmp_path / "numbers.json", tmp_path / "output", tmp_path / "folders"
     folders.mkdir()
@@ -63,6 +64,7 @@ def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_termin
         assert row["ratio"] == pytest.approx(row["milliseconds"] / rows[-1]["milliseconds"])
 
 
+@pytest.mark.slow
 @needs_torch
 def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
     path = tmp_path / "numbers.json"
@@ -86,6 +88,7 @@ def test_pytorchs_networks_learn_as_many_numbers(name):
     assert sum(weight.numel() for weight in pytorch_models.network(name).parameters()) == count
 
 
+@pytest.mark.workers
 def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
     process = subprocess.Popen(
         [

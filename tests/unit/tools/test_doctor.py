@@ -16,6 +16,7 @@ def command(*options):
     return [sys.executable, "-m", "tfdist", "doctor", "--config=configs/digits.py", *options]
 
 
+@pytest.mark.workers
 def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
     options = [f"--workdir={tmp_path / 'run'}", "--seconds=0.2", "--config.cluster.connect_seconds=240"]
     chief, other = run_all([command(*options)] * 2, environments(2))
@@ -41,6 +42,7 @@ def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
     assert list((tmp_path / "run").iterdir()) == []
 
 
+@pytest.mark.workers
 def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
     bad = command(f"--workdir={tmp_path}", "--config.model.num_classes=12")
     done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
@@ -50,6 +52,7 @@ def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
     assert found.rstrip().endswith("BAD: 1 of 9 findings.")
 
 
+@pytest.mark.workers
 def test_a_step_that_fails_is_a_finding(tmp_path):
     bad = command(f"--workdir={tmp_path}", "--config.model.group_size=48")
     done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)

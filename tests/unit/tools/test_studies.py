@@ -35,6 +35,7 @@ def size_of_picture(path):
     return struct.unpack(">II", data[16:24])
 
 
+@pytest.mark.workers
 def test_scaling_trains_on_each_number_of_replicas_and_the_same_command_goes_on(tmp_path):
     options = ["--replicas=1,2", "--epochs=3", f"--workdir={tmp_path}", "--config.learning_rate.peak=0.05"]
     # There is no such value without evaluations.
@@ -58,6 +59,7 @@ def test_scaling_trains_on_each_number_of_replicas_and_the_same_command_goes_on(
     assert "weak-1 holds the reports of 0 epoch(s), and two are needed" in error
 
 
+@pytest.mark.workers
 def test_trajectories_on_one_replica_and_on_two_are_one(tmp_path):
     words = ["--config.train.steps=20", "--batches=1,8", "--replicas=1,2", "--by=devices", f"--workdir={tmp_path}"]
     written = study("trajectories", *words)
@@ -78,6 +80,7 @@ def test_trajectories_on_one_replica_and_on_two_are_one(tmp_path):
     assert min(size_of_picture(tmp_path / "trajectories.png")) > 300
 
 
+@pytest.mark.workers
 def test_a_training_that_fails_is_told_with_the_end_of_its_log(tmp_path):
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.source.noise=lots", code=1)
     assert "--config.data.source.noise" in error

@@ -9,6 +9,7 @@ import pytest
 
 from tfdist.training.step import optimizer as optimizer_lib
 
+pytestmark = pytest.mark.workers
 FIRST, SECOND = ([values[replica] for values in probes.DENSE] for replica in range(2))
 SUMS = [first.astype(np.float64) + second for first, second in zip(FIRST, SECOND, strict=True)]
 # Relative distance of neighbouring numbers.

@@ -27,6 +27,7 @@ def one(two):
     return {name.replace(":1/", "/"): value for name, value in two.items() if ":1/" in name}
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_penalty_counts_once_on_any_number_of_replicas_and_pieces(one, two, replicas, pieces):
@@ -39,6 +40,7 @@ def test_a_penalty_counts_once_on_any_number_of_replicas_and_pieces(one, two, re
     np.testing.assert_allclose(measured[f"regularization/{pieces}/reported"], penalty, rtol=1e-6)
 
 
+@pytest.mark.workers
 def test_unsynchronised_statistics_are_the_mean_of_the_replicas_own(two):
     images = two["statistics/images"].astype(np.float64)
     assert images.shape == (3, 2, probes.BATCH // 2, 64)
@@ -71,6 +73,7 @@ def all_masks(measured, probe="masks"):
     return found
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize(("probe", "pieces"), [("masks", 1), ("masks_of_micro_batches", 2)])
 def test_dropout_differs_between_replicas_steps_layers_and_micro_batches(two, probe, pieces):
     masks = all_masks(two, probe)
@@ -86,6 +89,7 @@ def test_dropout_differs_between_replicas_steps_layers_and_micro_batches(two, pr
             assert abs(agreement - 0.5) < 5 * 0.5 / size**0.5, (first, second)
 
 
+@pytest.mark.workers
 def test_dropout_is_the_same_in_a_repeated_run_and_on_two_workers(two, tmp_path):
     for replica in ("0", "1"):
         np.testing.assert_array_equal(two[f"masks/{replica}"], two[f"masks_of_a_second_run/{replica}"])
@@ -95,6 +99,7 @@ def test_dropout_is_the_same_in_a_repeated_run_and_on_two_workers(two, tmp_path)
         np.testing.assert_array_equal(worker[f"masks/{rank}"], two[f"masks/{rank}"])
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_nothing_is_traced_twice(one, two, replicas):
     measured = {1: one, 2: two}[replicas]

@@ -36,6 +36,7 @@ def test_alexnet_refuses_what_it_cannot_be():
         classic.alexnet(input_shape=(32, 32, 3))
 
 
+@pytest.mark.workers
 def test_the_line_goes_where_gradient_descent_takes_it(tmp_path):
     batch = ["--config.data.batch_size=64", "--config.train.steps=20"]
     run_all([command(tmp_path, *batch, config="configs/line.py")], [worker_environment()])

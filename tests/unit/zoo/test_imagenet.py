@@ -127,6 +127,7 @@ def test_what_is_missing_or_damaged_is_named(folder, tmp_path):
         inception.image({"image": tf.zeros([2, 8, 8, 3])}, tf.zeros([2, 2], tf.int64), training=True)
 
 
+@pytest.mark.workers
 def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
     small = "{'target': 'tfdist.zoo.models:small_cnn', 'num_classes': 3, 'input_shape': (32, 32, 3), 'filters': (8,)}"
     options = [
