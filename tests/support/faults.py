@@ -90,7 +90,7 @@ def _damage(crew: Crew, rng: random.Random) -> None:
         saved = sorted(crew.workdir.glob("checkpoints/step-????????"))
         # A finished run reads no checkpoint any more.
         if len(saved) < 2 or (crew.workdir / "finished.json").exists():
-            crew._note("a damaged checkpoint is passed over: there was none to damage")
+            crew._note("skipped a damaged checkpoint: there was none to damage")
             return
         file = saved[-1] / rng.choice(["arrays.npz", "arrays.npz", "manifest.json"])
         os.truncate(file, rng.randrange(file.stat().st_size))
@@ -141,7 +141,7 @@ KINDS = {
     "SIGSTOP then kill -9": Kind(strike=_stop_and_kill, seen=_LOST),
     "SIGSTOP then SIGCONT": Kind(strike=_pause, seen=None, restarts=False, phases=("start", "training", "saving")),
     "a truncated checkpoint": Kind(
-        strike=_damage, seen="a damaged checkpoint is passed over", phases=("training", "evaluation", "saving", "end")
+        strike=_damage, seen="skipped a damaged checkpoint", phases=("training", "evaluation", "saving", "end")
     ),
     "a full disk": Kind(strike=_fill, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
     "a vanished workdir": Kind(strike=_hide, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),

@@ -233,10 +233,10 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(unin
     assert evaluate.evaluate_only(run, "newest") == 0
     said = capsys.readouterr()
     assert json.loads(said.out.splitlines()[-1])["step"] == saved_steps(workdir)[-2]
-    assert f"a damaged checkpoint is passed over: {newest}/arrays.npz has" in said.err
+    assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err
     assert loop.train(run) == 0
     said = capsys.readouterr()
-    assert f"a damaged checkpoint is passed over: {newest}/arrays.npz has" in said.err
+    assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err
     assert "resumed from" in said.out
     assert_same_run(uninterrupted(1), workdir)
 

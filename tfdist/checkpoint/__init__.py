@@ -1,9 +1,9 @@
-"""Checkpoints that are complete or absent: written aside, hashed, renamed.
+"""Checkpoints that are complete or absent: written to a temporary name, hashed, renamed.
 
     format.py         write, verify and restore one checkpoint
-    directory.py      the steps that are saved, and the best of them; without TensorFlow
+    directory.py      paths, saved steps and the best of them; no TensorFlow
     async_writer.py   AsyncCheckpointer: writes in a thread while training continues
-    export.py         the final model in Keras' own format
+    export.py         the final model in Keras' format
 
 Imports config and report.
 """

@@ -10,17 +10,17 @@ _STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
 
 
 def step_path(directory: Path, step: int) -> Path:
-    """Where the checkpoint of `step` stands."""
+    """Returns the directory of the checkpoint of `step`."""
     return directory / f"step-{step:08d}"
 
 
 def newest_step(directory: Path) -> int | None:
-    """Returns the newest step that has a checkpoint, unverified, or None."""
+    """Returns the newest step with a checkpoint directory, not verified, or None."""
     return next(iter(steps(directory)), None)
 
 
 def read_best(directory: Path) -> dict[str, Any] | None:
-    """Returns {"step", "metric", "value"} of the best checkpoint, or None where none is recorded."""
+    """Returns {"step", "metric", "value"} of the best checkpoint, or None if none is recorded."""
     try:
         best = json.loads((directory / BEST).read_text())
         return best if isinstance(best["step"], int) and step_path(directory, best["step"]).is_dir() else None
@@ -29,7 +29,7 @@ def read_best(directory: Path) -> dict[str, Any] | None:
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps that have a directory, whole or not, newest first."""
+    """Returns the steps with a checkpoint directory, valid or not, newest first."""
     if not directory.is_dir():
         return []
     matches = (_STEP_DIRECTORY.match(path.name) for path in directory.iterdir())

@@ -1,4 +1,4 @@
-"""Writes the final model in Keras' own format."""
+"""Writes the final model in Keras' format."""
 
 import contextlib
 import os
@@ -8,21 +8,21 @@ import keras
 
 
 def export(model: keras.Model, path: Path) -> None:
-    """Writes `model` in Keras' own format, whole or not at all.
+    """Writes `model` to `path` (.keras) through a temporary file: complete or absent.
 
     Raises:
-        OSError: the disk is full, read-only or gone.
+        OSError: the disk is full, read-only or unavailable.
     """
-    aside = path.with_name(f"{path.stem}.writing.keras")
+    temporary = path.with_name(f"{path.stem}.writing.keras")
     try:
-        model.save(aside)
-        os.replace(aside, path)
+        model.save(temporary)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
         raise
 
 
 def reason(error: Exception) -> str:
-    """Why something could not be written, in words."""
+    """Returns the cause of a failed write for a message: the system's text, or the type and message of `error`."""
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -1,12 +1,12 @@
-"""Checkpoints that are whole or absent: written aside, checked by SHA-256, put in place by one rename.
+"""Checkpoints that are complete or absent: written to a temporary directory, hashed with SHA-256, renamed into place.
 
     workdir/checkpoints/step-00000400/arrays.npz      every variable by path, as NumPy arrays
-                                      manifest.json   step, sizes, SHA-256 (of itself, too), shapes, dtypes, the
-                                                      loop's own state
-                        best.json                     which step has the best evaluation
+                                      manifest.json   step, size, SHA-256 of the arrays and of the manifest,
+                                                      shapes, dtypes, the state of the training loop
+                        best.json                     the step with the best evaluation
 
-TensorFlow's own format leaves out sub-layers in Python lists, never calls fsync, and takes a missing index file for a
-fresh start; plain arrays have none of that, and anyone can read them with NumPy.
+TensorFlow's format omits layers in Python lists, never calls fsync, and treats a missing index file as a fresh start.
+Plain arrays avoid all three, and NumPy can read them.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from tfdist.checkpoint import directory as directory_lib
 from tfdist.report import files
 
 FORMAT = 1
-# How the names of arrays begin that are no variables, but what callbacks remember.
+# Prefix of arrays that hold the state of callbacks, not variables.
 CALLBACKS = "callbacks/"
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint directory that is incomplete, or whose content is not what its manifest says."""
+    """A checkpoint directory that is incomplete, or whose content does not match its manifest."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,14 @@ class Saved:
 
     step: int
     path: Path
-    # What the loop wants to know again: JSON values.
+    # State of the training loop, JSON values.
     state: dict[str, Any]
 
 
 def named_variables(
-    model: keras.Model, optimizer: keras.optimizers.Optimizer, more: Mapping[str, tf.Variable]
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, extra: Mapping[str, tf.Variable]
 ) -> dict[str, Any]:
-    """Returns every variable of the run by a unique name: `model/...`, `optimizer/...`, and `more`."""
+    """Returns the variables of the run by unique name: `model/...`, `optimizer/...`, and those of `extra`."""
     named: dict[str, Any] = {}
     for prefix, variables in (("model", model.variables), ("optimizer", optimizer.variables)):
         for variable in variables:
@@ -56,16 +56,16 @@ def named_variables(
             while name in named:
                 name, count = f"{prefix}/{variable.path}#{count}", count + 1
             named[name] = variable
-    return named | dict(more)
+    return named | dict(extra)
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Copies the variables' present values to host memory; any variable may then change."""
+    """Copies the current values to host memory, name -> array; the variables may change afterwards."""
     return {name: np.array(keras.ops.convert_to_numpy(_value(v)), copy=True) for name, v in variables.items()}
 
 
 def num_bytes(variables: Mapping[str, Any]) -> int:
-    """The size of the variables' values."""
+    """Returns the total size of the values in bytes."""
     return sum(v.shape.num_elements() * v.dtype.size for v in map(_value, variables.values()))
 
 
@@ -74,56 +74,58 @@ def _value(variable: Any) -> tf.Variable:
 
 
 def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
-    """Writes one checkpoint: whole and durable when this returns, absent when it is killed before.
+    """Writes one checkpoint and returns its directory: complete and durable on return, absent if killed before.
 
     Raises:
-        OSError: the disk is full, read-only or gone. No other checkpoint is touched.
+        OSError: the disk is full, read-only or unavailable. Other checkpoints are not touched.
     """
     target = directory_lib.step_path(directory, step)
-    aside = target.with_name(target.name + ".writing")
-    shutil.rmtree(aside, ignore_errors=True)
+    temporary = target.with_name(target.name + ".writing")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        directory.mkdir(exist_ok=True)  # Not its parents: a workdir that is no longer mounted shall be missed.
-        aside.mkdir()
-        # NumPy's format knows its own dtypes alone: bfloat16 and the like travel as their bits.
+        directory.mkdir(exist_ok=True)  # Not its parents: fail if the workdir is no longer mounted.
+        temporary.mkdir()
+        # NumPy's format supports only NumPy's dtypes: bfloat16 and float8 are stored as unsigned integers.
         bits = {n: a.view(f"u{a.dtype.itemsize}") if a.dtype.kind == "V" else a for n, a in arrays.items()}
-        with open(aside / "arrays.npz", "wb") as file:
+        with open(temporary / "arrays.npz", "wb") as file:
             np.savez(file, **bits)
             file.flush()
             os.fsync(file.fileno())
         manifest = {
             "format": FORMAT,
             "step": step,
-            "bytes": (aside / "arrays.npz").stat().st_size,
-            "sha256": _sha256(aside / "arrays.npz"),
+            "bytes": (temporary / "arrays.npz").stat().st_size,
+            "sha256": _sha256(temporary / "arrays.npz"),
             "variables": {name: [list(array.shape), array.dtype.name] for name, array in arrays.items()},
             "state": dict(state),
         }
         manifest["own_sha256"] = _own_sha256(manifest)
-        files.replace_file(str(aside / "manifest.json"), json.dumps(manifest, indent=1).encode())
-        _sync_directory(aside)
-        if target.exists():  # Only a damaged one can stand here: a whole one would have been resumed from.
+        files.replace_file(str(temporary / "manifest.json"), json.dumps(manifest, indent=1).encode())
+        _sync_directory(temporary)
+        if target.exists():  # Only a damaged one: a valid one would have been resumed from.
             damaged = target.with_name(target.name + ".damaged")
             shutil.rmtree(damaged, ignore_errors=True)
             os.replace(target, damaged)
-        os.replace(aside, target)
+        os.replace(temporary, target)
         _sync_directory(directory)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return target
 
 
 def verify(path: Path) -> Saved:
-    """Checks that the checkpoint at `path` is whole.
+    """Checks sizes and hashes of the checkpoint at `path`.
 
     Raises:
-        DamagedCheckpointError: says what is wrong with it.
+        DamagedCheckpointError: names the file and the mismatch.
     """
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
-            raise DamagedCheckpointError(f"{path} has format {manifest['format']}, and this tfdist reads {FORMAT}")
+            raise DamagedCheckpointError(
+                f"{path} has format {manifest['format']}, but this version of tfdist reads format {FORMAT}"
+            )
         size = (path / "arrays.npz").stat().st_size
         if size != manifest["bytes"]:
             raise DamagedCheckpointError(f"{path}/arrays.npz has {size} bytes instead of {manifest['bytes']}")
@@ -141,13 +143,15 @@ def verify(path: Path) -> Saved:
 
 
 def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | None = None) -> Saved | None:
-    """Returns the newest whole checkpoint, or None where there are none; names every damaged one that it passes over.
+    """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
 
     Args:
-        at_most: newer steps are not looked at; None: all are.
+        directory: the directory of the run's checkpoints.
+        report: called with one line per skipped checkpoint.
+        at_most: the newest step to consider; None: all steps.
 
     Raises:
-        DamagedCheckpointError: there are some, and none is whole: a run shall not begin anew over what was one.
+        DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
     """
     damages: list[str] = []
     for step in (s for s in directory_lib.steps(directory) if at_most is None or s <= at_most):
@@ -157,26 +161,26 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
             damages.append(str(error))
             continue
         for damage in damages:
-            report(f"WARNING: a damaged checkpoint is passed over: {damage}")
+            report(f"WARNING: skipped a damaged checkpoint: {damage}")
         return saved
     if damages:
         raise DamagedCheckpointError(
-            "\n  ".join([f"No checkpoint in {directory} is whole:", *damages])
-            + "\nPut a copy of one there, or begin anew in another --workdir."
+            "\n  ".join([f"No valid checkpoint in {directory}:", *damages])
+            + "\nRestore one from a copy, or start from scratch in another --workdir."
         )
     return None
 
 
 def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
-    """Returns the verified checkpoint that `which` names: "newest", "best", or a step; see `newest_valid`.
+    """Returns the verified checkpoint named by `which`: "newest", "best" or a step; see `newest_valid`.
 
     Raises:
-        ValueError: there is none, or it is damaged.
+        ValueError: there is no such checkpoint, or it is damaged.
     """
     if which == "newest":
         saved = newest_valid(directory, report)
         if saved is None:
-            raise ValueError(f"There is no whole checkpoint in {directory}.")
+            raise ValueError(f"No valid checkpoint in {directory}.")
         return saved
     if which == "best":
         best = directory_lib.read_best(directory)
@@ -190,11 +194,11 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
 
 
 def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
-    """Assigns the saved values to all of `variables`; every worker calls it, in cross-replica context.
+    """Assigns the saved values to all of `variables`. Called by every worker, in cross-replica context.
 
     Raises:
         DamagedCheckpointError: the files changed since they were verified.
-        ValueError: the checkpoint is of another model or optimizer; names the variables that differ.
+        ValueError: the checkpoint belongs to another model or optimizer; lists the variables that differ.
     """
     manifest = json.loads((saved.path / "manifest.json").read_text())
     expected = {name: [list(v.shape), keras.backend.standardize_dtype(v.dtype)] for name, v in variables.items()}
@@ -221,7 +225,7 @@ def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
 
 
 def callbacks_arrays(saved: Saved) -> dict[str, np.ndarray]:
-    """Returns the arrays that the callbacks have left in a checkpoint, by name.
+    """Returns the saved arrays of the callbacks, by name.
 
     Raises:
         DamagedCheckpointError: the files changed since they were verified.
@@ -247,7 +251,7 @@ def _sha256(path: Path) -> str:
 
 
 def _own_sha256(manifest: dict[str, Any]) -> str:
-    """The digest of what a manifest says, however it is laid out."""
+    """Hash of a manifest's content, independent of key order and whitespace."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """Examples kept after their first reading: in host memory, or in files on a fast disk of each host.
 
-On disk a kept split is a directory of plain NumPy files whose name is a fingerprint of what it holds. It is written
-aside, under a lock that the kernel frees when its holder dies, and renamed when it is whole: two jobs or two workers on
-a host write it once, and what a killed one has left is removed by the next.
+On disk, a cached split is a directory of NumPy files whose name contains a hash of source, config and length. It is
+written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write it
+once; the kernel releases the lock when its holder dies, and the next process removes the incomplete directory.
 """
 
 import contextlib
@@ -49,22 +49,22 @@ def cached(
     """
     if options.cache == "none" or source is None:
         return source, prepare
-    about = [run_info.to_json(options.source), options.train_split if training else options.evaluation_split]
+    identity = [run_info.to_json(options.source), options.train_split if training else options.evaluation_split]
     if options.cache == "raw":
-        return CachedSource(source, source.read, options.cache_dir, about), prepare
+        return CachedSource(source, source.read, options.cache_dir, identity), prepare
 
     def load(ids: tf.Tensor) -> Batch:
         return prepare(source.read(ids), tf.zeros([CHUNK, 2], tf.int64)[: tf.shape(ids)[0]], training=training)
 
     def check() -> None:
-        refuse_random(source, prepare, training=training)
+        reject_random(source, prepare, training=training)
 
-    about += [run_info.to_json(options.prepare), training]
-    kept = CachedSource(source, load, options.cache_dir, about, check)
-    return kept, lambda batch, seeds, *, training: batch
+    identity += [run_info.to_json(options.prepare), training]
+    cached_source = CachedSource(source, load, options.cache_dir, identity, check)
+    return cached_source, lambda batch, seeds, *, training: batch
 
 
-def refuse_random(source: Source, prepare: Prepare, *, training: bool) -> None:
+def reject_random(source: Source, prepare: Prepare, *, training: bool) -> None:
     """Raises a ValueError where `prepare` uses its seeds."""
 
     def load(ids: tf.Tensor, seeds: tf.Tensor) -> Batch:
@@ -87,18 +87,18 @@ class CachedSource:
         source: Source,
         load: Callable[[tf.Tensor], Batch],
         directory: str | None,
-        about: Any,
+        identity: Any,
         check: Callable[[], None] = lambda: None,
     ):
         self._source, self._load, self._directory, self._check = source, load, directory, check
         self.num_classes = getattr(source, "num_classes", None)
         if hasattr(source, "fingerprint"):
             self.fingerprint = source.fingerprint
-        text = json.dumps([about, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
+        text = json.dumps([identity, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
         self.name = f"tfdist-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()
         self._tensors: dict[str, tf.Tensor] | None = None
-        self._files: dict[str, np.ndarray | Bytes] | None = None
+        self._files: dict[str, np.ndarray | ByteStrings] | None = None
 
     def __len__(self) -> int:
         return len(self._source)
@@ -110,7 +110,7 @@ class CachedSource:
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> Batch:
         """Returns the examples `ids`, int64 [n]; the first call reads them all."""
-        with self._lock, tf.init_scope(), tf.device("CPU:0"), self._naming_damage():
+        with self._lock, tf.init_scope(), tf.device("CPU:0"), self._name_damaged_example():
             if self._directory is None and self._tensors is None:
                 self._check()
                 chunks = list(_chunks(self._load, len(self)))
@@ -122,7 +122,7 @@ class CachedSource:
         return {name: _gather(array, ids) for name, array in self._files.items()}
 
     @contextlib.contextmanager
-    def _naming_damage(self) -> Iterator[None]:
+    def _name_damaged_example(self) -> Iterator[None]:
         try:
             yield
         except tf.errors.OpError:
@@ -141,7 +141,7 @@ class CachedSource:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder / f"{self.name}.lock"):
-                if not _is_whole(folder / self.name):
+                if not _is_complete(folder / self.name):
                     self._write(folder)
         except OSError as error:
             raise type(error)(
@@ -153,19 +153,19 @@ class CachedSource:
     def _write(self, folder: Path) -> None:
         for left in (*folder.glob(f"{self.name}.writing-*"), folder / self.name):
             shutil.rmtree(left, ignore_errors=True)
-        aside = folder / f"{self.name}.writing-{os.getpid()}"
-        aside.mkdir()
+        temporary = folder / f"{self.name}.writing-{os.getpid()}"
+        temporary.mkdir()
         try:
-            kinds = write_files(aside, _chunks(self._load, len(self)), len(self))
-            sizes = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
-            files.write_json(aside / _MANIFEST, {"examples": len(self), "arrays": kinds, "bytes": sizes})
-            os.replace(aside, folder / self.name)
+            kinds = write_files(temporary, _chunks(self._load, len(self)), len(self))
+            sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+            files.write_json(temporary / _MANIFEST, {"examples": len(self), "arrays": kinds, "bytes": sizes})
+            os.replace(temporary, folder / self.name)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
-class Bytes:
+class ByteStrings:
     """Byte strings of any length in one file: string i is content[ends[i - 1] : ends[i]]."""
 
     def __init__(self, folder: Path, name: str):
@@ -224,7 +224,7 @@ def _kind(dtype: np.dtype) -> str:
     return {"O": "bytes", "V": dtype.name}.get(dtype.kind, "numbers")
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     try:
         sizes = json.loads((folder / _MANIFEST).read_text())["bytes"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -233,10 +233,11 @@ def _is_whole(folder: Path) -> bool:
 
 
 def open_files(folder: Path) -> dict[str, Any]:
-    """Opens what `write_files` has written: name -> an array in the file, or `Bytes`."""
+    """Opens what `write_files` has written: name -> an array in the file, or `ByteStrings`."""
     kinds = json.loads((folder / _MANIFEST).read_text())["arrays"]
     return {
-        name: Bytes(folder, name) if kind == "bytes" else _numbers(folder, name, kind) for name, kind in kinds.items()
+        name: ByteStrings(folder, name) if kind == "bytes" else _numbers(folder, name, kind)
+        for name, kind in kinds.items()
     }
 
 
@@ -247,9 +248,9 @@ def _numbers(folder: Path, name: str, kind: str) -> np.ndarray:
 
 @tf.autograph.experimental.do_not_convert
 def _gather(array: Any, ids: tf.Tensor) -> tf.Tensor:
-    dtype = tf.string if isinstance(array, Bytes) else tf.as_dtype(array.dtype)
+    dtype = tf.string if isinstance(array, ByteStrings) else tf.as_dtype(array.dtype)
     values = tf.numpy_function(lambda ids: array[ids], [ids], dtype, stateful=False)
-    shape = () if isinstance(array, Bytes) else array.shape[1:]
+    shape = () if isinstance(array, ByteStrings) else array.shape[1:]
     return tf.ensure_shape(values, [ids.shape[0], *shape])
 
 

@@ -49,7 +49,7 @@ class ReplicaShard:
 def training(
     source: Source,
     prepare: Prepare,
-    share: ReplicaShard,
+    shard: ReplicaShard,
     *,
     global_batch: int,
     seed: int,
@@ -65,13 +65,13 @@ def training(
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
-        step, slots = share.locate(element, global_batch)
+        step, slots = shard.locate(element, global_batch)
         ids, epoch = order.example_ids(
             step, slots, seed=seed, num_examples=len(source), global_batch=global_batch, shuffle=shuffle
         )
         return prepare(read(ids), order.seeds(ids, epoch, seed), training=True)
 
-    return functools.partial(_pipeline, share, load)
+    return functools.partial(_pipeline, shard, load)
 
 
 def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -> Batch:
@@ -91,7 +91,7 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
 
 
 def evaluation(
-    source: Source, prepare: Prepare, share: ReplicaShard, *, global_batch: int, seed: int
+    source: Source, prepare: Prepare, shard: ReplicaShard, *, global_batch: int, seed: int
 ) -> tuple[tf.data.Dataset, int]:
     """One worker's share of a pass over `source` that takes every example once, padded to full batches.
 
@@ -105,19 +105,19 @@ def evaluation(
 
     @tf.autograph.experimental.do_not_convert
     def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-        step, slots = share.locate(element, global_batch)
+        step, slots = shard.locate(element, global_batch)
         positions = step * global_batch + slots
         ids = tf.minimum(positions, num_examples - 1)
         batch = prepare(read(ids), order.seeds(ids, tf.zeros([], tf.int64), seed), training=False)
         return batch, positions < num_examples
 
-    return _pipeline(share, load, 0, steps), steps
+    return _pipeline(shard, load, 0, steps), steps
 
 
 def _pipeline(
-    share: ReplicaShard, load: Callable[[tf.Tensor], Any], first_step: int, last_step: int
+    shard: ReplicaShard, load: Callable[[tf.Tensor], Any], first_step: int, last_step: int
 ) -> tf.data.Dataset:
-    elements = tf.data.Dataset.range(first_step * share.local_replicas, last_step * share.local_replicas)
+    elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas)
     # Endless, though the loop knows the length and never takes more: of a finite stream, several workers would ask each
     # other in every step whether all have a batch left, and its batches would have dynamic shapes.
     elements = elements.repeat()

@@ -1,4 +1,4 @@
-"""What people read while a run lasts: a bar on a terminal, one line an interval in a file. Imports no TensorFlow."""
+"""Console output of a run: a progress bar on a terminal, one line per interval in a file. Imports no TensorFlow."""
 
 import dataclasses
 import math
@@ -14,33 +14,33 @@ NARROWEST_BAR = 8
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Console:
-    """The stream a run writes to; made by `open_console`."""
+    """The console output of a run; created by `open_console`."""
 
     stream: TextIO
-    # Whether lines can be redrawn in place.
+    # True if lines can be redrawn in place.
     terminal: bool
     total_steps: int
-    # "all", "events" (no intervals, no evaluations) or "nothing".
-    says: str = "all"
-    # The step and the moment from which the pace is measured: the end of the first report, when all is compiled.
-    pace_step: int | None = None
-    pace_time: float = 0.0
-    # What stands beside the bar, as last reported; when the bar was last drawn, and whether it is to be seen now.
+    # "all", "events" (no interval and evaluation lines) or "nothing".
+    verbosity: str = "all"
+    # Step and time of the first report, after compilation; the time left is estimated from there.
+    timed_from_step: int | None = None
+    timed_from: float = 0.0
+    # Last reported text beside the bar; time of the last redraw; True while the bar is on the screen.
     status: list[str] = dataclasses.field(default_factory=list)
-    drawn_time: float = -math.inf
-    drawn: bool = False
+    last_drawn: float = -math.inf
+    bar_visible: bool = False
 
     def train(self, step: int, parts: list[str], *, step_seconds: float) -> None:
         """Reports an interval that ended at `step`: redraws the bar, or writes a line.
 
         Args:
-            step: the step with which the interval ended.
-            parts: what is known of it, the most important first: a narrow terminal shows as many as fit.
-            step_seconds: how long one step of it took.
+            step: the last step of the interval.
+            parts: the values to show, most important first; a narrow terminal shows the first ones only.
+            step_seconds: mean duration of its steps, in seconds.
         """
-        left = self._left(step, step_seconds)
+        left = self._time_left(step, step_seconds)
         self.status = parts
-        if self.says != "all":
+        if self.verbosity != "all":
             return
         if self.terminal:
             self._write(self._bar(step, left, ""))
@@ -48,38 +48,38 @@ class Console:
             self._write("  ".join([f"step {step}/{self.total_steps}", *parts, left]) + "\n")
 
     def progress(self, step: int, doing: str) -> None:
-        """Redraws the bar on a terminal, at most ten times a second; `doing` is said beside it when not empty."""
-        if self.says == "all" and self.terminal and time.monotonic() - self.drawn_time >= REDRAW_SECONDS:
-            self._write(self._bar(step, self._left(step, math.nan), doing))
+        """Redraws the bar on a terminal, at most ten times a second, with the activity `doing` unless it is empty."""
+        if self.verbosity == "all" and self.terminal and time.monotonic() - self.last_drawn >= REDRAW_SECONDS:
+            self._write(self._bar(step, self._time_left(step, math.nan), doing))
 
     def evaluation(self, text: str) -> None:
-        """Writes the line of an evaluation, which stays."""
-        if self.says == "all":
+        """Writes the line of an evaluation."""
+        if self.verbosity == "all":
             self.line(text)
 
     def line(self, text: str) -> None:
-        """Writes a line that stays; the bar goes on below it with the next report."""
-        if self.says == "nothing":
+        """Writes a permanent line; the next report redraws the bar below it."""
+        if self.verbosity == "nothing":
             return
         self._write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")
-        self.drawn = False
+        self.bar_visible = False
 
     def close(self) -> None:
-        """Leaves the cursor below the bar."""
-        if self.drawn:
+        """Moves the cursor below the bar."""
+        if self.bar_visible:
             self._write("\n")
-            self.drawn = False
+            self.bar_visible = False
 
-    def _left(self, step: int, step_seconds: float) -> str:
+    def _time_left(self, step: int, step_seconds: float) -> str:
         now = time.monotonic()
-        if self.pace_step is None:
-            self.pace_step, self.pace_time = step, now
-        elif step > self.pace_step:  # Everything between reports counts: evaluations and checkpoints too.
-            step_seconds = (now - self.pace_time) / (step - self.pace_step)
+        if self.timed_from_step is None:
+            self.timed_from_step, self.timed_from = step, now
+        elif step > self.timed_from_step:  # Includes evaluations and checkpoints between reports.
+            step_seconds = (now - self.timed_from) / (step - self.timed_from_step)
         return f"{duration(step_seconds * (self.total_steps - step))} left"
 
     def _bar(self, step: int, left: str, doing: str) -> str:
-        self.drawn_time, self.drawn = time.monotonic(), True
+        self.last_drawn, self.bar_visible = time.monotonic(), True
         columns = self._columns() - 1  # A full last column would move the cursor to the next line.
         done = min(1.0, step / max(1, self.total_steps))
         text = "  ".join(filter(None, [doing, f"{step}/{self.total_steps}", left]))
@@ -106,31 +106,31 @@ class Console:
             self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self.stream.flush()
         except OSError:
-            pass  # A log file on a full disk, or a reader that went away, does not end the training.
+            pass  # A full disk or a closed pipe must not stop the training.
 
 
-def open_console(stream: TextIO, total_steps: int, says: str = "all") -> Console:
-    """Looks at what `stream` is: a terminal that understands escape codes, or a file or pipe."""
-    return Console(stream=stream, terminal=is_terminal(stream), total_steps=total_steps, says=says)
+def open_console(stream: TextIO, total_steps: int, verbosity: str = "all") -> Console:
+    """Returns a console on `stream`: with a bar if it is a terminal with escape codes, else with lines only."""
+    return Console(stream=stream, terminal=is_terminal(stream), total_steps=total_steps, verbosity=verbosity)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether lines can be redrawn in place."""
+    """Returns True if lines of `stream` can be redrawn in place."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def number(value: float) -> str:
-    """Four digits that mean something: `0.4321`, `12.50`, `3.100e-05`, `51,200`."""
+    """Formats a value with four significant digits: `0.4321`, `12.50`, `3.100e-05`, `51,200`."""
     return f"{value:,.0f}" if 999.95 <= abs(value) < 1e15 else f"{value:#.4g}"
 
 
 def rate(value: float) -> str:
-    """A number of things per second: `12,346`, `3.24`."""
+    """Formats a rate per second: `12,346`, `3.24`."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """`1:02:03` for 3723 seconds; `-:--:--` where the time is not known."""
+    """Formats seconds as `1:02:03`; `-:--:--` if not finite."""
     if not math.isfinite(seconds):
         return "-:--:--"
     minutes, rest = divmod(round(max(0.0, seconds)), 60)

@@ -1,4 +1,4 @@
-"""Files that stay whole: atomic replacement, and append-only files of whole records. Imports no TensorFlow."""
+"""Atomic replacement of files, and append-only files of complete records. Imports no TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def make_workdir(workdir: str | os.PathLike[str]) -> None:
-    """Creates `workdir` where it is missing, and proves that files can be written in it.
+    """Creates `workdir` if needed and checks that files can be written to it.
 
     Raises:
-        OSError: it cannot be created or written; the message names it.
+        OSError: the directory cannot be created or written; names it.
     """
     try:
         os.makedirs(workdir, exist_ok=True)
@@ -23,14 +23,14 @@ def make_workdir(workdir: str | os.PathLike[str]) -> None:
     except OSError as error:
         raise type(error)(
             f"The workdir {os.path.abspath(workdir)!r} cannot be written: {error.strerror}. "
-            "Free or unlock it, or give another one with --workdir."
+            "Free space, fix its permissions, or choose another one with --workdir."
         ) from None
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` so that a crash at any moment leaves either the old file or the new one, whole.
+    """Writes `value` as JSON; after a crash, either the old or the new file is there, complete.
 
-    What JSON does not know is written as its repr, NaN and the infinities as null.
+    Other types than JSON's are written as their repr, NaN and infinity as null.
 
     Raises:
         OSError: the file cannot be written.
@@ -39,7 +39,11 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Puts `data` on the disk beside `path`, then renames it over `path`."""
+    """Writes `data` to a temporary file beside `path`, calls fsync, and renames it to `path`.
+
+    Raises:
+        OSError: the file cannot be written; the old one is unchanged.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as file:
@@ -59,7 +63,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def nan_to_null(value: Any) -> Any:
-    """Returns `value` with NaN and the infinities as None: JSON has no word for them."""
+    """Returns `value`, a nested dict or list, with None for NaN and infinity, which JSON does not support."""
     if isinstance(value, dict):
         return {key: nan_to_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -69,7 +73,7 @@ def nan_to_null(value: Any) -> Any:
 
 @dataclasses.dataclass(slots=True)
 class AppendOnlyFile:
-    """A file that grows by whole records."""
+    """A file to which complete records are appended; `size` is its length in bytes."""
 
     path: str
     descriptor: int
@@ -79,7 +83,7 @@ class AppendOnlyFile:
         """Appends all of `record` or none of it.
 
         Raises:
-            OSError: it does not fit, or the file is gone.
+            OSError: the disk is full or the file is not available.
         """
         rest = memoryview(record)
         try:
@@ -92,11 +96,11 @@ class AppendOnlyFile:
         self.size += len(record)
 
     def close(self) -> None:
-        """Closes the file; what was appended is already with the operating system."""
+        """Closes the file; nothing is buffered."""
         os.close(self.descriptor)
 
 
 def open_append_only(path: str) -> AppendOnlyFile:
-    """Opens `path` at its end, and creates it where it is missing."""
+    """Opens `path` for appending; creates it if needed."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)

@@ -10,18 +10,18 @@ METRICS = "metrics.jsonl"
 
 
 def json_line(record: dict[str, Any]) -> bytes:
-    """Returns one line of metrics.jsonl; NaN and the infinities become null."""
+    """Returns one line of metrics.jsonl; NaN and infinity become null."""
     return (json.dumps(files.nan_to_null(record), allow_nan=False) + "\n").encode()
 
 
 def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = None) -> int:
-    """Removes from a metrics.jsonl the lines of steps after `last_step` (None: none), and what is no whole line.
+    """Removes incomplete lines, and the lines of steps after `last_step` (None: keep all), from a metrics.jsonl.
 
-    A run that was killed after its last save has reported steps which the resumed run reports again. Evaluations are
-    removed after `last_evaluated` (None: `last_step`), which is smaller where one is still to be made at `last_step`.
+    A run killed after its last checkpoint has reported steps that the resumed run reports again. Evaluations are
+    removed after `last_evaluated` (None: `last_step`); it is smaller if `last_step` has not been evaluated yet.
 
     Returns:
-        How many whole lines were removed.
+        The number of complete lines removed.
     """
     if not os.path.exists(path):
         return 0

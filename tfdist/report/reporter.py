@@ -1,19 +1,19 @@
-"""What a run tells about itself: console, metrics.jsonl and TensorBoard. The chief alone; others speak up in trouble.
+"""Reports of a run: console, metrics.jsonl and TensorBoard. Only the chief reports; all workers print warnings.
 
 A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in seconds since 1970:
 
-    train       the means over the interval that ended at `step`: the objective's values under their own names,
-                `learning_rate`, `examples_per_second`, `examples_per_second_per_replica`, `input_wait_share` (the
-                part of the time, 0 to 1, spent waiting for data), `worker_shares` (of several workers, in rank order,
-                the parts of input, compute and communication), `slowest_worker` (the rank of the one for which the
-                others wait), `seconds` (of the interval), `epoch` (passes made), `skipped` (updates left out since
-                the run began, where the config allows it)
-    evaluation  the values over the whole split, `name`, `num_examples`, `seconds`, `best` (whether the best so far)
-    workers     one line of text a worker: who it is, which devices it holds, how they talk
-    event       `text`, and `step` where one is meant: resumed, saved, stopped
+    train       means over the interval that ended at `step`: the objective's values under their names,
+                `learning_rate`, `examples_per_second`, `examples_per_second_per_replica`, `input_wait_share` (fraction
+                of the time, 0 to 1, spent waiting for data), `worker_shares` (several workers only, in rank order:
+                fractions of input, compute and communication), `slowest_worker` (the rank that the others wait for),
+                `seconds` (duration of the interval), `epoch` (fractional), `skipped` (updates skipped since the start
+                of the run, if config.train.nonfinite is "skip")
+    evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
+    workers     the roster: one line of text per worker with host, devices and communication
+    event       `text`, and `step` if it applies: resumed, saved, stopped
     warning     `text`
 
-NaN and the infinities are null there, because JSON has no word for them; the console names them.
+NaN and infinity are null in JSON; the console shows them.
 """
 
 import contextlib
@@ -25,38 +25,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from tfdist.report import console as console_lib
-from tfdist.report import files, metrics_file, tensorboard_events
+from tfdist.report import files, metrics_file, tensorboard_events, time_shares
 from tfdist.report.console import Console
 
-# Names of metrics.jsonl that an objective's values cannot have.
+# Names in metrics.jsonl that an objective may not use for its values.
 RESERVED = {
     *("kind", "time", "step", "epoch", "seconds", "text", "workers"),
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
-# Whose time a line of the log gives; of more workers, that of two.
-_MOST_WORKERS = 4
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reporter:
-    """Where a run reports to; made by `open_report`. On workers other than the chief all but `warning` do nothing."""
+    """The outputs of a run; created by `open_report`. On workers other than the chief, only `warning` has an effect."""
 
     rank: int
     num_replicas: int
     steps_per_epoch: int
     global_batch: int
-    # None on all workers but the chief.
+    # None except on the chief.
     console: Console | None
     # None without a workdir.
     metrics: files.AppendOnlyFile | None = None
     # None without a workdir or without TensorBoard.
-    events: files.AppendOnlyFile | None = None
-    # Files whose failure has been told.
-    failed: set[str] = dataclasses.field(default_factory=set)
+    tensorboard: files.AppendOnlyFile | None = None
+    # Paths whose failure has been reported.
+    failed_files: set[str] = dataclasses.field(default_factory=set)
 
     def workers(self, lines: list[str]) -> None:
-        """Says who takes part, a line a worker, before the first step."""
+        """Reports the roster, one line per worker, before the first step."""
         if self.console is None:
             return
         for line in lines:
@@ -78,18 +76,17 @@ class Reporter:
         """Reports an interval of training.
 
         Args:
-            step: the optimizer step with which it ended, counted from 1.
+            step: the last optimizer step of the interval, counted from 1.
             values: the objective's values, each the mean over all examples of the interval.
-            learning_rate: of its last step.
-            seconds: how long it took, of which the share `wait_share` (0 to 1) went by waiting for data.
-            steps: how many steps it had.
-            wait_share: see `seconds`.
-            skipped: updates left out since the run began; None where that does not happen.
-            worker_shares: what each worker did with its time, in rank order: the parts of input, compute and
-                communication, 0 to 1.
+            learning_rate: of the last step.
+            seconds: duration of the interval.
+            steps: number of steps in the interval.
+            wait_share: fraction of `seconds` spent waiting for data, 0 to 1.
+            skipped: updates skipped since the start of the run; None: updates are never skipped.
+            worker_shares: input, compute and communication fractions, 0 to 1, of each worker in rank order.
 
         Raises:
-            ValueError: a value has a name that metrics.jsonl uses itself.
+            ValueError: the name of a value is reserved in metrics.jsonl.
         """
         if self.console is None:
             return
@@ -105,7 +102,7 @@ class Reporter:
         workers = {}
         if len(worker_shares) > 1:
             rounded = [[round(part, 4) for part in shares] for shares in worker_shares]
-            workers = {"worker_shares": rounded, "slowest_worker": slowest(worker_shares)}
+            workers = {"worker_shares": rounded, "slowest_worker": time_shares.slowest_worker(worker_shares)}
         record = values | measured | workers
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(step, "train", values | measured)
@@ -113,13 +110,13 @@ class Reporter:
             f"epoch {self._epoch(step):.2f}",
             *_named(values),
             f"{console_lib.rate(speed)} examples/s ({console_lib.rate(speed / self.num_replicas)} per replica)",
-            *([_workers(worker_shares)] if workers else [f"input wait {wait_share:.0%}"]),
+            *([time_shares.describe(worker_shares)] if workers else [f"input wait {wait_share:.0%}"]),
             f"learning rate {learning_rate:.4g}",
         ]
         self.console.train(step, parts, step_seconds=seconds / max(1, steps))
 
     def progress(self, step: int, doing: str = "") -> None:
-        """Moves the bar of a terminal between reports; cheap. `doing` says what else goes on, such as "evaluating"."""
+        """Redraws the progress bar between reports. `doing` is the current activity, such as "evaluating"."""
         if self.console is not None:
             self.console.progress(step, doing)
 
@@ -133,15 +130,15 @@ class Reporter:
         name: str = "evaluation",
         best: bool = False,
     ) -> None:
-        """Reports the evaluation of a whole split after `step`.
+        """Reports the evaluation of a split after `step`.
 
         Args:
             step: the optimizer step whose weights were evaluated.
             values: the objective's values, each the mean over all examples of the split.
-            seconds: how long it took.
+            seconds: duration of the evaluation.
             num_examples: the size of the split.
-            name: the first half of TensorBoard's tags, such as "evaluation/accuracy".
-            best: whether the metric that decides has its best value so far.
+            name: prefix of the TensorBoard tags, such as "evaluation" in "evaluation/accuracy".
+            best: True if config.checkpoint.best_metric has its best value so far.
 
         Raises:
             ValueError: as `train`.
@@ -158,35 +155,35 @@ class Reporter:
         self.console.evaluation("  ".join([*text, "best so far"] if best else text))
 
     def graph(self, graph_def: bytes) -> None:
-        """Gives TensorBoard the graph of the model, a serialised GraphDef."""
-        if self.events is not None:
-            self._append(self.events, tensorboard_events.graph_record(graph_def))
+        """Writes the graph of the model, a serialised GraphDef, for TensorBoard."""
+        if self.tensorboard is not None:
+            self._append(self.tensorboard, tensorboard_events.graph_record(graph_def))
 
     def histograms(self, step: int, arrays: Mapping[str, Any]) -> None:
-        """Gives TensorBoard a histogram of each of `arrays`, NumPy arrays of floats by tag, after `step`."""
-        if self.events is not None:
-            self._append(self.events, tensorboard_events.histograms_record(step, arrays))
+        """Writes a histogram of each of `arrays`, tag -> NumPy array of floats, after `step`, for TensorBoard."""
+        if self.tensorboard is not None:
+            self._append(self.tensorboard, tensorboard_events.histograms_record(step, arrays))
 
     def event(self, text: str, step: int | None = None) -> None:
-        """Says, in one line, something that happened: resumed, saved, stopped."""
+        """Reports an event in one line, such as resumed, saved or stopped."""
         if self.console is None:
             return
         self.console.line(text)
         self._record(kind="event", text=text, **({} if step is None else {"step": step}))
 
     def warning(self, text: str) -> None:
-        """Says what is wrong, on every worker, on standard error, with the worker's rank."""
+        """Prints a warning with the rank to standard error, on every worker; the chief also records it."""
         erase = "\r\x1b[K" if self.console is not None and self.console.terminal else ""
-        with contextlib.suppress(OSError):  # Standard error may lie on the full disk that this is about.
+        with contextlib.suppress(OSError):  # Standard error may be a file on the full disk that the warning is about.
             print(f"{erase}tfdist: worker {self.rank}: {text}", file=sys.stderr, flush=True)
         self._record(kind="warning", text=text)
 
     def close(self) -> None:
-        """Closes the files and leaves the bar."""
-        for file in (self.metrics, self.events):
+        """Closes the files and ends the bar."""
+        for file in (self.metrics, self.tensorboard):
             if file is not None:
                 file.close()
-        self.metrics = self.events = None
+        self.metrics = self.tensorboard = None
         if self.console is not None:
             self.console.close()
 
@@ -198,18 +195,21 @@ class Reporter:
             self._append(self.metrics, metrics_file.json_line(record | {"time": round(time.time(), 3)}))
 
     def _scalars(self, step: int, prefix: str, values: dict[str, float]) -> None:
-        if self.events is not None:
+        if self.tensorboard is not None:
             tagged = {f"{prefix}/{name}": value for name, value in values.items()}
-            self._append(self.events, tensorboard_events.scalars_record(step, tagged))
+            self._append(self.tensorboard, tensorboard_events.scalars_record(step, tagged))
 
     def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:
         try:
             file.append(record)
         except OSError as error:
-            if file.path in self.failed:
+            if file.path in self.failed_files:
                 return
-            self.failed.add(file.path)
-            self.warning(f"{file.path} cannot be written ({error.strerror}). Training goes on; it will miss records.")
+            self.failed_files.add(file.path)
+            self.warning(
+                f"{file.path} cannot be written ({error.strerror}). Training continues, but records will be missing "
+                "from it."
+            )
 
 
 def open_report(
@@ -227,21 +227,21 @@ def open_report(
     resume_evaluated: int | None = None,
     stream: TextIO | None = None,
 ) -> Reporter:
-    """Opens what a run reports to.
+    """Opens the outputs of a run.
 
     Args:
-        workdir: where metrics.jsonl and tensorboard/ are; None: the console alone.
-        chief: whether this worker is the one that reports.
-        rank: this worker's number.
+        workdir: the directory of metrics.jsonl and tensorboard/; None: console only.
+        chief: True on the worker that reports.
+        rank: the rank of this worker.
         num_replicas: replicas on all workers.
-        total_steps: optimizer steps from the first to the last of the run.
-        steps_per_epoch: optimizer steps in an epoch.
-        global_batch: examples in one optimizer step.
-        tensorboard: whether to write scalars to workdir/tensorboard.
-        console: what the console says: "all", "events" (no intervals, no evaluations) or "nothing".
-        resume_step: the step of the checkpoint that training goes on from, 0 for a new run: what earlier starts
-            reported of later steps is removed. None: nothing is removed, for a run that does not train.
-        resume_evaluated: the last step whose evaluation that checkpoint knows of; None: `resume_step`.
+        total_steps: optimizer steps of the run.
+        steps_per_epoch: optimizer steps per epoch.
+        global_batch: examples per optimizer step, over all replicas.
+        tensorboard: write scalars to workdir/tensorboard.
+        console: "all", "events" (no interval and evaluation lines) or "nothing".
+        resume_step: the step of the restored checkpoint, 0 for a new run; reports of later steps are removed. None:
+            nothing is removed, for a run that does not train.
+        resume_evaluated: the last evaluated step of that checkpoint; None: `resume_step`.
         stream: the console; None: standard output.
 
     Raises:
@@ -252,7 +252,7 @@ def open_report(
         num_replicas=num_replicas,
         steps_per_epoch=steps_per_epoch,
         global_batch=global_batch,
-        console=console_lib.open_console(stream or sys.stdout, total_steps, says=console) if chief else None,
+        console=console_lib.open_console(stream or sys.stdout, total_steps, verbosity=console) if chief else None,
     )
     if not chief or workdir is None:
         return reporter
@@ -261,11 +261,11 @@ def open_report(
     removed = metrics_file.trim_metrics(path, resume_step, resume_evaluated)
     reporter.metrics = files.open_append_only(path)
     if tensorboard:
-        reporter.events = tensorboard_events.open_events(
+        reporter.tensorboard = tensorboard_events.open_event_file(
             os.path.join(workdir, tensorboard_events.TENSORBOARD), resume_step
         )
     if removed:
-        text = f"{removed} lines of {path} on steps after {resume_step} are removed: those steps are made again"
+        text = f"removed {removed} lines of {path} after step {resume_step}: these steps run again"
         reporter.event(text, resume_step)
     return reporter
 
@@ -274,28 +274,10 @@ def _floats(values: dict[str, float]) -> dict[str, float]:
     reserved = sorted(RESERVED & set(values))
     if reserved:
         raise ValueError(
-            f"The objective returns a value named {reserved[0]!r}, a name that metrics.jsonl uses itself: rename it. "
+            f"The objective returns a value named {reserved[0]!r}, which is reserved in metrics.jsonl: rename it. "
             f"Received: {sorted(values)}"
         )
     return {name: float(value) for name, value in values.items()}
-
-
-def slowest(worker_shares: Sequence[tuple[float, float, float]]) -> int:
-    """The rank of the worker for which the others wait: it spends the smallest part of its time in communication."""
-    return min(range(len(worker_shares)), key=lambda rank: worker_shares[rank][2])
-
-
-def _workers(worker_shares: Sequence[tuple[float, float, float]]) -> str:
-    def text(rank: int) -> str:
-        waiting, computing, talking = worker_shares[rank]
-        return f"worker {rank} {waiting:.0%} input {computing:.0%} compute {talking:.0%} communication"
-
-    last = slowest(worker_shares)
-    # A line has room for few: of many, the slowest, and the one that waits for it most.
-    shown = range(len(worker_shares))
-    if len(worker_shares) > _MOST_WORKERS:
-        shown = sorted({last, max(shown, key=lambda rank: worker_shares[rank][2])})
-    return ", ".join([*map(text, shown), f"slowest: worker {last}"])
 
 
 def _named(values: dict[str, float]) -> list[str]:

@@ -16,14 +16,14 @@ from tfdist.report import files
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
-# Distributions whose versions decide what a run computes.
+# Packages whose versions affect the results of a run.
 DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
 
 
 def to_json(config: Any) -> Any:
-    """Returns a config, a dataclass or a dict, as what reading it back from JSON gives: tuples become lists.
+    """Returns a config (dataclass or dict) as JSON values: tuples become lists.
 
-    Compare with this what `read_config` returns.
+    The result is comparable with that of `read_config`.
     """
     if dataclasses.is_dataclass(config):
         config = dataclasses.asdict(config)
@@ -36,7 +36,7 @@ def write_config(workdir: str | os.PathLike[str], config: Any) -> None:
 
 
 def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns what `write_config` wrote, or None where there is none.
+    """Returns the config written by `write_config`, or None if there is none.
 
     Raises:
         ValueError: the file is damaged.
@@ -51,8 +51,8 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
         raise ValueError(f"{path} is damaged ({error}): restore it, or remove it to start with this config.") from None
 
 
-def write_environment(workdir: str | os.PathLike[str], facts: dict[str, Any]) -> None:
-    """Writes workdir/environment.json: versions, host, command line, git commit, time, and the caller's `facts`."""
+def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> None:
+    """Writes workdir/environment.json: versions, host, command line, git commit, time, and the entries of `extra`."""
     versions = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -67,11 +67,11 @@ def write_environment(workdir: str | os.PathLike[str], facts: dict[str, Any]) ->
         "versions": versions,
         "git": git_state("."),
     }
-    files.write_json(os.path.join(workdir, ENVIRONMENT), described | facts)
+    files.write_json(os.path.join(workdir, ENVIRONMENT), described | extra)
 
 
 def git_state(directory: str) -> dict[str, Any] | None:
-    """Returns the commit checked out in `directory` and whether tracked files differ from it; None outside git."""
+    """Returns {"commit", "changed"} of `directory`; `changed`: tracked files differ from it. None outside git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", directory, *arguments]

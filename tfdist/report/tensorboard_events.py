@@ -1,4 +1,8 @@
-"""TensorBoard event files, written record by record without TensorFlow."""
+"""TensorBoard event files, written record by record. Imports no TensorFlow.
+
+Not tensorboard's own EventFileWriter: its thread buffers records and raises the error of a full disk at a later call,
+or at exit. Here each record is written or not when it is reported.
+"""
 
 import glob
 import io
@@ -16,20 +20,23 @@ TENSORBOARD = "tensorboard"
 _BUCKETS = 30
 
 
-def open_events(directory: str, last_step: int | None) -> AppendOnlyFile:
-    """Starts an event file for TensorBoard, which then forgets what older ones say of steps after `last_step`.
+def open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
+    """Opens a new event file in `directory`, which makes TensorBoard discard older data of steps after `last_step`.
 
-    TensorBoard's readers in Python forget it at once, its fast one (the default) a tag when it comes by again. The
-    records are framed by `tensorboard` itself: no operation of TensorFlow runs, and a full disk shows at once.
+    TensorBoard's Python readers discard it immediately; its fast reader (the default) discards a tag's data when the
+    tag is written again. None as `last_step` discards nothing.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     from tensorboard.compat.proto import event_pb2
 
     os.makedirs(directory, exist_ok=True)
-    moments = [re.search(r"tfevents\.(\d+)", name) for name in glob.glob(f"{glob.escape(directory)}/*tfevents.*")]
-    # TensorBoard reads the files in the order of their names, however quickly one start follows another.
-    moment = max([int(time.time()), *(int(match[1]) + 1 for match in moments if match)])
+    timestamps = [re.search(r"tfevents\.(\d+)", name) for name in glob.glob(f"{glob.escape(directory)}/*tfevents.*")]
+    # TensorBoard reads files in the order of their names: the timestamp must be newer than that of all others.
+    timestamp = max([int(time.time()), *(int(match[1]) + 1 for match in timestamps if match)])
     file = files.open_append_only(
-        os.path.join(directory, f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}")
+        os.path.join(directory, f"events.out.tfevents.{timestamp}.{socket.gethostname()}.{os.getpid()}")
     )
     file.append(_framed(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")))
     if last_step is not None:
@@ -39,25 +46,25 @@ def open_events(directory: str, last_step: int | None) -> AppendOnlyFile:
 
 
 def scalars_record(step: int, scalars: dict[str, float]) -> bytes:
-    """Returns TensorBoard's record of `scalars`, tag -> value, at `step`."""
+    """Returns the record of `scalars`, tag -> value, at `step`."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
 
-    # A simple_value, because readers forget only those after a restart, not the tensors that tf.summary writes.
+    # Not a tensor as tf.summary writes it: readers discard only simple_value after a restart.
     values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
 
 
 def graph_record(graph_def: bytes) -> bytes:
-    """Returns TensorBoard's record of a graph, a serialised GraphDef."""
+    """Returns the record of a graph, a serialised GraphDef."""
     from tensorboard.compat.proto import event_pb2
 
     return _framed(event_pb2.Event(wall_time=time.time(), graph_def=graph_def))
 
 
 def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
-    """Returns TensorBoard's record of a histogram of each of `arrays`, NumPy arrays of floats by tag, at `step`.
+    """Returns the record of one histogram per array of `arrays`, tag -> NumPy array of floats, at `step`.
 
-    Values that are not finite are left out, and so are arrays that have no others.
+    Non-finite values are skipped, and so are arrays without finite values.
     """
     import numpy as np
     from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2
@@ -71,7 +78,7 @@ def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
             histogram = histogram_pb2.HistogramProto(
                 min=flat.min(), max=flat.max(), num=flat.size, sum=flat.sum(), sum_squares=(flat**2).sum()
             )
-            # TensorBoard takes a bucket to begin where the one before ends, the first at its own limit.
+            # In TensorBoard a bucket starts at the limit of the previous one; the first bucket is empty.
             histogram.bucket_limit.extend(edges)
             histogram.bucket.extend([0, *counts])
             values.append(summary_pb2.Summary.Value(tag=tag, histo=histogram))

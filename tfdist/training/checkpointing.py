@@ -76,9 +76,9 @@ def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
     saver = None
     if run.cluster.is_chief:
         saver = async_writer.AsyncCheckpointer(run.checkpoints, run.config.checkpoint, reporter.warning)
-        saver.tidy(saved)
+        saver.remove_partial(saved)
         unmeasured = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
-        run.stop.save_seconds = lambda: saver.seconds or unmeasured
+        run.stop.save_seconds = lambda: saver.longest_write_seconds or unmeasured
         run_info.write_config(str(run.workdir), run.config)
         run_info.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
         if saved is not None:

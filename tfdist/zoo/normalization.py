@@ -38,7 +38,7 @@ def batch_normalization(
             for training: `group_size` does not divide the number of examples (an `InvalidArgumentError` when the
             step runs, where the number is not known before), a mask is given, or channels are not last.
     """
-    return _install(keras.layers.BatchNormalization(synchronized=synchronized, **keras_arguments), group_size)
+    return _override_call(keras.layers.BatchNormalization(synchronized=synchronized, **keras_arguments), group_size)
 
 
 def fuse(model: keras.Model, *, group_size: int | None = None, synchronized: bool = False) -> keras.Model:
@@ -60,11 +60,11 @@ def fuse(model: keras.Model, *, group_size: int | None = None, synchronized: boo
     for layer in model._flatten_layers():
         if type(layer) is keras.layers.BatchNormalization:
             layer.synchronized = layer.synchronized or synchronized
-            _install(layer, group_size)
+            _override_call(layer, group_size)
     return model
 
 
-def _install(layer: keras.layers.BatchNormalization, group_size: int | None) -> keras.layers.BatchNormalization:
+def _override_call(layer: keras.layers.BatchNormalization, group_size: int | None) -> keras.layers.BatchNormalization:
     if group_size is not None:
         if type(group_size) is not int or group_size < 1:
             raise ValueError(f"group_size must be a positive number of examples or None. Received: {group_size!r}")
@@ -97,8 +97,8 @@ def _call(layer, group_size, inputs, training=None, mask=None):
                 f"{'no mask' if mask is None else 'a mask'}"
             )
         outputs, mean, variance = _normalise_groups(layer, inputs, group_size)
-    _follow(layer.moving_mean, mean, layer.momentum)
-    _follow(layer.moving_variance, variance, layer.momentum)
+    _update_moving_average(layer.moving_mean, mean, layer.momentum)
+    _update_moving_average(layer.moving_variance, variance, layer.momentum)
     return tf.cast(outputs, layer.compute_dtype)
 
 
@@ -110,7 +110,7 @@ def _statistics_dtype(inputs: tf.Tensor) -> tf.DType:
     return tf.float32 if inputs.dtype in FUSED_DTYPES else inputs.dtype
 
 
-def _follow(moving, value, momentum):
+def _update_moving_average(moving, value, momentum):
     moving.assign(keras.ops.cast(moving, value.dtype) * momentum + value * (1.0 - momentum))
 
 

@@ -101,7 +101,7 @@ def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
     (tmp_path / "best.json.123.tmp").write_text("{")
     assert newest(tmp_path) == (10, [])
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), print)
-    saver.tidy(checkpoint_format.verify(second))
+    saver.remove_partial(checkpoint_format.verify(second))
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".writing", ".removing")]
     assert_holds(first, 9)
     assert_holds(second, 10)
@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage):
     damage(path)
     step, (said,) = newest(tmp_path)
     assert step == 1
-    assert str(path) in said and said.startswith("WARNING: a damaged checkpoint is passed over")
+    assert str(path) in said and said.startswith("WARNING: skipped a damaged checkpoint")
     with pytest.raises(checkpoint_format.DamagedCheckpointError, match="step-00000002"):
         checkpoint_format.find(tmp_path, "2", print)
     assert checkpoint_format.find(tmp_path, "newest", print).step == 1
@@ -157,7 +157,7 @@ def test_nothing_begins_anew_over_damaged_checkpoints(tmp_path):
     with pytest.raises(checkpoint_format.DamagedCheckpointError) as raised:
         checkpoint_format.newest_valid(tmp_path, said.append)
     lines = str(raised.value).splitlines()
-    assert lines[0] == f"No checkpoint in {tmp_path} is whole:" and lines[-1].endswith("another --workdir.")
+    assert lines[0] == f"No valid checkpoint in {tmp_path}:" and lines[-1].endswith("another --workdir.")
     assert "step-00000002" in lines[1] and "step-00000001" in lines[2] and len(lines) == 4
     assert said == []
 
@@ -166,12 +166,14 @@ def test_a_format_of_the_future_is_said(tmp_path):
     (path,) = saved(tmp_path, 1)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(checkpoint_format.DamagedCheckpointError, match="has format 99, and this tfdist reads"):
+    with pytest.raises(
+        checkpoint_format.DamagedCheckpointError, match="has format 99, but this version of tfdist reads"
+    ):
         checkpoint_format.verify(path)
 
 
 def test_finding_says_what_there_is(tmp_path):
-    with pytest.raises(ValueError, match="There is no whole checkpoint in"):
+    with pytest.raises(ValueError, match="No valid checkpoint in"):
         checkpoint_format.find(tmp_path, "newest", print)
     saved(tmp_path, 5, 10)
     assert checkpoint_format.find(tmp_path, "newest", print).step == 10
@@ -205,7 +207,7 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
 def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     (path,) = saved(tmp_path, 4)
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), print)
-    saver.tidy(checkpoint_format.verify(path))
+    saver.remove_partial(checkpoint_format.verify(path))
     moment = (path / "arrays.npz").stat().st_mtime_ns
     saver.save(4, arrays_of(5), STATE)
     saver.save(6, arrays_of(6), STATE)
@@ -227,7 +229,7 @@ def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
     saver.mark_best(2, "accuracy", 0.9)
     assert not saver.wait()
     assert len(said) == 1 and "the checkpoint of step 2 could not be written" in said[0]
-    assert "Training goes on; the previous checkpoint is untouched." in said[0]
+    assert "Training continues; the previous checkpoint is untouched." in said[0]
     assert directory_lib.read_best(tmp_path) is None
     assert newest(tmp_path) == (1, [])
     (tmp_path / "step-00000002.writing").unlink()
@@ -246,7 +248,7 @@ def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     saver.save(1, arrays_of(1), STATE)
     saver.mark_best(1, "accuracy", 0.5)
     assert saver.wait()
-    assert len(said) == 1 and "best.json could not be written: Is a directory. Training goes on" in said[0]
+    assert len(said) == 1 and "best.json could not be written: Is a directory. Training continues" in said[0]
     assert newest(tmp_path) == (1, [])
 
 
@@ -262,7 +264,7 @@ def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_pa
     assert not saver.wait() and not workdir.exists()
     assert said == [
         f"WARNING: the checkpoint of step 2 could not be written to {workdir / 'checkpoints'}: No such file or "
-        "directory. Training goes on; the previous checkpoint is untouched."
+        "directory. Training continues; the previous checkpoint is untouched."
     ]
     elsewhere.rename(workdir)
     saver.save(3, arrays_of(3), STATE)
@@ -271,7 +273,7 @@ def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_pa
 
 def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, monkeypatch):
     said, fast, sync = [], threading.Event(), os.fsync
-    monkeypatch.setattr(async_writer, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(async_writer, "_MAX_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=5), said.append)
     for step in (1, 2, 3):
@@ -279,12 +281,12 @@ def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, mon
     saver.mark_best(2, "accuracy", 0.2)
     saver.mark_best(3, "accuracy", 0.3)
     assert said == [
-        f"WARNING: {tmp_path} is slow: the checkpoint of step 1 is still being written, and that of step 2 is left "
-        "out. Training goes on."
+        f"WARNING: {tmp_path} is slow: the checkpoint of step 1 is still being written; skipped the "
+        "checkpoint of step 2. Training continues."
     ]
     threading.Timer(0.5, fast.set).start()
     assert saver.wait()
-    assert said[1:] == [f"WARNING: {tmp_path} is slow: the checkpoint of step 3 is awaited."]
+    assert said[1:] == [f"WARNING: {tmp_path} is slow: waiting for the checkpoint of step 3."]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "step-00000001", "step-00000003"]
     assert directory_lib.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
     for step in (1, 3):
@@ -372,7 +374,7 @@ def write_for_ever(first, done):
     saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(keep=2), print)
     found = checkpoint_format.newest_valid(directory, print)
     assert found is None or found.step >= first - 1, (found, first)
-    saver.tidy(found)
+    saver.remove_partial(found)
     for step in range(first, first + 100_000):
         saver.save(step, arrays(step), {"step": step})
         assert saver.wait()
@@ -443,7 +445,7 @@ def test_a_full_disk_loses_nothing_and_training_goes_on(tmp_path):
     warnings = [line for line in output if "WARNING" in line]
     pattern = r"tfdist: worker 0: WARNING: the checkpoint of step (\d+) could not be written to .*: (File too large|No)"
     failed = [int(re.match(pattern, line)[1]) for line in warnings]
-    assert failed and all("Training goes on; the previous checkpoint is untouched." in line for line in warnings)
+    assert failed and all("Training continues; the previous checkpoint is untouched." in line for line in warnings)
     steps = sorted(int(path.name[5:]) for path in checkpoints.glob("step-*"))
     assert not set(failed) & set(steps)
     # Saved by an interval, as the best, or as the last.

@@ -98,7 +98,7 @@ def test_the_time_left_counts_everything_between_reports():
     stream = io.StringIO()
     screen = console.open_console(stream, total_steps=3610)
     screen.train(10, [], step_seconds=1.0)
-    screen.pace_time -= 20.0  # As if 20 s went by since, 10 of them in an evaluation.
+    screen.timed_from -= 20.0  # As if 20 s went by since, 10 of them in an evaluation.
     screen.train(20, [], step_seconds=1.0)
     assert re.findall(r"(\S+) left", stream.getvalue()) == ["1:00:00", "1:59:40"]
 
@@ -187,7 +187,7 @@ def test_a_resumed_run_reports_no_step_twice(tmp_path):
     assert not any(line["kind"] == "evaluation" for line in lines)
     events = [line for line in lines if line["kind"] == "event"]
     assert [line.get("step") for line in events] == [None, 20]
-    assert events[1]["text"].startswith("2 lines of") and "after 20 are removed" in events[1]["text"]
+    assert events[1]["text"].startswith("removed 2 lines of") and "after step 20: these" in events[1]["text"]
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
@@ -306,7 +306,7 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path, capfd):
             train(reporter, 40)
     assert [path.stat().st_size for path in (events, metrics)][1] == sizes[1]
     warnings = capfd.readouterr().err.splitlines()
-    assert len(warnings) == 2 and all("cannot be written (File too large). Training goes on" in w for w in warnings)
+    assert len(warnings) == 2 and all("cannot be written (File too large). Training continues" in w for w in warnings)
     assert "metrics.jsonl" in warnings[0] and "tfevents" in warnings[1]
     train(reporter, 50)
     reporter.close()

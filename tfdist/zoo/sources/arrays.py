@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits as splits_lib
-from tfdist.zoo.sources.in_memory import Memory
+from tfdist.zoo.sources.in_memory import InMemoryArrays
 from tfdist.zoo.splits import Slice
 
 DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
@@ -33,7 +33,7 @@ class Arrays:
         features = {key: values[part.start : part.stop] for key, values in features.items()}
         self._sizes = ", ".join(f"{key} {values.dtype} {values.shape[1:]}" for key, values in features.items())
         self._fingerprint = _fingerprint(features)
-        self._memory = Memory(lambda: features)
+        self._memory = InMemoryArrays(lambda: features)
 
     def __len__(self) -> int:
         return self._part.stop - self._part.start

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.zoo import splits
 from tfdist.zoo.sources import header, in_memory
-from tfdist.zoo.sources.in_memory import CHUNK_SIZE, Memory
+from tfdist.zoo.sources.in_memory import CHUNK_SIZE, InMemoryArrays
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "Images are looked for as PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
@@ -48,7 +48,7 @@ class ImageFolder:
         self._shape = (*self._size, channels)
         self._in_memory = in_memory.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
         names = {"name": self._names, "label": self._labels}
-        self._memory = Memory(self._load_images if self._in_memory else lambda: names)
+        self._memory = InMemoryArrays(self._load_images if self._in_memory else lambda: names)
 
     def __len__(self) -> int:
         return len(self._names)

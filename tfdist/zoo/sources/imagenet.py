@@ -146,10 +146,10 @@ def _open_index(folder: str, split: str, files: list[str], title: str) -> np.nda
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(lambda item: _locate(*item, title), zip(range(len(files)), files, sizes, strict=True)))
     index = np.concatenate(parts)
-    aside = f"{path}.{os.getpid()}.npy"
+    temporary = f"{path}.{os.getpid()}.npy"
     try:
-        np.save(aside, index)
-        os.replace(aside, path)
+        np.save(temporary, index)
+        os.replace(temporary, path)
     except OSError:  # Not ours to write; then each start looks for itself.
         return index
     return np.load(path, mmap_mode="r")

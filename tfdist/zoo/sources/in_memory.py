@@ -20,7 +20,7 @@ def reason(error: Exception) -> str:
 CHUNK_SIZE = 512
 
 
-class Memory:
+class InMemoryArrays:
     """Arrays that are loaded once, at the first `gather`, and stay in host memory as tensors.
 
     Args:

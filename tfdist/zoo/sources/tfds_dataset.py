@@ -10,16 +10,16 @@ import tensorflow as tf
 
 from tfdist.zoo import splits
 from tfdist.zoo.sources import in_memory, record_files
-from tfdist.zoo.sources.in_memory import CHUNK_SIZE, Memory
+from tfdist.zoo.sources.in_memory import CHUNK_SIZE, InMemoryArrays
 from tfdist.zoo.sources.record_files import ArrayRecords, Shard
 
 # Records of a batch that are decoded at a time.
 _PARALLEL_RECORDS = 16
 # What TensorFlow and array_record raise for a record that is damaged or cut off.
-_DAMAGE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
+_READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
 
-class Prepared:
+class TfdsSource:
     """See `tfds`."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Prepared:
         lengths = {key: info.num_examples for key, info in builder.info.splits.items()}
         self._part = splits.resolve(split, lengths, source=self._title)
         self._features = features or _default_features(builder.info, self._title)
-        self._decoder, self._decoders, self._specs = _choose(
+        self._decoder, self._decoders, self._specs = _decoder_and_specs(
             builder.info.features, self._features, size, encoded, self._title
         )
         label = self._features.get("label")
@@ -47,11 +47,11 @@ class Prepared:
         num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
         self._in_memory = in_memory.fits(num_bytes, memory_limit_mb)
         if self._in_memory:
-            self._memory = Memory(self._load)
+            self._memory = InMemoryArrays(self._load)
         elif self._format == "array_record":
             self._records = ArrayRecords(self._shards)
         else:
-            raise ValueError(_too_large(builder, name, num_bytes, memory_limit_mb))
+            raise ValueError(_too_large_message(builder, name, num_bytes, memory_limit_mb))
 
     def __len__(self) -> int:
         return self._part.stop - self._part.start
@@ -79,7 +79,7 @@ class Prepared:
                     for chunk in record_files.chunks_of(shard, self._format, CHUNK_SIZE):
                         decode(chunk)
                         done += len(chunk)
-                except _DAMAGE:
+                except _READ_ERRORS:
                     self._find_damage(Shard(shard.path, shard.start + done, shard.count - done))
 
     def fingerprint(self) -> str:
@@ -93,7 +93,7 @@ class Prepared:
             for record in record_files.chunks_of(shard, self._format, 1):
                 self._decode_record(record[0])
                 position += 1
-        except _DAMAGE as error:
+        except _READ_ERRORS as error:
             raise ValueError(
                 f"{self._title}: record {position} of {shard.path!r} cannot be read: {in_memory.reason(error)} "
                 "Delete the folder and fetch the data set again."
@@ -138,7 +138,7 @@ def tfds(
     size: Sequence[int] | None = None,
     memory_limit_mb: float = 2048,
     encoded: bool = False,
-) -> Prepared:
+) -> TfdsSource:
     """Examples of a TensorFlow Datasets data set, such as cifar10 or mnist.
 
     Nothing is fetched unless `download` says so. The examples stand in the order of the prepared files.
@@ -169,9 +169,9 @@ def tfds(
     builder = _builder(name, data_dir)
     if not _is_prepared(builder):
         if not download:
-            raise FileNotFoundError(_absent(builder, name))
+            raise FileNotFoundError(_not_found_message(builder, name))
         builder = _fetch(builder, name, data_dir)
-    return Prepared(builder, name, split, features, size and tuple(size), memory_limit_mb, encoded)
+    return TfdsSource(builder, name, split, features, size and tuple(size), memory_limit_mb, encoded)
 
 
 def _builder(name: str, data_dir: str | None) -> Any:
@@ -193,7 +193,7 @@ def _is_prepared(builder: Any) -> bool:
     return (builder.data_path / "dataset_info.json").exists()
 
 
-def _command(name: str, data_dir: str, download_dir: str | None = None) -> str:
+def _prepare_command(name: str, data_dir: str, download_dir: str | None = None) -> str:
     downloads = f", download_dir={download_dir!r}" if download_dir else ""
     return (
         f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir={data_dir!r})'
@@ -201,11 +201,11 @@ def _command(name: str, data_dir: str, download_dir: str | None = None) -> str:
     )
 
 
-def _absent(builder: Any, name: str) -> str:
+def _not_found_message(builder: Any, name: str) -> str:
     return (
         f"tfds data set {name!r} is not there: it was looked for in {os.fspath(builder.data_path)!r}. "
         "Where the machine has internet, download=True in the source fetches it, and so does this command:\n"
-        f"  {_command(name, os.fspath(builder.data_dir_root))}"
+        f"  {_prepare_command(name, os.fspath(builder.data_dir_root))}"
     )
 
 
@@ -221,7 +221,7 @@ def _fetch(builder: Any, name: str, data_dir: str | None) -> Any:
     return _builder(name, data_dir)
 
 
-def _too_large(builder: Any, name: str, num_bytes: int, memory_limit_mb: float) -> str:
+def _too_large_message(builder: Any, name: str, num_bytes: int, memory_limit_mb: float) -> str:
     import tensorflow_datasets
 
     problem = (
@@ -233,7 +233,7 @@ def _too_large(builder: Any, name: str, num_bytes: int, memory_limit_mb: float) 
         return problem + "it again with the code that prepared it and file_format='array_record'."
     root = os.fspath(builder.data_dir_root)
     other = os.path.join(root, "array_record")
-    command = _command(name, other, os.path.join(root, "downloads"))
+    command = _prepare_command(name, other, os.path.join(root, "downloads"))
     return f"{problem}it as ArrayRecord files with this command and set data_dir={other!r}:\n  {command}"
 
 
@@ -250,7 +250,7 @@ def _default_features(info: Any, title: str) -> dict[str, str]:
     return {names.get(type(info.features[key]), key): key for key in keys}
 
 
-def _choose(
+def _decoder_and_specs(
     features: Any, chosen: Mapping[str, str], size: tuple[int, int] | None, encoded: bool, title: str
 ) -> tuple[Any, dict[str, Any], dict[str, tf.TensorSpec]]:
     """Returns the decoder of the `chosen` features alone, which it leaves undecoded, and each one's shape and dtype."""

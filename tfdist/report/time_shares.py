@@ -1,0 +1,30 @@
+"""Input, compute and communication shares of the workers, for reports. Imports no TensorFlow."""
+
+from collections.abc import Sequence
+
+# (input, compute, communication) of one worker, each 0 to 1.
+Shares = tuple[float, float, float]
+# With more workers than this, a console line shows only two of them.
+_MAX_WORKERS_SHOWN = 4
+
+
+def slowest_worker(worker_shares: Sequence[Shares]) -> int:
+    """Returns the rank of the worker that the others wait for: the one with the smallest communication share."""
+    return min(range(len(worker_shares)), key=lambda rank: worker_shares[rank][2])
+
+
+def describe(worker_shares: Sequence[Shares]) -> str:
+    """Returns the shares of the workers, given in rank order, as text for a console line.
+
+    With more than `_MAX_WORKERS_SHOWN` workers: those of the slowest worker and of the one that waits longest for it.
+    """
+
+    def text(rank: int) -> str:
+        waiting, computing, communicating = worker_shares[rank]
+        return f"worker {rank} {waiting:.0%} input {computing:.0%} compute {communicating:.0%} communication"
+
+    slowest = slowest_worker(worker_shares)
+    shown = range(len(worker_shares))
+    if len(worker_shares) > _MAX_WORKERS_SHOWN:
+        shown = sorted({slowest, max(shown, key=lambda rank: worker_shares[rank][2])})
+    return ", ".join([*map(text, shown), f"slowest: worker {slowest}"])
