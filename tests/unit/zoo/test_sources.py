@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.zoo import sources
-from tfdist.zoo.sources import header
+from tfdist.zoo.sources import folder
 
 
 def ids(*numbers):
@@ -326,7 +326,7 @@ def test_slices_of_a_folder_part_it_and_hold_all_classes(tmp_path):
 def test_all_formats_are_read_and_measured(tmp_path, suffix, size):
     colours = make_folder(tmp_path, {"train": {"a": 3, "b": 2}}, size=size, suffix=suffix)
     for name in colours:
-        assert header.image_size(str(tmp_path / name)) == size
+        assert folder.image_size(str(tmp_path / name)) == size
     source = sources.image_folder("train", path=str(tmp_path))
     batch = read_all(source)
     assert batch["image"].shape == (5, *size, 3)
@@ -419,7 +419,7 @@ def test_a_damaged_image_is_named(tmp_path, how, limit):
 def test_a_damaged_first_image_is_named_before_anything_is_read(tmp_path):
     make_folder(tmp_path, {"train": {"a": 1}})
     (tmp_path / "train" / "a" / "000.png").write_bytes(b"RIFF....WEBP")
-    with pytest.raises(ValueError, match=r"000\.png' cannot be read: it is no JPEG, PNG, GIF or BMP"):
+    with pytest.raises(ValueError, match=r"000\.png' cannot be read: not a JPEG, PNG, GIF or BMP file"):
         sources.image_folder("train", path=str(tmp_path))
 
 

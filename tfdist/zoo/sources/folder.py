@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources import header, in_memory
+from tfdist.zoo.sources import in_memory
 from tfdist.zoo.sources.in_memory import CHUNK_SIZE, InMemoryArrays
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
@@ -43,7 +43,7 @@ class ImageFolder:
         self._names = np.concatenate(files)[order]
         self._labels = labels[order].astype(np.int64)
 
-        self._size = size or header.image_size(self._file(0))
+        self._size = size or image_size(self._file(0))
         self._resize = size is not None
         self._shape = (*self._size, channels)
         self._in_memory = in_memory.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
@@ -174,6 +174,21 @@ def image_folder(
     if channels not in (1, 3):
         raise ValueError(f"image_folder: channels must be 1 (grey) or 3 (colour). Received: {channels!r}")
     return ImageFolder(split, path, size and tuple(size), channels, memory_limit_mb, list(classes))
+
+
+def image_size(path: str) -> tuple[int, int]:
+    """Returns (height, width) of a JPEG, PNG, GIF or BMP file, from its header.
+
+    Raises:
+        ValueError: the file has another format, or is damaged; names it.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=("JPEG", "PNG", "GIF", "BMP")) as image:
+            return image.height, image.width
+    except UnidentifiedImageError:
+        raise ValueError(f"The image {path!r} cannot be read: not a JPEG, PNG, GIF or BMP file, or cut off.") from None
 
 
 def _folders(path: str) -> list[str]:
