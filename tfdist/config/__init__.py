@@ -1,9 +1,9 @@
-"""What a user may set: typed fields, specs that name functions by dotted path, command-line flags.
+"""The configuration: typed fields, specs that name functions by dotted path, command-line flags.
 
-    Config and its sections   schema.py: every field once, with its meaning; `from tfdist import config as c`
+    Config and its sections   schema.py: all fields with their meaning; `from tfdist import config as c`
     build, partial            specs.py: resolve a dotted path, check its arguments, call it
     validate                  validate.py: types, ranges and contradictions of a config
-    flatten, differences      diff.py: dotted field names; what differs between two configs
+    flatten, differences      diff.py: dotted field names; differences between two configs
     define_config, parse      flags.py: `--config=FILE` and `--config.section.field=VALUE`
 
 Imports no other wing, and no TensorFlow.

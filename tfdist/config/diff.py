@@ -6,13 +6,13 @@ from typing import Any
 
 from tfdist.config import specs
 
-# Sections that do not change the weights a run arrives at; they may differ when it is resumed.
+# Sections and fields that do not affect the final weights; they may differ when a run is resumed.
 SECTIONS_FREE_TO_CHANGE = ("evaluation", "agreement", "checkpoint", "report", "cluster")
 FIELDS_FREE_TO_CHANGE = ("data.cache", "data.cache_dir")
 
 
 def nearest_field(config: Any, dotted: str) -> str:
-    """Returns a sentence that names the field of `config` nearest to the unknown field `dotted`."""
+    """Returns a sentence with the field of `config` nearest to the unknown field `dotted`; see `specs.nearest`."""
     return specs.nearest(dotted, [name for name, _ in flatten(config)])
 
 
@@ -30,7 +30,7 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Lists, one line a field, where two configs given as nested dicts differ in what decides the weights."""
+    """Returns one line per field that differs between two configs (nested dicts) and affects the final weights."""
     before, after = dict(flatten(old)), dict(flatten(new))
     lines = []
     for name in dict.fromkeys([*before, *after]):

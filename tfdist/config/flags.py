@@ -1,7 +1,7 @@
-"""The flags that name a config file and override its fields, with our own words for what is wrong. No TensorFlow.
+"""Flags that name a config file and override its fields, with clear error messages. Imports no TensorFlow.
 
-`ml_collections.config_flags` does the work. It says a wrong value by the flag's name, but lets Python's own KeyError
-out for a field that does not exist, knows no way to write None, and keeps a missing file to itself until it is used.
+Based on `ml_collections.config_flags`, which raises a plain KeyError for an unknown field, has no notation for None,
+and reports a missing file only when the config is used; this module adds the three.
 """
 
 import ast
@@ -39,7 +39,7 @@ class _FloatOrNone(flags.FloatParser):
 
 
 class _Literal(flags.ArgumentParser):
-    """What a spec holds besides numbers and text: lists, dicts, and None, in whose place anything may come."""
+    """Parses the other values of a spec: lists, dicts, and fields that are None, which accept any value."""
 
     def __init__(self, kind: type):
         super().__init__()
@@ -52,7 +52,7 @@ class _Literal(flags.ArgumentParser):
                 value = ast.literal_eval(argument)
             value = None if value in NONE_WORDS else value
         if self._kind is not types.NoneType and not isinstance(value, self._kind | None):
-            raise ValueError(f"must be a {self._kind.__name__} as Python writes it, or none")
+            raise ValueError(f"must be a {self._kind.__name__} in Python notation, or none")
         return value
 
 
@@ -65,7 +65,7 @@ def define_config() -> flags.FlagHolder:
     return config_flags.DEFINE_config_file(
         "config",
         None,
-        "The config file, such as configs/digits.py. --config.section.field=value overrides a field of it.",
+        "The config file, such as configs/digits.py. --config.section.field=value overrides one of its fields.",
         lock_config=False,
     )
 
@@ -84,10 +84,10 @@ def define_run_flags() -> None:
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the command line, for `app.run(main, flags_parser=parse)`; ends the process where it is wrong.
+    """Parses the command line, for `app.run(main, flags_parser=parse)`; exits with a message if it is invalid.
 
-    `none` stands for None in a field that may be None, and in a number of a spec. An argument without a flag is
-    refused: a forgotten "--" would otherwise be passed over.
+    `none` means None in a field that may be None, and for a number in a spec. Arguments without a flag are rejected:
+    otherwise a forgotten "--" would be ignored.
     """
     if not {"--help", "--helpfull", "--helpshort", "-help", "-?"} & set(argv):
         _check_file(argv)
@@ -106,7 +106,7 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def config_arguments(argv: list[str]) -> list[str]:
-    """Those words of a command line that name the config file and override its fields, to be handed on."""
+    """Returns the arguments of a command line that name the config file and override its fields."""
     found, words = [], iter(argv[1:])
     for word in words:
         if re.match(r"--?(no)?config(\.[\w.\[\]]+)?(=|$)", word):
@@ -117,14 +117,14 @@ def config_arguments(argv: list[str]) -> list[str]:
 
 
 def flags_only(arguments: Sequence[str]) -> None:
-    """Ends the process with one message where `arguments`, which is what parsing has left, holds any."""
+    """Exits with a message if `arguments`, those left after parsing, is not empty."""
     if arguments:
-        sys.exit(f"There is no argument without a flag. Received: {arguments[0]!r}")
+        sys.exit(f"Arguments without a flag are not supported. Received: {arguments[0]!r}")
 
 
 @contextlib.contextmanager
 def one_message(command: str) -> Iterator[None]:
-    """Ends the process with the one message of a ValueError or OSError in a block, behind the command's name."""
+    """Exits with the message of a ValueError or OSError raised in the block, prefixed by `command`."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -132,7 +132,7 @@ def one_message(command: str) -> Iterator[None]:
 
 
 def config_name() -> str:
-    """The name of the config file without folder and suffix: what a run is called that is given no other name."""
+    """Returns the name of the config file without directory and suffix, the default name of a run."""
     return os.path.splitext(os.path.basename(_config_path(sys.argv).partition(":")[0]))[0]
 
 
@@ -168,7 +168,7 @@ def _check_field(config: schema.Config, name: str, file: str) -> None:
         spec = isinstance(holder, dict)
         items = holder if spec else {field.name: getattr(holder, field.name) for field in _fields(holder)}
         if part not in items:
-            hint = " An argument of a spec can be overridden where the file gives it." if spec else ""
+            hint = " An argument of a spec can be overridden only if the file sets it." if spec else ""
             sys.exit(f"--config.{name}: {file} has no such field.{diff.nearest_field(config, name)}{hint}")
         holder = items[part]
 

@@ -1,8 +1,8 @@
-"""The configuration of a run: every knob once, with its meaning. Imports no TensorFlow.
+"""The configuration of a run: every field with its meaning, unit, default and allowed values. Imports no TensorFlow.
 
-A config file holds a `get_config()` that returns a `Config`. Fields that are `dict`s name a function by
-dotted path and give its keyword arguments, `dict(target="my_lab.losses:focal", gamma=2.0)`; `build` calls it.
-Nothing here speaks of hardware: batch sizes are global and the replicas are discovered.
+A config file defines `get_config()`, which returns a `Config`. A field of type `dict` is a spec: it names a function by
+dotted path and gives its keyword arguments, such as `{"target": "my_lab.losses:focal", "gamma": 2.0}`.
+The config does not describe the machines: batch sizes are global, and the replicas are detected.
 """
 
 import dataclasses
@@ -11,37 +11,38 @@ from typing import Any
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Every:
-    """How often something happens: at each multiple of either field; never where both are None."""
+    """An interval: due at each multiple of `steps` and at each multiple of `epochs`; never if both are None."""
 
-    # Optimizer steps.
+    # Optimizer steps, at least 1.
     steps: int | None = None
-    # Epochs; a fraction is rounded to the nearest whole step.
+    # Epochs, above 0; fractions are rounded to the nearest whole step.
     epochs: float | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Data:
-    """What is read, and how it becomes batches."""
+    """The dataset, its preprocessing and the batches."""
 
-    # source(split, **kw) -> Source: random access to a split's examples.
+    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has eight.
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
-    # prepare(batch, seeds, *, training, **kw) -> batch: stateless, batched preprocessing and augmentation.
+    # prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All
+    # randomness comes from `seeds`, int64 [n, 2], one row per example and epoch.
     prepare: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.prepare:image"})
-    # The splits in tfds' notation: "train", "train[:90%]", "train[45000:]".
+    # The training split, in the notation of TensorFlow Datasets: "train", "train[:90%]", "train[45000:]".
     train_split: str = "train"
-    # None: the run evaluates nothing.
+    # The evaluation split, in the same notation. None: no evaluation.
     evaluation_split: str | None = "test"
-    # Examples in one optimizer step, over all replicas.
+    # Global batch: examples per optimizer step, over all replicas. Must be divisible by replicas x micro_batches.
     batch_size: int = 128
-    # Examples in one evaluation step, over all replicas; None: the same as batch_size.
+    # Examples per evaluation step, over all replicas. None: batch_size.
     evaluation_batch_size: int | None = None
-    # False: every epoch takes the examples in the source's own order.
+    # True: a new random order in every epoch. False: the order of the source.
     shuffle: bool = True
-    # "raw": each worker keeps what it reads of the source; "prepared": what `prepare` makes of it, where that is not
-    # random; "none": nothing. All examples are read at the start, once. The run stays the same.
+    # Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
+    # which must not be random. The first read fills the cache with the whole split. The results do not change.
     cache: str = "none"
-    # Where they are kept: a directory on a fast disk of each host (RAM disk, NVMe), as "$TMPDIR/examples", which jobs
-    # may share; None: in host memory.
+    # Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples"; jobs may share
+    # it. None: host memory of each worker.
     cache_dir: str | None = None
 
 
@@ -49,141 +50,160 @@ class Data:
 class LearningRate:
     """The learning rate as a function of the optimizer step."""
 
-    # The highest learning rate, for a batch of `reference_batch_size` when `scaling` is not "none".
+    # The highest learning rate, at least 0; if `scaling` is not "none", for a global batch of `reference_batch_size`.
     peak: float = 0.1
-    # schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule.
+    # schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks to set.
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
-    # "linear": peak x batch_size / reference_batch_size; "sqrt": the square root of that factor (arXiv 1706.02677).
-    # With train.local_steps, batch_size / local_steps takes the place of batch_size.
+    # "none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
+    # square root of that factor. With train.local_steps > 1, batch_size / local_steps is used instead of batch_size.
     scaling: str = "none"
+    # Examples, above 0; used if `scaling` is not "none".
     reference_batch_size: int = 256
-    # Epochs over which the rate rises linearly from near 0 to its peak (gradual warm-up, arXiv 1706.02677).
+    # Epochs in which the learning rate increases linearly from near 0 to its peak (arXiv 1706.02677). 0: no warm-up.
     warmup_epochs: float = 0.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Train:
-    """How long to train, and the arithmetic of one step."""
+    """The length of the run and the computation of one step."""
 
-    # The length of the run: exactly one of `epochs` and `steps`.
+    # Length of the run in epochs; a fraction is allowed. Set exactly one of `epochs` and `steps`.
     epochs: float | None = None
+    # Length of the run in optimizer steps.
     steps: int | None = None
-    # "float32", "bfloat16" or "float16": the arithmetic; variables stay in float32. float16 scales the loss.
+    # Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
+    # loss scaling.
     precision: str = "float32"
-    # Compile the forward and backward pass with XLA; not with synchronised normalisation. On CPUs it is slower.
+    # Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs.
     xla: bool = False
-    # A replica's share of the batch is run in this many pieces, one after another: less memory, the same update.
+    # Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after another,
+    # with one all-reduce and one update at the end. Needs less memory; the update is the same.
     micro_batches: int = 1
-    # Local SGD (arXiv 1805.09767), for slow networks: each replica takes so many optimizer steps by itself, each on a
-    # piece of its share of the batch, then all average. A step is that whole round, and batch_size counts its examples.
-    # Above 1, N replicas no longer make the run of one; the run still repeats and resumes bit for bit.
+    # Local SGD (arXiv 1805.09767), for slow networks: each replica takes this many optimizer steps locally, each on a
+    # part of its per-replica batch; then all replicas average their weights. One step of the run is the whole round,
+    # and batch_size is its number of examples. Above 1, the result depends on the number of replicas; runs on the same
+    # topology still repeat and resume bit for bit.
     local_steps: int = 1
-    # Parameter servers (docs/consistency.md): each worker takes a whole batch, and its update waits for nobody. The
-    # gradients are of weights that others change meanwhile: two runs differ, and none is "the same run" as another.
+    # Parameter servers (docs/consistency.md): each worker computes a whole batch and updates the weights without
+    # waiting for the others. Gradients may be stale, so two runs with the same config differ.
     asynchronous: bool = False
-    # Upper bound of the global norm of the summed gradients; None: no clipping.
+    # Maximum global norm of the summed gradients, above 0. None: no clipping.
     clip_norm: float | None = None
-    # After a loss or gradient that is not finite: "stop", "skip" the update, or "rollback" to the last checkpoint due.
+    # If the loss or a gradient is NaN or infinite: "stop" the run, "skip" the update, or "rollback" to the weights of
+    # the last scheduled checkpoint.
     nonfinite: str = "stop"
-    # The run ends all the same after so many updates left out, or so many ways back.
+    # Maximum number of skipped updates or rollbacks in the whole run; one more stops it.
     nonfinite_limit: int = 10
-    # Longest call into TensorFlow between two looks at signals and intervals, in seconds.
+    # Maximum duration of one execution (a group of steps in one call of a tf.function), in seconds. Signals are handled
+    # between executions.
     call_seconds: float = 2.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Communication:
-    """How gradients travel between replicas."""
+    """The all-reduce of the gradients."""
 
-    # The gradients travel in packs of about this many bytes, each as soon as its own are there; 0: all in one.
+    # Size of one all-reduce in bytes: gradients are packed, and each pack is sent as soon as its gradients are
+    # computed. 0: one pack.
     bytes_per_pack: int = 8_000_000
-    # "float32": as they are, float64 too; "bfloat16" or "float16": halved on the wire; weights and slots stay float32.
+    # Data type of the gradients on the network. "float32": not converted. "bfloat16" or "float16": half the bytes;
+    # weights and optimizer slots stay float32.
     dtype: str = "float32"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Evaluation:
-    """When the evaluation split is evaluated; always once more at the end of the run."""
+    """Evaluations during training; there is always one at the end of the run."""
 
+    # Interval of the evaluations.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Agreement:
-    """When it is checked that all replicas hold the same state; always at a start, after a restore and at the end."""
+    """Replica consistency check: all replicas must have the same state. Also at start, after a restore, at the end."""
 
+    # Interval of the checks.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Checkpoint:
-    """When the run is saved, and what is kept; always saved at the end of the run."""
+    """Checkpoints; one is always saved at the end of the run."""
 
+    # Interval of the checkpoints.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    # How many of the newest checkpoints are kept.
+    # Number of newest checkpoints to keep, at least 1.
     keep: int = 3
-    # The evaluation metric whose best checkpoint is kept besides; None: no best checkpoint.
+    # Evaluation metric, such as "accuracy": the checkpoint with its best value is kept as well. None: no best
+    # checkpoint.
     best_metric: str | None = None
-    # Whether a larger ("max") or a smaller ("min") value of best_metric is better.
+    # "max" if larger values of best_metric are better, "min" if smaller ones are.
     best_mode: str = "max"
-    # Write the final model to workdir/model.keras, which Keras alone can load.
+    # Write the final model to workdir/model.keras, which Keras loads without tfdist.
     export: bool = True
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Report:
-    """What the run tells about itself."""
+    """Interval reports: console, workdir/metrics.jsonl and TensorBoard."""
 
+    # Interval of the reports.
     every: Every = dataclasses.field(default_factory=lambda: Every(steps=100))
     # Write scalars to workdir/tensorboard.
     tensorboard: bool = True
-    # There as well: the model's graph, at the start; histograms of the weights, so often (never by default); and a
-    # profile of the steps from the first to the last of [first, last], counted from 1, on the chief.
+    # Write the model's graph for TensorBoard at the start.
     graph: bool = False
+    # Interval of the histograms of the weights for TensorBoard; never by default.
     histograms: Every = dataclasses.field(default_factory=Every)
+    # Profile the steps [first, last], counted from 1, on the chief, for TensorBoard. None: no profile.
     profile: list[int] | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Cluster:
-    """How the workers find each other. Not part of a run's identity: it may differ when a run is resumed."""
+    """Connections between the workers, failure detection and devices. May be changed when a run is resumed."""
 
-    # Ports [port_base, port_base + port_count) are used; which of them, the job's own id decides.
+    # First port of the range [port_base, port_base + port_count), in which the job id selects the ports of a run.
     port_base: int = 10000
+    # Number of ports in the range, which must be within 1024 .. 65535.
     port_count: int = 10000
-    # Seconds that all workers have to find each other before the run gives up and names the missing ones.
+    # Rendezvous timeout: seconds in which all workers must connect. Then the run exits and lists the missing workers.
     connect_seconds: float = 120.0
-    # Seconds of silence after which a peer counts as lost.
+    # Seconds without a heartbeat after which a worker is lost.
     heartbeat_seconds: float = 10.0
-    # Seconds in which a worker must finish a call, its first excepted, or the run ends; None: no limit.
+    # Seconds in which a worker must complete an execution, except its first; otherwise the run exits. None: no limit.
     stall_seconds: float | None = 600.0
-    # Seconds after its start by which a process must have saved and left; None: as long as Slurm lets it, if that says.
+    # Seconds after its start by which a process must have saved a checkpoint and exited. None: the job's time limit in
+    # Slurm if there is one, otherwise no limit.
     time_limit_seconds: float | None = None
-    # Put the job of Slurm back into the queue where it ran out of time or lost a worker (docs/slurm.md).
+    # Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md).
     requeue: bool = False
-    # CPU devices per worker that each act as a replica, for tests on machines without GPUs.
+    # Logical CPU devices per worker, each with one replica; for tests on machines without GPUs.
     logical_devices: int = 1
-    # The weights lie once, in host memory, and all replicas of this machine compute with them: CentralStorageStrategy.
-    # For one worker; the same run as with a copy on each device, slower, but with less memory of the devices.
+    # Keep one copy of the weights in host memory, used by all replicas of this machine (CentralStorageStrategy). One
+    # worker only. Same results as with a copy per device; slower, but needs less device memory.
     central_storage: bool = False
-    # malloc keeps freed memory for the next step, instead of handing it back to the kernel: faster sums over workers.
+    # Configure malloc to keep freed memory for the next step instead of returning it to the kernel: a faster all-reduce
+    # between workers.
     keep_freed_memory: bool = True
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """The configuration of a run."""
 
-    # model(**kw) -> keras.Model.
+    # model(**kw) -> keras.Model. The only field without a default.
     model: dict[str, Any]
-    # adapt(model, read, **kw): sets weights from data before the first step; read(n) returns n prepared examples.
+    # adapt(model, read, **kw): sets weights from data before the first step, such as normalisation statistics; read(n)
+    # returns the first n training examples, prepared without augmentation. None: no adaptation.
     adapt: dict[str, Any] | None = None
     data: Data = dataclasses.field(default_factory=Data)
-    # objective(model, batch, *, training, **kw) -> {"loss": [n], ...}: one value per example.
+    # objective(model, batch, *, training, **kw) -> {"loss": [n], "accuracy": [n], ...}: one value per example.
     objective: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"target": "tfdist.zoo.objectives:classification"}
     )
-    # optimizer(schedule, **kw) -> keras.optimizers.Optimizer.
+    # optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule.
     optimizer: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"target": "keras.optimizers:SGD", "momentum": 0.9}
     )
@@ -194,9 +214,9 @@ class Config:
     agreement: Agreement = dataclasses.field(default_factory=Agreement)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     # Keras callbacks, one spec each: [{"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss"}]. Their logs
-    # hold the objective's values, and those of the evaluation as val_NAME.
+    # contain the objective's values, and those of the evaluation as val_NAME.
     callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     report: Report = dataclasses.field(default_factory=Report)
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
-    # Decides initial weights, order of examples, augmentation and dropout.
+    # Seed of the initial weights, the order of examples, augmentation and dropout; 0 .. 2**31 - 1.
     seed: int = 0

@@ -9,28 +9,34 @@ from typing import Any
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
-    """Calls the function that `spec["target"]` names, with `spec`'s other items as keyword arguments.
+    """Calls the function named by `spec["target"]` with the other items of `spec` as keyword arguments.
 
     Args:
         spec: `{"target": "package.module:function", **keyword_arguments}`.
-        *args: positional arguments put before them.
-        field: the config field that holds `spec`, for messages.
+        *args: positional arguments.
+        field: the config field of `spec`, for messages.
         **extra: further keyword arguments; `spec` may not repeat them.
 
     Returns:
-        What the function returns.
+        The function's result.
 
     Raises:
-        ValueError: the target cannot be imported, or its signature does not take these arguments.
+        ValueError: the target cannot be imported, or its signature does not accept these arguments.
     """
     function = resolve(spec, field=field)
     return function(*args, **_bind(function, spec, args, extra, field))
 
 
 def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected: Any) -> Callable[..., Any]:
-    """Like `build`, for a function that is called later, with `positional` arguments and the keywords `expected`.
+    """Like `build`, but returns the function with the items of `spec` bound as keyword arguments.
 
-    The arguments of `spec` are checked against the signature now, so that a typo ends the run before it starts.
+    The signature is checked immediately, so that a typo is reported before the run starts.
+
+    Args:
+        spec: as in `build`.
+        field: as in `build`.
+        positional: the number of positional arguments of later calls.
+        **expected: keyword arguments of later calls; the values are not used.
 
     Raises:
         ValueError: as `build`.
@@ -41,7 +47,7 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
 
 
 def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
-    """Imports and returns the function that `spec["target"]` names; see `build`."""
+    """Imports and returns the function named by `spec["target"]`; raises ValueError as `build`."""
     target = spec.get("target")
     if not isinstance(target, str) or target.count(":") != 1:
         raise ValueError(f'{field}.target must name a function as "package.module:function". Received: {target!r}')
@@ -50,10 +56,10 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise  # The module exists, and something it imports does not.
+            raise  # The module exists, but one of its own imports does not.
         raise ValueError(
-            f"{field}.target={target!r}: there is no module {error.name!r}. Modules are looked for in the working "
-            "directory and among the installed packages."
+            f"{field}.target={target!r}: there is no module {error.name!r} in the working directory or "
+            "among the installed packages."
         ) from None
     function = module
     for part in name.split("."):
@@ -70,10 +76,10 @@ def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) 
     keywords = {key: value for key, value in spec.items() if key != "target"}
     repeated = sorted(set(keywords) & set(extra))
     if repeated:
-        raise ValueError(f"{field}.{repeated[0]} is given by the framework: remove it. Received: {spec!r}")
+        raise ValueError(f"{field}.{repeated[0]} is set by tfdist: remove it. Received: {spec!r}")
     merged = extra | keywords
     parameters = inspect.signature(function).parameters.values()
-    # Keras' optimizers take any keyword, to refuse later what they do not name.
+    # Keras' optimizers accept any keyword and reject unknown ones later: check the names here.
     of_keras = str(getattr(function, "__module__", "")).startswith("keras.src.optimizers")
     if of_keras or not any(p.kind is p.VAR_KEYWORD for p in parameters):
         names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -84,12 +90,14 @@ def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) 
     try:
         inspect.signature(function).bind(*args, **merged)
     except TypeError as error:
-        raise ValueError(f"{field}: {spec['target']} cannot be called so: {error}. Received: {spec!r}") from None
+        raise ValueError(
+            f"{field}: {spec['target']} cannot be called with these arguments: {error}. Received: {spec!r}"
+        ) from None
     return merged
 
 
 def nearest(name: str, candidates: list[str]) -> str:
-    """Returns a sentence that names the candidate nearest to `name`, or all; begins with a space or is empty."""
+    """Returns a sentence with the candidate nearest to `name`, or with all; starts with a space, or is empty."""
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
     if close:
         return f" Did you mean {close[0]!r}?"

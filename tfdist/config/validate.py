@@ -1,7 +1,4 @@
-"""What a config may hold: types and values, as far as they can be checked without data and devices.
-
-Imports no TensorFlow.
-"""
+"""Checks of a config that need neither data nor devices: types, ranges, contradictions. Imports no TensorFlow."""
 
 import dataclasses
 import math
@@ -20,16 +17,16 @@ CACHES = ("none", "raw", "prepared")
 
 
 def validate(config: schema.Config) -> None:
-    """Checks types and values that need neither data nor devices.
+    """Checks the types and values of all fields.
 
     Raises:
-        ValueError: names every field that is wrong, its value, and what is allowed.
+        ValueError: lists every invalid field with its value and the allowed values.
     """
     problems = list(_type_problems(config, ""))
     if not problems:
         problems = [*_value_problems(config), *_contradictions(config)]
     if problems:
-        raise ValueError("The config cannot be used:\n" + "\n".join(f"  config.{line}" for line in problems))
+        raise ValueError("The config is invalid:\n" + "\n".join(f"  config.{line}" for line in problems))
 
 
 def _type_problems(section: Any, prefix: str) -> Iterator[str]:
@@ -105,7 +102,7 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
     train = config.train
     if train.local_steps > 1 and (train.micro_batches > 1 or train.precision == "float16" or train.nonfinite != "stop"):
         yield (
-            f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and another precision than '
+            f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and a precision other than '
             f"float16. Received: micro_batches={train.micro_batches}, nonfinite={train.nonfinite!r}, "
             f"precision={train.precision!r}"
         )
@@ -116,17 +113,17 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
     )
     if config.cluster.central_storage and not plain:
         yield (
-            'cluster.central_storage needs train.local_steps=1, nonfinite="stop" and another precision than float16. '
-            + received
+            'cluster.central_storage needs train.local_steps=1, nonfinite="stop" and a precision other than '
+            f"float16. {received}"
         )
     others = config.cluster.central_storage or config.callbacks
     if train.asynchronous and not (plain and train.micro_batches == 1 and not others):
         yield (
-            'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", another precision than '
+            'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
             f"float16, cluster.central_storage=False and no callbacks. {received}"
         )
     if config.data.cache == "none" and config.data.cache_dir is not None:
-        yield f'data.cache_dir={config.data.cache_dir!r} keeps nothing, since data.cache is "none": set it to "raw"'
+        yield f'data.cache_dir={config.data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
     if (config.train.epochs is None) == (config.train.steps is None):
         yield (
             "train: set exactly one of epochs and steps. "
@@ -134,16 +131,16 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
         )
     if config.cluster.port_base < 1024 or config.cluster.port_base + config.cluster.port_count > 65536:
         yield (
-            "cluster: [port_base, port_base + port_count) must lie in 1024..65535. "
+            "cluster: [port_base, port_base + port_count) must be within 1024..65535. "
             f"Received: port_base={config.cluster.port_base}, port_count={config.cluster.port_count}"
         )
     if config.checkpoint.best_metric is not None and config.data.evaluation_split is None:
         yield (
-            f"checkpoint.best_metric={config.checkpoint.best_metric!r} needs evaluations, and "
+            f"checkpoint.best_metric={config.checkpoint.best_metric!r} needs evaluations, but "
             "data.evaluation_split is None"
         )
     for spec in config.callbacks:
         if not isinstance(spec, dict):
-            yield f'callbacks must be dicts with a "target" each. Received: {spec!r}'
+            yield f'callbacks must be a list of dicts with a "target". Received: {spec!r}'
     if config.seed >= 2**31:
         yield f"seed must be below 2**31. Received: {config.seed}"

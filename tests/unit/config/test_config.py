@@ -72,7 +72,7 @@ def test_partial_calls_later_with_the_arguments_of_both(lab):
         ({"target": "{lab}:CONSTANT"}, r"config\.f\.target='.*:CONSTANT' is not callable: 3"),
         ({"target": "{lab}:scale", "ofset": 1}, r"config\.f\.ofset: .* takes no argument 'ofset'.*mean 'offset'\?"),
         ({"target": "{lab}:scale", "xyz": 1}, r"takes no argument 'xyz'\. It has: factor, offset\."),
-        ({"target": "{lab}:scale"}, r"config\.f: .*:scale cannot be called so: missing a required argument: 'factor'"),
+        ({"target": "{lab}:scale"}, r"config\.f: .*:scale cannot be called with these arguments: missing a required argument: 'factor'"),
     ],
 )
 def test_a_spec_that_cannot_be_built_says_why(lab, spec, message):
@@ -85,9 +85,9 @@ def test_a_spec_that_cannot_be_built_says_why(lab, spec, message):
 
 def test_a_spec_may_not_repeat_what_the_framework_gives(lab):
     spec = {"target": f"{lab}:losses", "training": True}
-    with pytest.raises(ValueError, match=r"config\.objective\.training is given by the framework: remove it"):
+    with pytest.raises(ValueError, match=r"config\.objective\.training is set by tfdist: remove it"):
         specs.partial(spec, field="config.objective", positional=2, training=True)
-    with pytest.raises(ValueError, match=r"config\.objective: .* cannot be called so: too many positional"):
+    with pytest.raises(ValueError, match=r"config\.objective: .* cannot be called with these arguments: too many positional"):
         specs.partial({"target": f"{lab}:scale"}, field="config.objective", positional=3)
 
 
@@ -138,7 +138,7 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("learning_rate.scaling", "liner", r"must be one of none, linear, sqrt\. Did you mean 'linear'\?"),
         ("checkpoint.best_mode", "maximum", r"must be one of max, min\..* Received: 'maximum'"),
         ("callbacks", {"target": "a:b"}, r"must be list\. Received: \{'target': 'a:b'\} \(dict\)"),
-        ("callbacks", ["a:b"], r"must be dicts with a \"target\" each\. Received: 'a:b'"),
+        ("callbacks", ["a:b"], r"must be a list of dicts with a \"target\"\. Received: 'a:b'"),
         ("seed", -1, r"must be at least 0\. Received: -1"),
         ("seed", 2**31, r"must be below 2\*\*31\. Received: 2147483648"),
     ],
@@ -150,7 +150,7 @@ def test_a_wrong_value_is_refused_with_its_field(name, value, message):
     for section in sections:
         holder = getattr(holder, section)
     setattr(holder, field, value)
-    with pytest.raises(ValueError, match=rf"(?s)^The config cannot be used:\n  config\.{name} {message}[^\n]*$"):
+    with pytest.raises(ValueError, match=rf"(?s)^The config is invalid:\n  config\.{name} {message}[^\n]*$"):
         validate.validate(whole)
 
 
@@ -164,7 +164,7 @@ def test_contradictions_between_fields_are_refused():
         "checkpoint": config.Checkpoint(best_metric="accuracy"),
     }
     with pytest.raises(
-        ValueError, match=r"checkpoint\.best_metric='accuracy' needs evaluations, and data\.evaluation_split"
+        ValueError, match=r"checkpoint\.best_metric='accuracy' needs evaluations, but data\.evaluation_split"
     ):
         validate.validate(make(**contradiction))
 
@@ -302,8 +302,8 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         ("--config.data.batch_size=none", "config.data.batch_size must be int. Received: None"),
         ("--config.data.shuffle=perhaps", "flag --config.data.shuffle=perhaps: ('Non-boolean argument"),
         ("--config.model.num_classes=ten", "flag --config.model.num_classes=ten: invalid literal for int()"),
-        ("--config.model.sizes=[3", "flag --config.model.sizes=[3: must be a list as Python writes it, or none"),
-        ("--config.model.sizes=3", "flag --config.model.sizes=3: must be a list as Python writes it, or none"),
+        ("--config.model.sizes=[3", "flag --config.model.sizes=[3: must be a list in Python notation, or none"),
+        ("--config.model.sizes=3", "flag --config.model.sizes=3: must be a list in Python notation, or none"),
         ("--config.train.epochs=none", "exactly one of epochs and steps. Received: epochs=None, steps=None"),
         ("--confg.seed=3", "Unknown command line flag 'confg.seed'"),
     ],
@@ -321,7 +321,7 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
         (["--config"], "Name a config file"),
         (["--config=nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
-        (["--config=base.py", "eval"], "There is no argument without a flag. Received: 'eval'"),
+        (["--config=base.py", "eval"], "Arguments without a flag are not supported. Received: 'eval'"),
         (["--config=other.py"], "get_config() must return a tfdist.config.Config. Received: dict"),
         (["--config.seed=3", "--config=base.py"], "Found --config.seed=3 in argv before a value for --config"),
     ],

@@ -129,7 +129,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
         (["--workers=2,5000"], "5000 workers, each pinned to a processor of its own, and there are"),
         (["--json=/nowhere/x.json", "--nopin"], "--json=/nowhere/x.json cannot be written: No such file or directory."),
         (["--json=/tmp", "--nopin"], "--json=/tmp cannot be written: Is a directory."),
-        (["steps"], "There is no argument without a flag. Received: 'steps'"),
+        (["steps"], "Arguments without a flag are not supported. Received: 'steps'"),
     ],
 )
 def test_what_cannot_be_measured_is_said(flags, message):
