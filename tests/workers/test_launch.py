@@ -330,7 +330,7 @@ else:
         (["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
         (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
         (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
-        (["--workers=2", "--", f"--config={CONFIG}", "eval"], "Arguments without a flag are not supported. Received: 'eval'"),
+        (["--workers=2", "--", f"--config={CONFIG}", "eval"], "without a flag are not supported. Received: 'eval'"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_starts(arguments, words):

@@ -72,7 +72,7 @@ def test_partial_calls_later_with_the_arguments_of_both(lab):
         ({"target": "{lab}:CONSTANT"}, r"config\.f\.target='.*:CONSTANT' is not callable: 3"),
         ({"target": "{lab}:scale", "ofset": 1}, r"config\.f\.ofset: .* takes no argument 'ofset'.*mean 'offset'\?"),
         ({"target": "{lab}:scale", "xyz": 1}, r"takes no argument 'xyz'\. It has: factor, offset\."),
-        ({"target": "{lab}:scale"}, r"config\.f: .*:scale cannot be called with these arguments: missing a required argument: 'factor'"),
+        ({"target": "{lab}:scale"}, r"config\.f: .*:scale cannot be called with these arguments: missing .* 'factor'"),
     ],
 )
 def test_a_spec_that_cannot_be_built_says_why(lab, spec, message):
@@ -87,7 +87,7 @@ def test_a_spec_may_not_repeat_what_the_framework_gives(lab):
     spec = {"target": f"{lab}:losses", "training": True}
     with pytest.raises(ValueError, match=r"config\.objective\.training is set by tfdist: remove it"):
         specs.partial(spec, field="config.objective", positional=2, training=True)
-    with pytest.raises(ValueError, match=r"config\.objective: .* cannot be called with these arguments: too many positional"):
+    with pytest.raises(ValueError, match=r"objective: .* cannot be called with these arguments: too many positional"):
         specs.partial({"target": f"{lab}:scale"}, field="config.objective", positional=3)
 
 
