@@ -20,7 +20,7 @@ WINGS = {
     "launch": {"config", "report", "cluster", "checkpoint"},
     "keras_fit": {"config", "report", "cluster", "data", "checkpoint", "training"},
     "tools": {"config", "report", "cluster", "data", "checkpoint", "training", "launch"},
-    "zoo": set(),
+    "zoo": {"config", "data"},
     "__main__": {"config", "tools"},
     "main": {"config", "cluster", "training", "tools"},
 }
@@ -182,7 +182,7 @@ def test_the_order_can_be_broken():
         "tfdist.training.loop": "import tfdist\nfrom tfdist.config import flags\nfrom tfdist.training import run\n",
         "tfdist.training.run": "from tfdist.zoo import models\n",
         "tfdist.config.flags": "",
-        "tfdist.zoo.models": "import tfdist.config\nfrom tfdist.zoo.stateless_random import uniform\n",
+        "tfdist.zoo.models": "import tfdist.config\nfrom tfdist.training import run\n",
         "tfdist.zoo.stateless_random": "import math\n",
         "tfdist.data.order": "from tfdist.data import stream\n",
         "tfdist.data.stream": "from tfdist.data.order import order\n",
@@ -192,7 +192,7 @@ def test_the_order_can_be_broken():
         "tfdist.config:2 imports tfdist.training.loop",
         "tfdist.training.loop:1 imports tfdist",
         "tfdist.training.run:1 imports tfdist.zoo.models",
-        "tfdist.zoo.models:1 imports tfdist.config",
+        "tfdist.zoo.models:2 imports tfdist.training.run",
         "tfdist.attic is in no wing: give it its place in WINGS",
     ]
     assert [problem.split()[0] for problem in cycles(sources)] == [

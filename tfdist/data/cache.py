@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config
+from tfdist.data import in_memory
 from tfdist.data.stream import Batch, Prepare, Source
 from tfdist.report import files, run_info
 
@@ -97,7 +98,7 @@ class CachedSource:
         text = json.dumps([identity, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
         self.name = f"tfdist-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()
-        self._tensors: dict[str, tf.Tensor] | None = None
+        self._arrays = in_memory.InMemoryArrays(self._load_all) if directory is None else None
         self._files: dict[str, np.ndarray | ByteStrings] | None = None
 
     def __len__(self) -> int:
@@ -110,16 +111,17 @@ class CachedSource:
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> Batch:
         """Returns the examples `ids`, int64 [n]; the first call reads them all."""
+        if self._arrays is not None:
+            return self._arrays.gather(ids)
         with self._lock, tf.init_scope(), tf.device("CPU:0"), self._name_damaged_example():
-            if self._directory is None and self._tensors is None:
-                self._check()
-                chunks = list(_chunks(self._load, len(self)))
-                self._tensors = {name: tf.concat([c[name] for c in chunks], axis=0) for name in chunks[0]}
-            if self._directory is not None and self._files is None:
+            if self._files is None:
                 self._files = open_files(self.fill())
-        if self._tensors is not None:
-            return {name: tf.gather(tensor, ids) for name, tensor in self._tensors.items()}
         return {name: _gather(array, ids) for name, array in self._files.items()}
+
+    def _load_all(self) -> dict[str, np.ndarray]:
+        self._check()
+        with self._name_damaged_example():
+            return in_memory.collect(_chunks(self._load, len(self)), len(self))
 
     @contextlib.contextmanager
     def _name_damaged_example(self) -> Iterator[None]:

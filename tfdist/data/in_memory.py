@@ -1,31 +1,18 @@
-"""What is said of examples that cannot be read. No TensorFlow."""
+"""Examples in host memory, loaded once and captured by the input pipeline by reference."""
 
-import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
-_NODE = re.compile(r"\{\{.*?\}\}\s*|\s*\[Op:.*")
-
-
-def reason(error: Exception) -> str:
-    """Returns the first line of `error`'s message, without the names of TensorFlow's nodes, ending in a full stop."""
-    text = _NODE.sub("", str(error).strip()).split("\n")[0].strip()
-    return text if text.endswith(".") else f"{text}."
-
-
-# Examples decoded by one call while a source is loaded.
-CHUNK_SIZE = 512
-
 
 class InMemoryArrays:
-    """Arrays that are loaded once, at the first `gather`, and stay in host memory as tensors.
+    """Arrays that are loaded at the first `gather` and kept in host memory as tensors.
 
     Args:
-        load: returns the arrays by name, each [examples, ...]; it runs eagerly, on the host, and only once. The arrays
-            are not copied where TensorFlow can share their memory: nobody may change them afterwards.
+        load: returns the arrays by name, each [examples, ...]. Runs once, eagerly, on the host. The arrays are not
+            copied if TensorFlow can share their memory: do not modify them afterwards.
     """
 
     def __init__(self, load: Callable[[], Mapping[str, np.ndarray | tf.Tensor]]):
@@ -33,26 +20,27 @@ class InMemoryArrays:
         self._lock = threading.Lock()
         self._tensors: dict[str, tf.Tensor] | None = None
 
+    @tf.autograph.experimental.do_not_convert
     def gather(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids` (int64 [n]) as {name: [n, ...]}."""
         with self._lock:
             if self._tensors is None:
-                # The first call comes while `Dataset.map` traces a graph. Lifted out of it, and given to it as eager
-                # tensors, the arrays are captured by reference; as NumPy arrays they would become graph constants.
+                # The first call runs while `Dataset.map` traces a graph. Eager tensors created outside of the graph
+                # are captured by reference; NumPy arrays would become constants of the graph.
                 with tf.init_scope(), tf.device("CPU:0"):
                     self._tensors = {key: tf.convert_to_tensor(value) for key, value in self._load().items()}
                 self._load = None
         return {key: tf.gather(tensor, ids) for key, tensor in self._tensors.items()}
 
 
-def collect(chunks: tf.data.Dataset, num_examples: int) -> dict[str, np.ndarray | tf.Tensor]:
-    """Returns the examples of a dataset of {name: [chunk, ...]} joined to {name: [num_examples, ...]}.
+def collect(chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> dict[str, np.ndarray]:
+    """Returns chunks of examples, {name: [chunk, ...]}, joined to {name: [num_examples, ...]}.
 
-    Numbers are written into one array as they come, so that no more than one chunk is held twice.
+    Each chunk is copied into the result as it arrives, so that at most one chunk is in memory twice.
     """
     joined: dict[str, np.ndarray] = {}
     position = 0
-    for chunk in chunks.as_numpy_iterator():
+    for chunk in chunks:
         for key, values in chunk.items():
             if key not in joined:
                 joined[key] = np.empty((num_examples, *values.shape[1:]), values.dtype)
@@ -63,5 +51,5 @@ def collect(chunks: tf.data.Dataset, num_examples: int) -> dict[str, np.ndarray 
 
 
 def fits(num_bytes: int, limit_mb: float) -> bool:
-    """Whether `num_bytes` are at most `limit_mb` MiB."""
+    """Returns True if `num_bytes` is at most `limit_mb` MiB."""
     return num_bytes <= limit_mb * 2**20

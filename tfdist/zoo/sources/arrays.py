@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.in_memory import InMemoryArrays
 from tfdist.zoo import splits as splits_lib
-from tfdist.zoo.sources.in_memory import InMemoryArrays
 from tfdist.zoo.splits import Slice
 
 DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"

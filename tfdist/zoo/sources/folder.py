@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data import in_memory
 from tfdist.zoo import splits
-from tfdist.zoo.sources import in_memory
-from tfdist.zoo.sources.in_memory import CHUNK_SIZE, InMemoryArrays
+from tfdist.zoo.sources import errors
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "Images are looked for as PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
+# Images decoded by one call when the whole source is read.
+CHUNK_SIZE = 512
 # Images of a batch that are decoded at a time; more were no faster on two cores.
 _PARALLEL_IMAGES = 16
 
@@ -48,7 +50,7 @@ class ImageFolder:
         self._shape = (*self._size, channels)
         self._in_memory = in_memory.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
         names = {"name": self._names, "label": self._labels}
-        self._memory = InMemoryArrays(self._load_images if self._in_memory else lambda: names)
+        self._memory = in_memory.InMemoryArrays(self._load_images if self._in_memory else lambda: names)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -96,7 +98,7 @@ class ImageFolder:
                 image = _decode_file(path, self._shape[-1])
             except tf.errors.OpError as error:
                 raise ValueError(
-                    f"The image {self._file(example)!r} cannot be read: {in_memory.reason(error)} Mend or remove it."
+                    f"The image {self._file(example)!r} cannot be read: {errors.reason(error)} Mend or remove it."
                 ) from None
             if not self._resize and image.shape[:2] != self._size:
                 raise ValueError(
@@ -118,7 +120,7 @@ class ImageFolder:
         decode = tf.autograph.experimental.do_not_convert(lambda paths: {"image": self._decode(paths)})
         chunks = chunks.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         try:
-            return {**in_memory.collect(chunks, len(self)), "label": self._labels}
+            return {**in_memory.collect(chunks.as_numpy_iterator(), len(self)), "label": self._labels}
         except tf.errors.OpError:
             self.verify()
             raise

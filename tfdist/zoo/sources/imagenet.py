@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources import in_memory
+from tfdist.zoo.sources import errors
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 # Open files, below the usual limit of 1,024 of a process; files whose records are located at a time.
@@ -61,7 +61,7 @@ class ImageNet:
                     tf.io.decode_image(found["image"][0], channels=3, expand_animations=False)
                 except (tf.errors.OpError, OSError) as error:
                     raise ValueError(
-                        f"{self._title}: {self._place(example)} cannot be read: {in_memory.reason(error)}"
+                        f"{self._title}: {self._place(example)} cannot be read: {errors.reason(error)}"
                     ) from None
                 label, first = int(found["label"][0]), self._first_label
                 if not 0 <= label < self.num_classes:
