@@ -155,7 +155,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"data": data(source={"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "data_dir": "/nonexistent"})},
-            r"(?s)'cifar10' is not there: it was looked for in '/nonexistent/cifar10/.*download=True.*"
+            r"(?s)'cifar10' not found in '/nonexistent/cifar10/.*download=True.*"
             r"\n  python -c \"import tensorflow_datasets as tfds; tfds\.builder\('cifar10', data_dir='/nonexistent'\)",
         ),
     ],

@@ -5,13 +5,13 @@ Each returns logits [n, num_classes] in float32, under mixed precision too, and 
 own, so that weights are called alike whatever else the process has built before.
 """
 
-import difflib
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from tfdist.config import specs
 from tfdist.zoo import normalization as normalization_lib
 
 NORMALIZATIONS = ("batch", "sync_batch")
@@ -219,11 +219,8 @@ def application(
     """
     names = [n for n, value in vars(keras.applications).items() if inspect.isfunction(value)]
     if name not in names:
-        close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.0)
-        near = next(n for n in names if n.lower() == close[0])
-        raise ValueError(
-            f"keras.applications has no {name!r}. The nearest is {near!r}; all: {', '.join(sorted(names))}"
-        )
+        hint = specs.nearest(name, names)
+        raise ValueError(f"keras.applications has no {name!r}.{hint} All: {', '.join(sorted(names))}")
     function = getattr(keras.applications, name)
     fixed = {"weights": None, "classes": num_classes, "classifier_activation": None, "include_top": True}
     allowed = sorted(set(inspect.signature(function).parameters) - set(fixed) - {"input_shape", "input_tensor"})

@@ -12,12 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import stateless_random
+from tfdist.zoo.mixup import random_mixup
 
 Batch = dict[str, tf.Tensor]
 
 PAD_MODES = ("zero", "reflect")
-# Entries of the table from which mixup looks up Beta(alpha, alpha).
-_BETA_TABLE_SIZE = 1 << 14
 
 
 def image(
@@ -224,49 +223,6 @@ def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int =
 
     keep = outside(draws[:, 0], height)[:, :, tf.newaxis] | outside(draws[:, 1], width)[:, tf.newaxis, :]
     return images * tf.cast(keep, images.dtype)[..., tf.newaxis]
-
-
-def random_mixup(batch: Batch, seeds: tf.Tensor, *, alpha: float, num_classes: int | None, draw: int = 2) -> Batch:
-    """Mixes the images and labels of the pairs (0, 1), (2, 3), ... (Zhang et al., arXiv 1710.09412).
-
-    A pair has one share `s` from Beta(alpha, alpha), drawn with its first row of `seeds`; its examples (a, b) become
-    (s a + (1 - s) b, s b + (1 - s) a), so every example counts as much as it did.
-
-    Args:
-        batch: "image" float32 [n, ...] and "label" int64 [n] or float32 [n, num_classes]; n is even.
-        seeds: int64 [n, 2].
-        alpha: above 0; 1 draws shares uniformly, 0.2 leaves most pairs nearly unmixed.
-        num_classes: the length of a label distribution.
-        draw: the stream of random numbers used.
-
-    Returns:
-        The batch with "label" float32 [n, num_classes]; entries other than image and label pass as they are.
-    """
-    if not alpha > 0:
-        raise ValueError(f"prepare: mixup must be above 0, or 0 for none. Received: {alpha!r}")
-    if num_classes is None:
-        raise ValueError("prepare: mixup turns labels into distributions: set num_classes beside it.")
-    if "label" not in batch:
-        raise ValueError(f"prepare: mixup needs a batch with labels. Received: {', '.join(batch)}.")
-    images, labels = batch["image"], batch["label"]
-    if labels.dtype.is_integer:
-        labels = tf.one_hot(labels, num_classes, dtype=tf.float32)
-    examples = tf.shape(images)[0]
-    even = tf.debugging.assert_equal(
-        examples % 2, 0, f"prepare: mixup pairs neighbours, so that every replica's batch must be even ({images.shape})"
-    )
-    with tf.control_dependencies([even] if even is not None else []):
-        partners = tf.bitwise.bitwise_xor(tf.range(examples), 1)
-    table = tf.constant(stateless_random.beta_quantiles(alpha, _BETA_TABLE_SIZE), tf.float32)
-    draws = tf.gather(stateless_random.uniform(seeds, draw, 1)[:, 0], tf.bitwise.bitwise_and(tf.range(examples), -2))
-    shares = tf.gather(table, tf.cast(draws * _BETA_TABLE_SIZE, tf.int32))
-
-    def mix(values: tf.Tensor) -> tf.Tensor:
-        flat = tf.reshape(values, [examples, values.shape[1:].num_elements()])
-        own = shares[:, tf.newaxis]
-        return _reshape_like(own * flat + (1 - own) * tf.gather(flat, partners), values)
-
-    return {**batch, "image": mix(images), "label": mix(labels)}
 
 
 def _pad(images: tf.Tensor, pad: int) -> tf.Tensor:

@@ -219,7 +219,7 @@ def test_download_fetches_once(tmp_path):
 
 def test_a_failed_fetch_says_why(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(FileNotFoundError, match=r"'small_images' could not be fetched"):
+    with pytest.raises(FileNotFoundError, match=r"'small_images' could not be downloaded"):
         sources.tfds("test", name="small_images", data_dir=str(tmp_path / "file"), download=True)
 
 
@@ -237,7 +237,7 @@ def test_too_large_for_memory_says_how_to_prepare_it(folders, tmp_path):
 @pytest.mark.parametrize(
     "keywords, words",
     [
-        (dict(name="small_image"), ["no data set 'small_image'", "catalog"]),
+        (dict(name="small_image"), ["no dataset 'small_image'", "catalog"]),
         (dict(name="small_images:7.0.0"), ["'small_images:7.0.0' cannot be used", "7.0.0"]),
         (dict(split="valid"), ["no split 'valid'", "test, train"]),
         (dict(split="train[61:]"), ["is empty", "61 examples"]),

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data import in_memory
 from tfdist.zoo import splits
-from tfdist.zoo.sources import in_memory, record_files
-from tfdist.zoo.sources.in_memory import CHUNK_SIZE, InMemoryArrays
+from tfdist.zoo.sources import errors, record_files, tfds_builder
 from tfdist.zoo.sources.record_files import ArrayRecords, Shard
 
+# Records decoded by one call when the whole source is read.
+CHUNK_SIZE = 512
 # Records of a batch that are decoded at a time.
 _PARALLEL_RECORDS = 16
 # What TensorFlow and array_record raise for a record that is damaged or cut off.
@@ -47,11 +49,11 @@ class TfdsSource:
         num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
         self._in_memory = in_memory.fits(num_bytes, memory_limit_mb)
         if self._in_memory:
-            self._memory = InMemoryArrays(self._load)
+            self._memory = in_memory.InMemoryArrays(self._load)
         elif self._format == "array_record":
             self._records = ArrayRecords(self._shards)
         else:
-            raise ValueError(_too_large_message(builder, name, num_bytes, memory_limit_mb))
+            raise ValueError(tfds_builder.too_large_message(builder, name, num_bytes, memory_limit_mb))
 
     def __len__(self) -> int:
         return self._part.stop - self._part.start
@@ -95,7 +97,7 @@ class TfdsSource:
                 position += 1
         except _READ_ERRORS as error:
             raise ValueError(
-                f"{self._title}: record {position} of {shard.path!r} cannot be read: {in_memory.reason(error)} "
+                f"{self._title}: record {position} of {shard.path!r} cannot be read: {errors.reason(error)} "
                 "Delete the folder and fetch the data set again."
             ) from None
 
@@ -106,7 +108,8 @@ class TfdsSource:
             self._records = ArrayRecords(self._shards)
             chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
         try:
-            return in_memory.collect(chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE), len(self))
+            decoded = chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE)
+            return in_memory.collect(decoded.as_numpy_iterator(), len(self))
         except tf.errors.OpError:
             self.verify()
             raise
@@ -166,75 +169,8 @@ def tfds(
     """
     if size is not None and (np.shape(size) != (2,) or min(size) < 1):
         raise ValueError(f"tfds: size must be (height, width) in pixels. Received: {size!r}")
-    builder = _builder(name, data_dir)
-    if not _is_prepared(builder):
-        if not download:
-            raise FileNotFoundError(_not_found_message(builder, name))
-        builder = _fetch(builder, name, data_dir)
+    builder = tfds_builder.prepared_builder(name, data_dir, download=download)
     return TfdsSource(builder, name, split, features, size and tuple(size), memory_limit_mb, encoded)
-
-
-def _builder(name: str, data_dir: str | None) -> Any:
-    import tensorflow_datasets
-
-    try:
-        return tensorflow_datasets.builder(name, data_dir=data_dir)
-    except tensorflow_datasets.core.DatasetNotFoundError:
-        folder = data_dir or tensorflow_datasets.core.constants.DATA_DIR
-        raise ValueError(
-            f"tfds has no data set {name!r}, neither by name nor prepared in {os.fspath(folder)!r}. "
-            "https://www.tensorflow.org/datasets/catalog lists the names."
-        ) from None
-    except (AssertionError, ValueError) as error:  # A version or a configuration that does not exist.
-        raise ValueError(f"tfds data set {name!r} cannot be used: {error}") from None
-
-
-def _is_prepared(builder: Any) -> bool:
-    return (builder.data_path / "dataset_info.json").exists()
-
-
-def _prepare_command(name: str, data_dir: str, download_dir: str | None = None) -> str:
-    downloads = f", download_dir={download_dir!r}" if download_dir else ""
-    return (
-        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir={data_dir!r})'
-        f".download_and_prepare(file_format='array_record'{downloads})\""
-    )
-
-
-def _not_found_message(builder: Any, name: str) -> str:
-    return (
-        f"tfds data set {name!r} is not there: it was looked for in {os.fspath(builder.data_path)!r}. "
-        "Where the machine has internet, download=True in the source fetches it, and so does this command:\n"
-        f"  {_prepare_command(name, os.fspath(builder.data_dir_root))}"
-    )
-
-
-def _fetch(builder: Any, name: str, data_dir: str | None) -> Any:
-    try:
-        builder.download_and_prepare(file_format="array_record")
-    except Exception as error:
-        # Whatever fails inside tfds; another worker that fetches the same at once may have been quicker.
-        if not _is_prepared(_builder(name, data_dir)):
-            raise FileNotFoundError(
-                f"tfds data set {name!r} could not be fetched: {in_memory.reason(error)}"
-            ) from error
-    return _builder(name, data_dir)
-
-
-def _too_large_message(builder: Any, name: str, num_bytes: int, memory_limit_mb: float) -> str:
-    import tensorflow_datasets
-
-    problem = (
-        f"tfds data set {name!r} takes {num_bytes / 2**20:.1f} MiB, memory_limit_mb is {memory_limit_mb:g}, and it is "
-        f"prepared in {os.fspath(builder.data_path)!r} as tfrecord, which has no random access. Raise memory_limit_mb, "
-        "or prepare "
-    )
-    if isinstance(builder, tensorflow_datasets.core.read_only_builder.ReadOnlyBuilder):
-        return problem + "it again with the code that prepared it and file_format='array_record'."
-    root = os.fspath(builder.data_dir_root)
-    other = os.path.join(root, "array_record")
-    command = _prepare_command(name, other, os.path.join(root, "downloads"))
-    return f"{problem}it as ArrayRecord files with this command and set data_dir={other!r}:\n  {command}"
 
 
 def _default_features(info: Any, title: str) -> dict[str, str]:

@@ -1,0 +1,88 @@
+"""Finds the prepared files of a TensorFlow Datasets dataset, or downloads and prepares them."""
+
+import os
+from typing import Any
+
+from tfdist.zoo.sources import errors
+
+
+def prepared_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
+    """Returns the tfds builder of a prepared dataset.
+
+    Args:
+        name: as in tfds: "cifar10", "cifar10:3.0.2", "dataset/config:version".
+        data_dir: the directory of prepared datasets; None: that of tfds.
+        download: download and prepare the dataset as ArrayRecord files if it is not found.
+
+    Raises:
+        FileNotFoundError: the dataset is not found, or could not be downloaded.
+        ValueError: tfds has no such dataset, version or configuration.
+    """
+    builder = _builder(name, data_dir)
+    if _is_prepared(builder):
+        return builder
+    if not download:
+        raise FileNotFoundError(_not_found_message(builder, name))
+    return _download(builder, name, data_dir)
+
+
+def _builder(name: str, data_dir: str | None) -> Any:
+    import tensorflow_datasets
+
+    try:
+        return tensorflow_datasets.builder(name, data_dir=data_dir)
+    except tensorflow_datasets.core.DatasetNotFoundError:
+        folder = data_dir or tensorflow_datasets.core.constants.DATA_DIR
+        raise ValueError(
+            f"tfds has no dataset {name!r}, neither in its catalog nor prepared in {os.fspath(folder)!r}. "
+            "https://www.tensorflow.org/datasets/catalog lists the names."
+        ) from None
+    except (AssertionError, ValueError) as error:  # A version or a configuration that does not exist.
+        raise ValueError(f"tfds dataset {name!r} cannot be used: {error}") from None
+
+
+def _is_prepared(builder: Any) -> bool:
+    return (builder.data_path / "dataset_info.json").exists()
+
+
+def _prepare_command(name: str, data_dir: str, download_dir: str | None = None) -> str:
+    downloads = f", download_dir={download_dir!r}" if download_dir else ""
+    return (
+        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir={data_dir!r})'
+        f".download_and_prepare(file_format='array_record'{downloads})\""
+    )
+
+
+def _not_found_message(builder: Any, name: str) -> str:
+    return (
+        f"tfds dataset {name!r} not found in {os.fspath(builder.data_path)!r}. "
+        "On a machine with internet access, set download=True in the source, or run this command:\n"
+        f"  {_prepare_command(name, os.fspath(builder.data_dir_root))}"
+    )
+
+
+def _download(builder: Any, name: str, data_dir: str | None) -> Any:
+    try:
+        builder.download_and_prepare(file_format="array_record")
+    except Exception as error:
+        # Any error of tfds. Another worker may have prepared the dataset in the meantime.
+        if not _is_prepared(_builder(name, data_dir)):
+            raise FileNotFoundError(f"tfds dataset {name!r} could not be downloaded: {errors.reason(error)}") from error
+    return _builder(name, data_dir)
+
+
+def too_large_message(builder: Any, name: str, num_bytes: int, memory_limit_mb: float) -> str:
+    """Returns the error for a dataset prepared as TFRecord files that exceeds `memory_limit_mb`, and what to do."""
+    import tensorflow_datasets
+
+    problem = (
+        f"tfds dataset {name!r} needs {num_bytes / 2**20:.1f} MiB, memory_limit_mb is {memory_limit_mb:g}, and it is "
+        f"prepared in {os.fspath(builder.data_path)!r} as tfrecord, which has no random access. Increase "
+        "memory_limit_mb, or prepare "
+    )
+    if isinstance(builder, tensorflow_datasets.core.read_only_builder.ReadOnlyBuilder):
+        return problem + "it again with the code that prepared it and file_format='array_record'."
+    root = os.fspath(builder.data_dir_root)
+    other = os.path.join(root, "array_record")
+    command = _prepare_command(name, other, os.path.join(root, "downloads"))
+    return f"{problem}it as ArrayRecord files with this command and set data_dir={other!r}:\n  {command}"
