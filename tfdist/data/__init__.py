@@ -2,7 +2,8 @@
 
     order.py       position in the epoch -> example, by a permutation that is computed, not stored
     stream.py      one worker's shard of each batch: order, read, prepare
-    cache.py       examples kept in memory or on a local disk
+    cache.py       cached examples, in memory or on a local disk
+    in_memory.py   arrays in host memory, for the cache and for the zoo's sources
     autograph.py   AutoGraph for users' functions only
 
 Knows no cluster. Imports config and report.

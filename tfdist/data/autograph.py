@@ -1,8 +1,7 @@
-"""AutoGraph for what users write, and for nothing else.
+"""AutoGraph for users' functions only.
 
-Of a user's function, AutoGraph turns Python's `if`, `for` and `while` over tensors into operations. tfdist's own
-functions are written without them, and compiled with `tf.function(autograph=False)`: to have them rewritten would take
-longer than to trace them, at every start.
+AutoGraph converts Python's `if`, `for` and `while` over tensors to operations. tfdist's own functions do not use them
+and are traced with `tf.function(autograph=False)`: converting them would take longer than tracing, at every start.
 """
 
 import functools
@@ -16,7 +15,7 @@ _OWN = __name__.partition(".")[0]
 
 
 def convert(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` as AutoGraph rewrites it when it is traced, with all that it calls; ours as they are."""
+    """Returns `function` with AutoGraph enabled for it and all that it calls; functions of tfdist are unchanged."""
     plain = function
     while isinstance(plain, functools.partial):
         plain = plain.func

@@ -1,4 +1,4 @@
-"""Examples kept after their first reading: in host memory, or in files on a fast disk of each host.
+"""Cached examples: read once, then kept in host memory, or in files on a local disk of each host.
 
 On disk, a cached split is a directory of NumPy files whose name contains a hash of source, config and length. It is
 written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write it
@@ -26,7 +26,7 @@ from tfdist.data import in_memory
 from tfdist.data.stream import Batch, Prepare, Source
 from tfdist.report import files, run_info
 
-# Examples read, and prepared, at a time while a split is written.
+# Examples read and prepared at a time while the cache is filled.
 CHUNK = 256
 _MANIFEST = "manifest.json"
 
@@ -34,19 +34,19 @@ _MANIFEST = "manifest.json"
 def cached(
     options: config.Data, source: Source | None, prepare: Prepare, *, training: bool
 ) -> tuple[Source | None, Prepare]:
-    """Returns (source, prepare) that read each example once and keep it; the batches are the same.
+    """Returns (source, prepare) with a cache: each example is read once; the batches do not change.
 
     Args:
-        options: `cache` is "raw", to keep what `source` reads, "prepared", to keep what `prepare` makes of it, or
-            "none"; `cache_dir` says where.
-        source: random access to the training split, or to the evaluation split; None where there is none.
+        options: `cache` is "raw" (cache the examples of `source`), "prepared" (cache the output of `prepare`) or
+            "none"; `cache_dir` is the directory, or None for host memory.
+        source: the training or evaluation split; None if there is none.
         prepare: as in `stream`.
-        training: which of the two splits, and what `prepare` is called with.
+        training: True for the training split; passed to `prepare`.
 
     Raises:
-        ValueError: when the first batch is traced: "prepared", and `prepare` uses its seeds, so that what it makes of
-            an example differs from epoch to epoch; or examples differ in shape.
-        OSError: then, too: the directory cannot be written, or is too small.
+        ValueError: when the first batch is traced: cache is "prepared" but `prepare` uses its seeds, so that its output
+            differs between epochs; or examples differ in shape.
+        OSError: when the first batch is traced: the directory cannot be written, or is full.
     """
     if options.cache == "none" or source is None:
         return source, prepare
@@ -66,7 +66,7 @@ def cached(
 
 
 def reject_random(source: Source, prepare: Prepare, *, training: bool) -> None:
-    """Raises a ValueError where `prepare` uses its seeds."""
+    """Raises a ValueError if `prepare` uses its seeds."""
 
     def load(ids: tf.Tensor, seeds: tf.Tensor) -> Batch:
         return prepare(source.read(ids), seeds, training=training)
@@ -75,13 +75,21 @@ def reject_random(source: Source, prepare: Prepare, *, training: bool) -> None:
     graph = tf.function(load, input_signature=signature, autograph=False).get_concrete_function().graph
     if graph.inputs[1].consumers():
         raise ValueError(
-            'config.data.cache="prepared" keeps what config.data.prepare makes of an example, and that is random: it '
-            'would be the same in every epoch. Keep "raw" examples, or leave augmentation out.'
+            'config.data.cache="prepared" would store the random output of config.data.prepare, the same in every '
+            'epoch. Set config.data.cache to "raw", or remove the augmentation.'
         )
 
 
 class CachedSource:
-    """A source that keeps what `load` returns; see `keep`."""
+    """A source that caches the examples returned by `load`; see `cached`.
+
+    Args:
+        source: the original source.
+        load: reads, and may prepare, the examples with the given ids.
+        directory: the cache directory of the host; None: host memory.
+        identity: JSON values that identify source, split and preprocessing.
+        check: called before the cache is filled; raises if the examples cannot be cached.
+    """
 
     def __init__(
         self,
@@ -105,12 +113,12 @@ class CachedSource:
         return len(self._source)
 
     def verify(self) -> None:
-        """Looks for the example that the source cannot read."""
+        """Raises the source's error for its first damaged example, if any."""
         getattr(self._source, "verify", lambda: None)()
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> Batch:
-        """Returns the examples `ids`, int64 [n]; the first call reads them all."""
+        """Returns the examples `ids`, int64 [n]; the first call fills the cache."""
         if self._arrays is not None:
             return self._arrays.gather(ids)
         with self._lock, tf.init_scope(), tf.device("CPU:0"), self._name_damaged_example():
@@ -132,11 +140,11 @@ class CachedSource:
             raise
 
     def fill(self) -> Path:
-        """Writes the split where it is not there whole; returns its directory. Safe in several processes at once.
+        """Writes the split if it is not complete on disk; returns its directory. Several processes may call it at once.
 
         Raises:
             ValueError: examples differ in shape; names the feature.
-            OSError: the directory cannot be written, or is too small; names it.
+            OSError: the directory cannot be written, or is full; names it.
         """
         self._check()
         folder = Path(os.path.expandvars(self._directory)).expanduser()
@@ -147,8 +155,8 @@ class CachedSource:
                     self._write(folder)
         except OSError as error:
             raise type(error)(
-                f"config.data.cache_dir={self._directory!r} cannot hold the examples: {error.strerror or error}. Free "
-                "space there, choose another directory, or set config.data.cache to none."
+                f"config.data.cache_dir={self._directory!r} cannot store the examples: {error.strerror or error}. Free "
+                "space in it, choose another directory, or set config.data.cache to none."
             ) from None
         return folder / self.name
 
@@ -168,7 +176,7 @@ class CachedSource:
 
 
 class ByteStrings:
-    """Byte strings of any length in one file: string i is content[ends[i - 1] : ends[i]]."""
+    """Byte strings of any length in one file; string i is content[ends[i - 1] : ends[i]]."""
 
     def __init__(self, folder: Path, name: str):
         self._ends = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
@@ -183,10 +191,10 @@ class ByteStrings:
 
 
 def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examples: int) -> dict[str, str]:
-    """Writes the joined chunks, an .npy file for each name; returns name -> "numbers", "bytes", or how to read bits.
+    """Writes the chunks, joined, to one .npy file per name; returns name -> kind.
 
-    NumPy's format knows its own dtypes alone: bfloat16 and the like are written as their bits, and their kind is the
-    dtype's name.
+    The kind is "numbers", "bytes" (strings), or the name of a dtype that NumPy's format does not support, such as
+    bfloat16, which is stored as unsigned integers.
     """
     files: dict[str, Any] = {}
     kinds: dict[str, str] = {}
@@ -196,7 +204,7 @@ def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examp
             for name, values in chunk.items():
                 if name not in kinds:
                     if not re.fullmatch(r"\w+", name):
-                        raise ValueError(f"A batch's names must be words to be kept on disk. Received: {name!r}")
+                        raise ValueError(f"On disk, names must be letters, digits and underscores. Received: {name!r}")
                     kinds[name] = _kind(values.dtype)
                     suffix = "bytes" if kinds[name] == "bytes" else "npy"
                     files[name] = stack.enter_context(open(folder / f"{name}.{suffix}", "wb"))
@@ -235,7 +243,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def open_files(folder: Path) -> dict[str, Any]:
-    """Opens what `write_files` has written: name -> an array in the file, or `ByteStrings`."""
+    """Opens the files of `write_files`: name -> memory-mapped array, or `ByteStrings`."""
     kinds = json.loads((folder / _MANIFEST).read_text())["arrays"]
     return {
         name: ByteStrings(folder, name) if kind == "bytes" else _numbers(folder, name, kind)
@@ -265,16 +273,16 @@ def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[d
             first, shape = shapes.setdefault(name, values.shape[1:]), values.shape[1:]
             if shape != first:
                 raise ValueError(
-                    f"Examples that are kept have one shape, and those of {name!r} differ: {list(first)} in the first "
-                    f"{CHUNK} examples, {list(shape)} from example {number * CHUNK} on. Pad all to one length where "
-                    "they are read or prepared, or set config.data.cache to none."
+                    f"Cached examples must have one shape, but those of {name!r} differ: {list(first)} in the first "
+                    f"{CHUNK} examples, {list(shape)} from example {number * CHUNK} on. Pad them to one length in "
+                    "the source or in prepare, or set config.data.cache to none."
                 )
         yield chunk
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock between processes of a host; the file stays, for it cannot be removed without a race."""
+    """Holds a file lock between the processes of a host. The file remains: removing it would be a race."""
     with open(path, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

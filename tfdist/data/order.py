@@ -1,28 +1,28 @@
-"""Which example stands at which position: a permutation per epoch, computed and never stored."""
+"""Position in an epoch -> example id: a permutation per epoch, computed instead of stored."""
 
 import tensorflow as tf
 
-# Keeps the order of examples apart from every other use of the run's seed.
+# Separates the order of examples from other uses of the run's seed.
 SALT = 0x0DE2
 
 
 def example_ids(
     step: tf.Tensor, slots: tf.Tensor, *, seed: int, num_examples: int, global_batch: int, shuffle: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns which examples stand in `slots` of the global batch of `step`.
+    """Returns the ids of the examples in `slots` of the global batch of `step`.
 
-    An epoch is floor(num_examples / global_batch) steps; the remainder is dropped, and every epoch permutes all
-    examples anew. The permutation is a block cipher restricted to [0, num_examples) (`RandomIndexShuffle`), so any
-    position of any epoch is computed in O(1) time and memory. The public `index_shuffle` runs it with 4 rounds, which
-    leaves epochs correlated for up to 60,000 examples; 8 rounds do not.
+    An epoch is floor(num_examples / global_batch) steps; the remainder is dropped, and each epoch has a new permutation
+    of all examples. The permutation is a block cipher restricted to [0, num_examples) (`RandomIndexShuffle`), so any
+    position of any epoch is computed in O(1) time and memory. TensorFlow's public `index_shuffle` uses 4 rounds: epochs
+    of up to 60,000 examples are then correlated. With 8 rounds they are not.
 
     Args:
         step: int64 [], the global step.
-        slots: int64 [n], places in the global batch, in [0, global_batch).
+        slots: int64 [n], positions in the global batch, in [0, global_batch).
         seed: the run's seed.
         num_examples: examples in the split.
-        global_batch: examples in a step, over all replicas.
-        shuffle: False returns the source's own order.
+        global_batch: examples per step, over all replicas.
+        shuffle: False: the order of the source.
 
     Returns:
         (ids, epoch): int64 [n] in [0, num_examples), and int64 [].
@@ -36,7 +36,7 @@ def example_ids(
 
 
 def permuted(positions: tf.Tensor, epoch: tf.Tensor, *, seed: int, num_examples: int) -> tf.Tensor:
-    """Returns which of `num_examples` stand at `positions` (int64 [n]) of a shuffled `epoch` (int64 []): int64 [n]."""
+    """Returns the example ids, int64 [n], at `positions` (int64 [n]) of a shuffled `epoch` (int64 [])."""
     if num_examples == 1:
         return positions
     return tf.raw_ops.RandomIndexShuffle(
@@ -48,9 +48,9 @@ def permuted(positions: tf.Tensor, epoch: tf.Tensor, *, seed: int, num_examples:
 
 
 def seeds(ids: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
-    """Returns int64 [n, 2]: for each example of `ids` (int64 [n]) the seed of all its randomness in this epoch.
+    """Returns the seeds of the examples `ids` (int64 [n]) in this epoch, int64 [n, 2].
 
-    Row i is ((seed << 32) | epoch, id): different for every (seed, epoch, example), and the same on any topology.
+    Row i is ((seed << 32) | epoch, id): unique for each (seed, epoch, example), and the same on any topology.
     """
     stream = tf.fill(tf.shape(ids), tf.constant(seed << 32, tf.int64) | epoch)
     return tf.stack([stream, ids], axis=1)

@@ -1,9 +1,9 @@
-"""Training and evaluation streams: which replica gets which examples, and nothing else.
+"""Training and evaluation streams: the examples of each replica.
 
-A dataset made here is one worker's own, with one element per local replica and step, to be given to
-`strategy.distribute_datasets_from_function`. Through `experimental_distribute_dataset` the textbook policies make every
-worker prepare all examples, and `AutoShardPolicy.HINT` makes it prepare a whole global batch of its own at a time, as
-many steps ahead as there are workers: memory and the first step's delay then do not fall as workers are added.
+A dataset created here belongs to one worker and has one element per local replica and step. It is passed to
+`strategy.distribute_datasets_from_function`. With `experimental_distribute_dataset`, the usual sharding policies would
+make every worker prepare all examples. `AutoShardPolicy.HINT` would make it prepare one global batch at a time, for as
+many steps ahead as there are workers: memory and the delay of the first step would not decrease with more workers.
 """
 
 import dataclasses
@@ -32,15 +32,17 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaShard:
-    """The part of every global batch that one worker's replicas take: consecutive slots, the same on any topology."""
+    """The shard of each global batch that belongs to one worker: consecutive slots for each of its replicas."""
 
-    # The index of this worker's first replica among all, its number of replicas, and the number of all replicas.
+    # Global index of this worker's first replica.
     first_replica: int = 0
+    # Replicas of this worker.
     local_replicas: int = 1
+    # Replicas of all workers.
     num_replicas: int = 1
 
     def locate(self, element: tf.Tensor, global_batch: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the step (int64 []) and the slots (int64 [global_batch / num_replicas]) of an element."""
+        """Returns the step (int64 []) and the slots (int64 [global_batch / num_replicas]) of an element number."""
         size = global_batch // self.num_replicas
         replica = self.first_replica + element % self.local_replicas
         return element // self.local_replicas, replica * size + tf.range(size, dtype=tf.int64)
@@ -55,11 +57,19 @@ def training(
     seed: int,
     shuffle: bool,
 ) -> Callable[[int, int], tf.data.Dataset]:
-    """One worker's share of all steps.
+    """Returns a function that creates the training dataset of one worker.
+
+    Args:
+        source: the training split.
+        prepare: prepare(batch, seeds, *, training) -> batch.
+        shard: the shard of this worker.
+        global_batch: examples per step, over all replicas; divisible by the number of replicas.
+        seed: the run's seed.
+        shuffle: see `order.example_ids`.
 
     Returns:
-        dataset(first_step, last_step): `prepare`d batches [global_batch / num_replicas, ...] of the steps [first_step,
-        last_step). It goes on for ever; see `_pipeline`. However often it is called, `prepare` is traced once.
+        dataset(first_step, last_step): prepared batches [global_batch / num_replicas, ...] of the steps [first_step,
+        last_step), repeated endlessly; see `_pipeline`. `prepare` is traced once for all calls.
     """
     read, prepare = autograph.convert(source.read), autograph.convert(prepare)
 
@@ -75,7 +85,7 @@ def training(
 
 
 def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -> Batch:
-    """Returns the first `count` examples of epoch 0 (all, where there are fewer), prepared without augmentation."""
+    """Returns the first `count` examples of epoch 0 (or all), prepared without augmentation."""
     num_examples = len(source)
     slots = tf.range(min(count, num_examples), dtype=tf.int64)
     read, prepare = autograph.convert(source.read), autograph.convert(prepare)
@@ -93,11 +103,11 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
 def evaluation(
     source: Source, prepare: Prepare, shard: ReplicaShard, *, global_batch: int, seed: int
 ) -> tuple[tf.data.Dataset, int]:
-    """One worker's share of a pass over `source` that takes every example once, padded to full batches.
+    """Returns the evaluation dataset of one worker: every example of `source` once, padded to full batches.
 
     Returns:
-        (dataset, steps): batches with masks, bool [global_batch / num_replicas], False for padding; and the steps of
-        one pass.
+        (dataset, steps): pairs of a batch and its mask, bool [global_batch / num_replicas], False for padding; and the
+        number of steps of one pass.
     """
     num_examples = len(source)
     steps = -(-num_examples // global_batch)
@@ -118,7 +128,7 @@ def _pipeline(
     shard: ReplicaShard, load: Callable[[tf.Tensor], Any], first_step: int, last_step: int
 ) -> tf.data.Dataset:
     elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas)
-    # Endless, though the loop knows the length and never takes more: of a finite stream, several workers would ask each
-    # other in every step whether all have a batch left, and its batches would have dynamic shapes.
+    # Endless, although the loop takes only the steps it needs: with a finite dataset, the workers would communicate in
+    # every step whether all have another batch, and batches would have dynamic shapes.
     elements = elements.repeat()
     return elements.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
