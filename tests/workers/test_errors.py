@@ -230,7 +230,7 @@ def test_a_damaged_npz_and_bad_labels_are_named(fails, tmp_path):
     arrays = {"x_train": np.zeros((96, 8, 8), np.uint8), "x_test": np.zeros((8, 8, 8), np.uint8)}
     np.savez(path, **arrays, y_train=np.arange(96) % 10, y_test=np.array([0, 1, 2, 10, 4, 5, 11, 7]))
     said = fails(tmp_path / "run", npz(path))
-    assert "split 'test': labels must lie in 0..9 (10 classes). Received: 10 for example 3, and 1 more" in said
+    assert "split 'test': labels must be within 0..9 (10 classes). Received: 10 for example 3, and 1 more" in said
     np.savez(path, **arrays, y_train=np.arange(96) % 10, y_test=np.arange(8))
     content = path.read_bytes()
     for damaged in (content[:-100], content[:300] + b"\xff" * 200 + content[500:], b"", b"GIF89a"):

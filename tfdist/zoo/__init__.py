@@ -1,5 +1,11 @@
-"""Models, sources, preprocessing, objectives and schedules that the shipped configs name by dotted path.
+"""What configs name by dotted path: models, sources, preprocessing, objectives, optimizers, schedules.
 
-Nothing here is special: a config may name functions of any package, with the same signatures. This package
-imports none of tfdist's other modules, and they import none of it.
+    models.py, classic.py, airbench.py   networks; normalization.py: batch normalisation in groups
+    sources/                             random access to examples: arrays, folders, tfds, ImageNet, synthetic
+    prepare.py, mixup.py, inception.py   preprocessing and augmentation, without state
+    objectives.py                        one loss and metrics per example
+    optimizers.py, schedules.py          optimizers and learning rates beyond Keras'
+    splits.py, stateless_random.py       split notation; random numbers per example
+
+A config may name functions of any package with the same signatures. Imports config and data; no wing imports the zoo.
 """

@@ -1,4 +1,4 @@
-"""Preprocessing of ImageNet from its JPEGs: the crop of Inception in training (arXiv 1409.4842), the centre else."""
+"""Preprocessing of ImageNet JPEGs: Inception's random crop in training (arXiv 1409.4842), else the centre."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tfdist.zoo import prepare, stateless_random
 
-# Of the ImageNet training images, of each channel in [0, 1].
+# Statistics of the ImageNet training images per channel, in [0, 1].
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Windows drawn for an image, of which the first that fits is taken.
+# Random windows per image; the first one inside of the image is used.
 _TRIES = 10
 _PARALLEL_IMAGES = 16
 
@@ -29,27 +29,27 @@ def image(
 ) -> prepare.Batch:
     """Decodes, crops, scales and normalises images of any size.
 
-    Training takes a window of random area, shape and place out of each image, decodes no more than that, scales it to
-    `size`, and mirrors half of them. Evaluation takes the central square of size / (size + margin) of the shorter side.
+    Training crops a window of random area, aspect ratio and position, decodes only the window, scales it to `size`, and
+    mirrors half of the images. Evaluation crops the central square of size / (size + margin) of the shorter side.
 
     Args:
-        batch: "image" string [n], JPEG or what else `tf.io.decode_image` reads; other entries pass as they are.
+        batch: "image" string [n], JPEG or another format of `tf.io.decode_image`; other entries are unchanged.
         seeds: int64 [n, 2].
-        training: False leaves all randomness out.
+        training: False: no augmentation.
         size: height and width of the result.
-        margin: what evaluation cuts off, in pixels of an image whose shorter side is size + margin.
-        area: the least and the largest area of the window, as shares of the image's.
-        aspect: the least and the largest width by height of the window, drawn evenly in the logarithm.
-        flip: mirror left and right with probability 1/2.
+        margin: pixels cut off in evaluation, for an image whose shorter side is size + margin.
+        area: minimum and maximum area of the window, as fractions of the image.
+        aspect: minimum and maximum width / height of the window, log-uniformly distributed.
+        flip: mirror left-right with probability 1/2.
         mean: subtracted after `scale`, one number per channel.
-        std: divided by at last, one number per channel.
-        scale: factor that takes bytes to [0, 1]; with mean 0 and std 1, `scale=1` leaves 0 .. 255.
+        std: divisor after `mean`, one number per channel.
+        scale: factor that scales bytes to [0, 1]; with mean 0, std 1 and `scale=1`, values are 0 .. 255.
 
     Returns:
         The batch with "image" float32 [n, size, size, 3].
 
     Raises:
-        ValueError: an argument is out of its range, or the batch has no encoded images.
+        ValueError: an argument is out of range, or the batch has no encoded images.
     """
     encoded = batch.get("image")
     if encoded is None or encoded.dtype != tf.string or encoded.shape.rank != 1:
@@ -79,7 +79,7 @@ def image(
 
 
 def random_window(shape: tf.Tensor, draws: tf.Tensor, area: Sequence[float], aspect: Sequence[float]) -> tf.Tensor:
-    """Chooses a window for one image.
+    """Returns a random window of one image.
 
     Args:
         shape: int32 [3], the image's height, width and channels.
@@ -88,7 +88,7 @@ def random_window(shape: tf.Tensor, draws: tf.Tensor, area: Sequence[float], asp
         aspect: see `image`.
 
     Returns:
-        int32 [4]: top, left, height, width. The whole image's largest central square where no try fits into it.
+        int32 [4]: top, left, height, width; the largest central square if none of the windows is inside of the image.
     """
     height, width = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)
     tries = tf.reshape(draws[: 4 * _TRIES], [_TRIES, 4])
@@ -113,7 +113,7 @@ def _shape(content: tf.Tensor) -> tf.Tensor:
     def whole() -> tf.Tensor:
         return tf.shape(tf.io.decode_image(content, channels=3, expand_animations=False))
 
-    # One image of ImageNet is a PNG, whatever its name says.
+    # One image of ImageNet is a PNG despite its name.
     return tf.cond(tf.io.is_jpeg(content), lambda: tf.io.extract_jpeg_shape(content), whole)
 
 

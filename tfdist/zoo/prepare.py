@@ -1,9 +1,9 @@
 """Preprocessing and augmentation of whole batches of images, without state.
 
-`image` is the prepare function for a config; the others are the pure functions it is made of, for prepare functions
-of your own. Every random one takes `seeds` (int64 [n, 2], one row per example) and a `draw` of its own, and changes
-an example by its row of `seeds` alone: the same example and seed give the same bits in any batch, at any position.
-`mixup` is the exception: its unit is the pair of neighbours.
+`image` is the prepare function for a config. The others are its parts, pure functions for other prepare functions. The
+random ones take `seeds` (int64 [n, 2], one row per example) and `draw`, the stream of random numbers. The result for an
+example depends only on its row of `seeds`: it has the same bits in any batch, at any position. The exception is
+`random_mixup`, which mixes pairs of neighbours.
 """
 
 from collections.abc import Sequence
@@ -36,33 +36,33 @@ def image(
     mixup: float = 0.0,
     num_classes: int | None = None,
 ) -> Batch:
-    """Resizes, crops, flips, normalises, cuts out and mixes, in this order; bytes stay bytes until normalised.
+    """Resizes, crops, flips, normalises, cuts out and mixes images, in this order.
 
-    Evaluation resizes and normalises, and takes the centre where `crop` is smaller than the image: nothing else.
+    Evaluation only resizes, takes the central crop if `crop` is set, and normalises.
 
     Args:
-        batch: "image" [n, h, w, c] of any real dtype; "label" int64 [n] for mixup; other entries pass as they are.
+        batch: "image" [n, h, w, c] of any real dtype; "label" int64 [n] for mixup; other entries are unchanged.
         seeds: int64 [n, 2].
-        training: False leaves all randomness out.
+        training: False: no augmentation.
         resize: (height, width) to scale images to first.
         pad: pixels added on every side before a random crop; 4 for CIFAR (arXiv 1512.03385, section 4.2).
         pad_mode: "zero" pads with 0, "reflect" mirrors the image at its border pixels.
-        crop: (height, width) of the crop; None: of the image.
-        flip: True: mirror left and right with probability 1/2; "alternate": an example with probability 1/2 in one
-            epoch, and the other way round in the next (arXiv 2404.00498, section 3.6).
-        scale: factor that takes stored values to [0, 1]: 1/255 for bytes, 1 for floats that are there already.
+        crop: (height, width) of the crop; None: the size of the image.
+        flip: True: mirror left-right with probability 1/2. "alternate": mirror half of the examples in even epochs, and
+            the other half in odd epochs (arXiv 2404.00498, section 3.6).
+        scale: factor that scales stored values to [0, 1]: 1/255 for uint8, 1 for floats in [0, 1].
         mean: subtracted after `scale`, one number per channel.
-        std: divided by at last, one number per channel.
+        std: divisor after `mean`, one number per channel.
         cutout: side in pixels of the square set to the mean; 0: none; 16 for CIFAR-10 (arXiv 1708.04552).
-        mixup: alpha of the Beta(alpha, alpha) that mixes pairs (arXiv 1710.09412); 0: no mixing. Labels become
-            float32 [n, num_classes] in training, and stay int64 [n] in evaluation.
-        num_classes: needed by mixup.
+        mixup: alpha of Beta(alpha, alpha) for mixing pairs (arXiv 1710.09412); 0: no mixup. Labels become
+            float32 [n, num_classes] in training, and remain int64 [n] in evaluation.
+        num_classes: the number of classes, required for mixup.
 
     Returns:
         The batch with "image" float32 [n, height, width, c].
 
     Raises:
-        ValueError: an argument is out of its range, does not fit the images, or the batch has no images.
+        ValueError: an argument is out of range or does not fit the images, or the batch has no images.
     """
     images = batch.get("image")
     if images is None or images.shape.rank != 4:
@@ -82,13 +82,13 @@ def image(
 
 
 def identity(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
-    """Returns the batch as it is: for data that is ready, and for batches without images."""
+    """Returns the batch unchanged, for data that needs no preprocessing."""
     del seeds, training
     return batch
 
 
 def resize_images(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
-    """Scales images [n, h, w, c] to `size` (height, width), bilinear with antialiasing; keeps the dtype, rounding."""
+    """Scales images [n, h, w, c] to `size` (height, width), bilinear with antialiasing; keeps the dtype (rounded)."""
     height, width = _size(size, "resize")
     if images.shape[1:3] == (height, width):
         return images
@@ -108,14 +108,14 @@ def random_crop(
     flip: bool | str = False,
     draw: int = 0,
 ) -> tf.Tensor:
-    """Pads images, cuts a window out of each at a uniformly drawn place, and mirrors half of them.
+    """Pads images, crops each at a uniformly random position, and mirrors half of them if `flip` is set.
 
-    All in one: a flip reads the same pixels in another order, so it costs nothing beside a crop.
+    One function for all three: reading the pixels of a crop in mirrored order costs nothing extra.
 
     Args:
         images: [n, h, w, c], any dtype.
         seeds: int64 [n, 2].
-        size: (height, width) of the window; None: (h, w).
+        size: (height, width) of the crop; None: (h, w).
         pad: pixels added on every side.
         pad_mode: "zero" or "reflect".
         flip: as in `image`.
@@ -126,19 +126,21 @@ def random_crop(
     """
     height, width, _ = _static_size(images)
     if not (isinstance(pad, int) and pad >= 0):
-        raise ValueError(f"prepare: pad must be a whole number of pixels from 0. Received: {pad!r}")
+        raise ValueError(f"prepare: pad must be an integer number of pixels from 0. Received: {pad!r}")
     if flip not in (False, True, "alternate"):
         raise ValueError(f'prepare: flip must be True, False or "alternate". Received: {flip!r}')
     if pad_mode not in PAD_MODES:
         raise ValueError(f"prepare: pad_mode must be one of {', '.join(PAD_MODES)}. Received: {pad_mode!r}")
     if pad_mode == "reflect" and pad >= min(height, width):
-        raise ValueError(f"prepare: pad={pad} cannot reflect images of {height}x{width} pixels: it must be smaller.")
+        raise ValueError(
+            f"prepare: pad={pad} is too large to reflect images of {height}x{width} pixels: it must be smaller."
+        )
     crop_height, crop_width = (height, width) if size is None else _size(size, "crop")
     places_down, places_across = height + 2 * pad - crop_height + 1, width + 2 * pad - crop_width + 1
     if places_down < 1 or places_across < 1:
         raise ValueError(
             f"prepare: crop={crop_height}x{crop_width} is larger than the images of {height}x{width} pixels with "
-            f"pad={pad}. Enlarge them with `resize` or `pad`."
+            f"pad={pad}. Use a smaller crop, or a larger `resize` or `pad`."
         )
     draws = stateless_random.uniform(seeds, draw, 3)
     top = tf.cast(draws[:, 0] * places_down, tf.int32)
@@ -154,7 +156,7 @@ def random_crop(
 
 
 def _alternately(seeds: tf.Tensor, draw: int) -> tf.Tensor:
-    """Returns bool [n] that is drawn for each example in epoch 0 and the opposite of the epoch before in all others."""
+    """Returns bool [n]: random for each example in epoch 0, and inverted in each following epoch."""
     # The first column is (seed << 32) | epoch; see `tfdist.data.order.seeds`.
     epoch = tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF)
     at_first = stateless_random.uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), draw, 3)[:, 2] < 0.5
@@ -162,18 +164,18 @@ def _alternately(seeds: tf.Tensor, draw: int) -> tf.Tensor:
 
 
 def random_flip(images: tf.Tensor, seeds: tf.Tensor, *, draw: int = 0) -> tf.Tensor:
-    """Mirrors each image of [n, h, w, c] left and right with probability 1/2."""
+    """Mirrors each image of [n, h, w, c] left-right with probability 1/2."""
     return random_crop(images, seeds, flip=True, draw=draw)
 
 
 def central_crop(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
-    """Cuts the central window of `size` (height, width) out of images [n, h, w, c]."""
+    """Returns the central crop of `size` (height, width) of images [n, h, w, c]."""
     height, width, _ = _static_size(images)
     crop_height, crop_width = _size(size, "crop")
     if crop_height > height or crop_width > width:
         raise ValueError(
             f"prepare: crop={crop_height}x{crop_width} is larger than the images of {height}x{width} pixels, and "
-            "evaluation pads nothing. Enlarge them with `resize`."
+            "there is no padding in evaluation. Use a smaller crop or a larger `resize`."
         )
     top, left = (height - crop_height) // 2, (width - crop_width) // 2
     return images[:, top : top + crop_height, left : left + crop_width]
@@ -182,7 +184,7 @@ def central_crop(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
 def normalise(
     images: tf.Tensor, *, scale: float = 1.0, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> tf.Tensor:
-    """Returns (images * scale - mean) / std as float32, `mean` and `std` being one number per channel."""
+    """Returns (images * scale - mean) / std as float32; `mean` and `std` have one number per channel."""
     channels = images.shape[-1]
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and np.shape(values) != (channels,):
@@ -193,7 +195,7 @@ def normalise(
         return tf.cast(images, tf.float32) * scale
     factor = np.full(channels, scale) / (1.0 if std is None else np.asarray(std, np.float64))
     offset = np.zeros(channels) if mean is None else -np.asarray(mean, np.float64) / scale * factor
-    # Constants as long as an image row: broadcasting along the last axis alone, 3 long, takes seven times as long.
+    # Constants of the length of an image row: broadcasting along the channel axis takes seven times as long.
     _, width, _ = _static_size(images)
     rows = tf.cast(tf.reshape(images, [-1, width * channels]), tf.float32)
     rows = rows * np.tile(factor, width).astype(np.float32) + np.tile(offset, width).astype(np.float32)
@@ -203,7 +205,7 @@ def normalise(
 def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int = 1) -> tf.Tensor:
     """Sets a square to 0, the mean of normalised images (DeVries and Taylor, arXiv 1708.04552).
 
-    The square's centre is any pixel with equal probability; what reaches beyond the image is cut off.
+    The centre is uniformly distributed over all pixels; the square is clipped at the image borders.
 
     Args:
         images: float [n, h, w, c].
@@ -212,7 +214,7 @@ def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int =
         draw: the stream of random numbers used.
     """
     if not (isinstance(size, int) and size >= 1):
-        raise ValueError(f"prepare: cutout must be the side of a square in whole pixels. Received: {size!r}")
+        raise ValueError(f"prepare: cutout must be an integer number of pixels. Received: {size!r}")
     height, width, _ = _static_size(images)
     draws = stateless_random.uniform(seeds, draw, 2)
 
@@ -226,7 +228,7 @@ def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int =
 
 
 def _pad(images: tf.Tensor, pad: int) -> tf.Tensor:
-    # As rows of width * channels values: five times as fast as padding pixels of `channels` values.
+    # Rows of width * channels values: five times as fast as padding pixels of `channels` values.
     height, width, channels = _static_size(images)
     rows = tf.reshape(images, [-1, height, width * channels])
     rows = tf.pad(rows, ((0, 0), (pad, pad), (pad * channels, pad * channels)))
@@ -234,15 +236,15 @@ def _pad(images: tf.Tensor, pad: int) -> tf.Tensor:
 
 
 def _reflect(positions: tf.Tensor, length: int) -> tf.Tensor:
-    """Mirrors positions beyond [0, length) at the first and last one: -1 is 1, `length` is `length - 2`."""
+    """Reflects positions outside of [0, length) at the first and last one: -1 -> 1, `length` -> `length - 2`."""
     return length - 1 - tf.abs(length - 1 - tf.abs(positions))
 
 
 def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
     """Returns pixels [n, a, b, c] of images [n, h, w, c] at `rows` (int32 [n, a]) and `columns` (int32 [n or 1, b])."""
     height, width, channels = _static_size(images)
-    # One gather of whole pixels for all examples: the fastest of eight ways measured on one core, 7 ms for 1,024 crops
-    # of 32x32 (ImageProjectiveTransformV3 17 ms, grouping by offset 22 ms).
+    # One gather of pixels for all examples: the fastest of eight variants on one core, 7 ms for 1,024 crops of
+    # 32x32 (ImageProjectiveTransformV3 17 ms, grouping by offset 22 ms).
     pixels = tf.reshape(images, [-1, height * width, channels])
     return tf.gather(pixels, (rows * width)[:, :, tf.newaxis] + columns[:, tf.newaxis, :], batch_dims=1)
 
@@ -255,7 +257,7 @@ def _static_size(images: tf.Tensor) -> tuple[int, int, int]:
     height, width, channels = images.shape[1:]
     if None in (height, width, channels):
         raise ValueError(
-            f"prepare: images must have one size, known beforehand. Received: {images.shape}. Set the source's size."
+            f"prepare: images must have a static size. Received: {images.shape}. Set the size of the source."
         )
     return height, width, channels
 

@@ -21,34 +21,34 @@ def split_name(split: str, names: Iterable[str], *, source: str) -> str:
     """Returns the name in `split`, "train" in "train[:90%]".
 
     Args:
-        split: the split asked for.
+        split: a name of `names`, with or without a slice.
         names: the splits that exist.
-        source: what they belong to, for messages.
+        source: the name of the source, for messages.
 
     Raises:
-        ValueError: `split` cannot be read, or names no split of `names`.
+        ValueError: `split` has another notation, or its name is not in `names`.
     """
     match = _SPLIT.fullmatch(split)
     if match is None:
-        raise ValueError(f"{source}: the split {split!r} cannot be read. {_NOTATION}")
+        raise ValueError(f"{source}: the split {split!r} is not valid. {_NOTATION}")
     if match["name"] not in (existing := sorted(names)):
         raise ValueError(f"{source} has no split {match['name']!r}. It has: {', '.join(existing) or 'none'}.")
     return match["name"]
 
 
 def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
-    """Returns the examples that `split` stands for.
+    """Returns the range of examples of `split`.
 
     Percentages are rounded to the nearest example as tfds rounds them (`round(percent * length / 100)`), negative
-    bounds count from the end, and a unit given to one bound holds for both ("train[10:20%]" is 10 % to 20 %).
+    bounds count from the end, and a unit at one bound applies to both ("train[10:20%]" is 10 % to 20 %).
 
     Args:
         split: a name of `lengths`, with or without a slice.
         lengths: the number of examples in every split.
-        source: what they belong to, for messages.
+        source: the name of the source, for messages.
 
     Raises:
-        ValueError: `split` cannot be read, names no split, reaches beyond its ends, or holds no example.
+        ValueError: `split` has another notation, does not exist, exceeds its bounds, or is empty.
     """
     name = split_name(split, lengths, source=source)
     length = lengths[name]
@@ -65,7 +65,7 @@ def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
 def _bounds(split: str, first: str, last: str, length: int, source: str) -> tuple[int, int]:
     matches = [_BOUND.fullmatch(text) for text in (first, last)]
     if any(text and not match for text, match in zip((first, last), matches, strict=True)) or not any(matches):
-        raise ValueError(f"{source}: the slice of {split!r} cannot be read. {_NOTATION}")
+        raise ValueError(f"{source}: the slice of {split!r} is not valid. {_NOTATION}")
     percent = any(match and match["unit"] for match in matches)
     bounds = []
     for match, default in zip(matches, (0, length), strict=True):
@@ -74,9 +74,11 @@ def _bounds(split: str, first: str, last: str, length: int, source: str) -> tupl
         elif percent:
             bounds.append(round(float(match["value"]) * length / 100.0))
         elif "." in match["value"]:
-            raise ValueError(f"{source}: {split!r} counts examples in fractions. Did you mean per cent? {_NOTATION}")
+            raise ValueError(
+                f"{source}: {split!r} has a fractional number of examples. Did you mean per cent? {_NOTATION}"
+            )
         else:
             bounds.append(int(match["value"]))
     if any(abs(bound) > length for bound in bounds):
-        raise ValueError(f"{source}: the split {split!r} reaches beyond its {length} examples.")
+        raise ValueError(f"{source}: the split {split!r} exceeds its {length} examples.")
     return tuple(bound + length if bound < 0 else bound for bound in bounds)

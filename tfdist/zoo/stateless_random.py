@@ -1,4 +1,4 @@
-"""Random numbers that are looked up by address, not drawn in turn."""
+"""Stateless random numbers: each is a hash of a seed, a stream and a position."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,13 +12,13 @@ _MULTIPLIER_2 = 0x94D049BB133111EB
 def uniform(seeds: tf.Tensor, draw: int, count: int) -> tf.Tensor:
     """Returns uniform numbers for every row of `seeds`, all rows at once.
 
-    Number `[i, j]` is a hash of `(seeds[i], draw, j)` and of nothing else: it is the same in any batch, at any
-    position in it, on any topology. Row i is the stream of a SplitMix64 generator (Steele, Lea and Flood, "Fast
+    Number `[i, j]` is a hash of `(seeds[i], draw, j)` only: it is the same in any batch, at any position in the batch,
+    on any topology. Row i is the stream of a SplitMix64 generator (Steele, Lea and Flood, "Fast
     splittable pseudorandom number generators", OOPSLA 2014) whose state is the hash of `(seeds[i], draw)`.
 
     Args:
         seeds: int64 [n, 2], for example a prepare function's `seeds`.
-        draw: which of a row's independent streams; every use of randomness on a row takes one of its own.
+        draw: the number of the stream; each use of randomness needs a different one.
         count: numbers per row.
 
     Returns:
@@ -30,7 +30,7 @@ def uniform(seeds: tf.Tensor, draw: int, count: int) -> tf.Tensor:
     state = _mix(state + _uint64(_GAMMA * (draw + 1)))
     columns = tf.cast(tf.range(1, count + 1), tf.uint64) * _uint64(_GAMMA)
     hashed = _mix(state[:, tf.newaxis] + columns)
-    # A float32 holds 24 bits: int32 in between because uint64 to float32 would round up to 1.0.
+    # The upper 24 bits, the precision of float32. By way of int32: uint64 to float32 would round up to 1.0.
     bits = tf.cast(tf.bitwise.right_shift(hashed, _uint64(40)), tf.int32)
     return tf.cast(bits, tf.float32) * (1.0 / (1 << 24))
 
@@ -38,9 +38,9 @@ def uniform(seeds: tf.Tensor, draw: int, count: int) -> tf.Tensor:
 def beta_quantiles(alpha: float, count: int) -> np.ndarray:
     """Returns the (i + 1/2) / count quantiles of Beta(alpha, alpha), float64 [count], rising and symmetric about 1/2.
 
-    A table instead of a sampler: every pair looks up its share, and rejection or vectorised powers, whose last bit
-    depends on the place in the vector, stay out of the batch. The density's pole at 0 for alpha < 1 goes with
-    x = t**(1 / alpha), which turns the integral of x**(alpha - 1) (1 - x)**(alpha - 1) into a smooth one.
+    A lookup table instead of a sampler avoids rejection sampling, and vectorised powers, whose last bit depends on the
+    position in the vector. For alpha < 1 the density has a pole at 0; the substitution x = t**(1 / alpha) makes the
+    integral of x**(alpha - 1) (1 - x)**(alpha - 1) smooth.
     """
     t = np.linspace(0.0, 0.5**alpha, 1 << 16)
     density = (1.0 - t ** (1.0 / alpha)) ** (alpha - 1.0)

@@ -108,7 +108,7 @@ def test_evaluation_takes_the_centre(folder):
 
 
 def test_what_is_missing_or_damaged_is_named(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there are no TFRecord files. They are looked for as"):
+    with pytest.raises(FileNotFoundError, match=r"there are no TFRecord files. Expected: "):
         sources.imagenet("train", path=str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"has no split 'test'. It has: train, validation"):
         sources.imagenet("test", path=str(folder))
@@ -119,9 +119,9 @@ def test_what_is_missing_or_damaged_is_named(folder, tmp_path):
         sources.imagenet("train", path=str(tmp_path))
     for number in (0, 2):
         (tmp_path / "train" / f"train-{number:05d}-of-00003").write_bytes(content[: -7 * number])
-    with pytest.raises(ValueError, match=r"train-00002-of-00003' is cut off or no TFRecord file, at byte \d+. Fetch"):
+    with pytest.raises(ValueError, match=r"train-00002-of-00003' is cut off or not a TFRecord file, at byte \d+. Download"):
         sources.imagenet("train", path=str(tmp_path))
-    with pytest.raises(ValueError, match=r"the record at byte \d+ of .* has the label 3, and labels go from 1 to 2"):
+    with pytest.raises(ValueError, match=r"the record at byte \d+ of .* has the label 3, but labels must be 1 to 2"):
         sources.imagenet("train", path=str(folder), num_classes=2).verify()
     with pytest.raises(ValueError, match=r'inception:image needs a batch with "image", encoded, string \[n\]. Rec'):
         inception.image({"image": tf.zeros([2, 8, 8, 3])}, tf.zeros([2, 2], tf.int64), training=True)

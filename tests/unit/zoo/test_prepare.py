@@ -345,5 +345,5 @@ def test_a_batch_without_images_is_named():
     with pytest.raises(ValueError, match=r"mixup needs a batch with labels\. Received: image"):
         unlabelled = {"image": batch_of(4)["image"]}
         prepare.image(unlabelled, seeds_of(range(4)), training=True, mixup=0.2, num_classes=5)
-    with pytest.raises(ValueError, match="evaluation pads nothing"):
+    with pytest.raises(ValueError, match="there is no padding in evaluation"):
         prepare.image(batch_of(4), seeds_of(range(4)), training=False, pad=4, crop=(12, 12))

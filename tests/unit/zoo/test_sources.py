@@ -214,7 +214,7 @@ def test_a_damaged_npz_is_called_damaged(tmp_path, how):
     path = tmp_path / "x.npz"
     np.savez(path, **npz_arrays())
     damage(path, how)
-    with pytest.raises(ValueError, match=r"x\.npz' is damaged or no \.npz file"):
+    with pytest.raises(ValueError, match=r"x\.npz' is damaged or not an \.npz file"):
         sources.npz("train", path=str(path))
 
 
@@ -406,7 +406,7 @@ def test_a_damaged_image_is_named(tmp_path, how, limit):
     bad = pathlib.Path(source._file(555))
     damage(bad, how)
     with pytest.raises(
-        ValueError, match=rf"The image '.*/train/a/{bad.name}' cannot be read: \w.*\. Mend or"
+        ValueError, match=rf"The image '.*/train/a/{bad.name}' cannot be read: \w.*\. Repair or"
     ) as caught:
         source.verify()
     assert "{{" not in str(caught.value) and "\n" not in str(caught.value)

@@ -152,9 +152,9 @@ def test_slices_cross_shards(folders, file_format, limit):
 
 def test_images_of_several_sizes_need_a_size(folders):
     keywords = dict(name="uneven_images", data_dir=folders["array_record"])
-    with pytest.raises(ValueError, match=r"names no pair to learn from: choose with features=.*image, key"):
+    with pytest.raises(ValueError, match=r"has no supervised pair: set features=.*image, key"):
         sources.tfds("train", **keywords)
-    with pytest.raises(ValueError, match=r"'image' has no fixed shape, but \(None, None, 3\).*size=\(height, width\)"):
+    with pytest.raises(ValueError, match=r"'image' has no fixed shape \(\(None, None, 3\)\).*size=\(height, width\)"):
         sources.tfds("train", **keywords, features={"image": "image"})
     for limit in (2048, 0):
         source = sources.tfds("test", **keywords, features={"image": "image"}, size=[3, 2], memory_limit_mb=limit)

@@ -1,9 +1,9 @@
 """Sources: random access to the examples of a split.
 
-A source is made by `function(split, **keywords)`, `split` in tfds' notation ("train[:90%]"), and has `len(source)`,
-`source.num_classes`, `source.read(ids)`, which turns int64 [n] into a batch inside `Dataset.map`, and
-`source.verify()`, which reads everything and names the first damaged example. Making one checks what can be checked
-without reading the examples, and runs no TensorFlow operation: devices can still be configured after it.
+A source is created by `function(split, **keywords)`, `split` in the notation of tfds ("train[:90%]"). It has
+`len(source)`; `source.num_classes`; `source.read(ids)`, which returns the batch of int64 [n] ids inside `Dataset.map`;
+and `source.verify()`, which reads everything and raises an error for the first damaged example. The constructor checks
+what it can without reading the examples, and runs no TensorFlow operation, so that devices can be configured after it.
 """
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz

@@ -1,4 +1,4 @@
-"""Arrays in memory, .npz files, and the digits that come with the package."""
+"""Arrays in memory, .npz files, and the digits included in the package."""
 
 import hashlib
 import os
@@ -15,16 +15,14 @@ from tfdist.zoo import splits as splits_lib
 from tfdist.zoo.splits import Slice
 
 DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
-# Keras' names of what this package calls image and label: `x_train`, `y_train`.
+# Keras' names for image and label: `x_train`, `y_train`.
 _KERAS_NAMES = {"x": "image", "y": "label"}
-
-
-# Rows of an array that its fingerprint takes in, at least, where there are so many.
+# Minimum number of rows of an array in its fingerprint, if it has that many.
 _FINGERPRINT_ROWS = 256
 
 
 class Arrays:
-    """Examples [start, stop) of arrays that all have one length; see `arrays`."""
+    """Examples [start, stop) of arrays of equal length; see `arrays`."""
 
     def __init__(self, features: Mapping[str, np.ndarray], part: Slice, num_classes: int | None, name: str):
         self.num_classes = num_classes
@@ -47,32 +45,32 @@ class Arrays:
         return self._memory.gather(ids)
 
     def verify(self) -> None:
-        """Returns: the arrays were checked when they were given."""
+        """Does nothing: the arrays were checked by the constructor."""
 
     def fingerprint(self) -> str:
-        """A hash of names, shapes and types, and of rows at even distances."""
+        """Returns a hash of names, shapes, dtypes, and of evenly spaced rows."""
         return self._fingerprint
 
 
 def arrays(
     split: str, *, splits: Mapping[str, Mapping[str, np.ndarray]], num_classes: int | None = None, name: str = "arrays"
 ) -> Arrays:
-    """Examples from arrays that the program holds.
+    """Examples from arrays in memory.
 
     Args:
         split: a name of `splits`, with or without a slice.
         splits: {split: {feature: array [examples, ...]}}, for example {"train": {"image": x, "label": y}}. The feature
-            "label" must hold classes: integers [examples] or [examples, 1], from 0. The arrays are not copied: leave
-            them unchanged.
+            "label" must be class numbers: integers [examples] or [examples, 1], from 0. The arrays are not copied: do
+            not modify them.
         num_classes: the number of classes; None: the largest label of all splits + 1.
-        name: what messages call the data.
+        name: the name of the dataset in messages.
 
     Returns:
         A source of {feature: [n, ...]}, labels as int64 [n].
 
     Raises:
-        ValueError: the split does not exist or is empty, arrays differ in length, labels are no integers or out of
-            range; names the split, and the first bad example.
+        ValueError: the split does not exist or is empty, arrays differ in length, labels are not integers or are out
+            of range; names the split and the first invalid example.
     """
     checked = {key: _check_features(features, f"{name}, split {key!r}") for key, features in splits.items()}
     labels = {key: features["label"] for key, features in checked.items() if "label" in features}
@@ -82,10 +80,10 @@ def arrays(
 def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
     """Examples from one .npz file.
 
-    Arrays are named FEATURE_SPLIT: `image_train`, `label_train`, `image_test`, `label_test`, and any other feature;
-    `x_train`, `y_train`, Keras' names (mnist.npz), are read as `image_train`, `label_train`. Images without an axis of
-    channels, [examples, h, w], get one. Nothing is unpickled. The labels of all splits are read, and the features of
-    the one that is asked for, into memory.
+    Arrays are named FEATURE_SPLIT: `image_train`, `label_train`, `image_test`, `label_test`, and any other feature.
+    Keras' names (mnist.npz) `x_train`, `y_train` are read as `image_train`, `label_train`. Images without a channel
+    axis, [examples, h, w], get one. Pickled objects are rejected. The labels of all splits and the features of the
+    chosen split are read into memory.
 
     Args:
         split: a SPLIT of the file, with or without a slice.
@@ -97,27 +95,27 @@ def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, names no arrays so, holds pickled objects; or as `arrays`.
+        ValueError: the file is damaged, its arrays have other names, or it contains pickled objects; or as `arrays`.
     """
     name = f"npz {path!r}"
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{name}: there is no file {os.path.abspath(path)!r}.")
     try:
         if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("it is no zip archive")
-        with np.load(path, allow_pickle=False) as file:  # Pickles run code when they are read.
+            raise zipfile.BadZipFile("not a zip archive")
+        with np.load(path, allow_pickle=False) as file:  # Unpickling can run code.
             return _read_npz(file, split, num_classes, name)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{name} is damaged or no .npz file: {error}. Write it again with np.savez.") from None
+        raise ValueError(f"{name} is damaged or not an .npz file: {error}. Write it again with np.savez.") from None
 
 
 def digits(split: str) -> Arrays:
-    """The 1,797 handwritten digits of 8x8 pixels that come with the package.
+    """The 1,797 handwritten digits of 8x8 pixels included in the package.
 
     The test set of E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
-    Repository, 1998, CC BY 4.0. The splits are ours: of every class, in the data's own order, each fifth image belongs
-    to "test" (355 images) and the others to "train" (1,442), so that all 13 writers are in both; "all" is everything.
-    `tfdist/zoo/data/README.md` says more.
+    Repository, 1998, CC BY 4.0. The splits are defined here: every fifth image of each class, in the order of the
+    data, is in "test" (355 images), the others are in "train" (1,442), so that both contain all 13 writers; "all"
+    contains all images. See `tfdist/zoo/data/README.md`.
 
     Args:
         split: "train", "test" or "all", with or without a slice.
@@ -143,7 +141,7 @@ def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, n
             keys.setdefault(part, {})[_KERAS_NAMES.get(feature, feature)] = key
     if not keys:
         raise ValueError(
-            f"{name}: its arrays must be named FEATURE_SPLIT, as image_train or x_train. It has: "
+            f"{name}: its arrays must be named FEATURE_SPLIT, such as image_train or x_train. It has: "
             f"{', '.join(file.files) or 'none'}."
         )
     chosen = splits_lib.split_name(split, keys, source=name)
@@ -187,11 +185,11 @@ def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str,
         raise ValueError(f"{where} has no arrays.")
     for key, values in features.items():
         if values.dtype.hasobject or values.ndim == 0:
-            raise ValueError(f"{where}: {key!r} must be an array of numbers or bytes, with an axis of examples.")
+            raise ValueError(f"{where}: {key!r} must be an array of numbers or bytes with shape [examples, ...].")
     lengths = {key: len(values) for key, values in features.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
-        raise ValueError(f"{where}: its arrays must have one length. Received: {listed}.")
+        raise ValueError(f"{where}: its arrays must have equal lengths. Received: {listed}.")
     return {key: _check_label(values, where) if key == "label" else values for key, values in features.items()}
 
 
@@ -201,7 +199,7 @@ def _check_label(label: np.ndarray, where: str) -> np.ndarray:
     if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
         raise ValueError(
             f"{where}: labels must be integers [examples]. Received: {label.dtype} {list(label.shape)}. "
-            "Put other targets under another name."
+            "Use another name for other targets."
         )
     return label.astype(np.int64)
 
@@ -214,7 +212,7 @@ def _count_classes(labels: dict[str, np.ndarray], num_classes: int | None, name:
         bad = np.flatnonzero((label < 0) | (label >= num_classes))
         if len(bad):
             raise ValueError(
-                f"{name}, split {part!r}: labels must lie in 0..{num_classes - 1} ({num_classes} classes). "
-                f"Received: {label[bad[0]]} for example {bad[0]}, and {len(bad) - 1} more outside."
+                f"{name}, split {part!r}: labels must be within 0..{num_classes - 1} ({num_classes} classes). "
+                f"Received: {label[bad[0]]} for example {bad[0]}, and {len(bad) - 1} more."
             )
     return num_classes

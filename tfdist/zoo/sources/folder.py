@@ -1,4 +1,4 @@
-"""Image files in folders, laid out as `tfds.ImageFolder` has them: PATH/SPLIT/CLASS/*.jpg."""
+"""Image files in folders, in the layout of `tfds.ImageFolder`: PATH/SPLIT/CLASS/*.jpg."""
 
 import collections
 import hashlib
@@ -14,10 +14,10 @@ from tfdist.zoo import splits
 from tfdist.zoo.sources import errors
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-_LAYOUT = "Images are looked for as PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
+_LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
 # Images decoded by one call when the whole source is read.
 CHUNK_SIZE = 512
-# Images of a batch that are decoded at a time; more were no faster on two cores.
+# Images of a batch decoded in parallel; more were not faster on two cores.
 _PARALLEL_IMAGES = 16
 
 
@@ -40,7 +40,7 @@ class ImageFolder:
         files = [_image_names(os.path.join(path, part, label)) for label in self.classes]
         labels = np.repeat(np.arange(self.num_classes), [len(names) for names in files])
         self._part = splits.resolve(split, {part: len(labels)}, source=name)
-        # By class, "train[:90%]" would lack the last classes. RandomState's streams are the same in all NumPy versions.
+        # Sorted by class, "train[:90%]" would lack the last classes. RandomState is stable across NumPy versions.
         order = np.random.RandomState(0).permutation(len(labels))[self._part.start : self._part.stop]
         self._names = np.concatenate(files)[order]
         self._labels = labels[order].astype(np.int64)
@@ -74,7 +74,7 @@ class ImageFolder:
         """Decodes every image.
 
         Raises:
-            ValueError: names the first one that cannot be decoded, or has another size than the first.
+            ValueError: names the first image that cannot be decoded, or differs in size from the first one.
         """
         decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
         with tf.device("CPU:0"):
@@ -87,7 +87,7 @@ class ImageFolder:
                     self._find_damage(start, paths)
 
     def fingerprint(self) -> str:
-        """A hash of the files' names and labels, in their order."""
+        """Returns a hash of the names and labels of the files, in order."""
         digest = hashlib.sha256(b"\0".join(self._names.tolist()) + self._labels.tobytes())
         digest.update("/".join(self.classes).encode())
         return digest.hexdigest()[:16]
@@ -98,11 +98,11 @@ class ImageFolder:
                 image = _decode_file(path, self._shape[-1])
             except tf.errors.OpError as error:
                 raise ValueError(
-                    f"The image {self._file(example)!r} cannot be read: {errors.reason(error)} Mend or remove it."
+                    f"The image {self._file(example)!r} cannot be read: {errors.reason(error)} Repair or remove it."
                 ) from None
             if not self._resize and image.shape[:2] != self._size:
                 raise ValueError(
-                    f"The image {self._file(example)!r} has {image.shape[0]}x{image.shape[1]} pixels, and "
+                    f"The image {self._file(example)!r} has {image.shape[0]}x{image.shape[1]} pixels, but "
                     f"{self._file(0)!r} has {self._size[0]}x{self._size[1]}: give image_folder a size, "
                     "size=(height, width)."
                 )
@@ -148,28 +148,28 @@ def image_folder(
 ) -> ImageFolder:
     """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`.
 
-    Labels number the class folders in alphabetical order. Examples stand in a fixed shuffled order, so that a slice
-    of a split has all classes; it depends on the files' names alone. Files with other suffixes than .jpg, .jpeg,
-    .png, .bmp and .gif (whose first frame is taken) are passed over, and so are hidden files and folders.
+    Labels number the class folders in alphabetical order. Examples have a fixed shuffled order, which depends only on
+    the file names, so that a slice of a split contains all classes. Only .jpg, .jpeg, .png, .bmp and .gif files
+    (first frame) are read; other files, and hidden files and folders, are ignored.
 
     Args:
         split: a folder in `path`, with or without a slice: "train[:90%]".
         path: the folder of the splits.
-        size: (height, width) to which images are scaled as they are read, bilinear with antialiasing, without regard
-            to their proportions; None: all images have the size of the first.
+        size: (height, width) to which images are scaled when read, bilinear with antialiasing; the aspect ratio is not
+            preserved. None: all images must have the size of the first one.
         channels: 3 for colour, 1 for grey.
-        memory_limit_mb: the images are decoded once and kept in host memory if they take at most so many MiB; they
-            are read from disk batch by batch if they take more, and with 0.
+        memory_limit_mb: if the decoded images need at most this many MiB, they are decoded once and kept in host
+            memory; otherwise, and with 0, they are read from disk batch by batch.
         classes: the class folders to use, in the order of their labels; empty: all folders of the split, which must
-            be those of every other split.
+            be the same in all splits.
 
     Returns:
         A source of {"image": uint8 [n, height, width, channels], "label": int64 [n]}.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: the split does not exist, a class is missing in one split or has no images, or the first image is
-            damaged. A damaged image further on is found when it is read, and named by `verify`.
+        ValueError: the split does not exist, a class is missing in a split or has no images, or the first image is
+            damaged. Other damaged images are detected when they are read, and named by `verify`.
     """
     if size is not None and (np.shape(size) != (2,) or min(size) < 1):
         raise ValueError(f"image_folder: size must be (height, width) in pixels. Received: {size!r}")
@@ -207,8 +207,8 @@ def _check_classes(classes: list[str], part: str, folders: dict[str, list[str]],
             wrong, right = (other, part) if missing else (part, other)
             raise ValueError(
                 f"{name}: the split {wrong!r} has no folder for the class {(missing or surplus)[0]!r}, which "
-                f"{'classes names' if explicit else f'{right!r} has'}. Labels number the class folders, so every split "
-                "must have the same; choose some with classes=[...]."
+                f"{'classes names' if explicit else f'{right!r} has'}. Labels number the class folders, so all splits "
+                "must have the same ones; select some with classes=[...]."
             )
 
 

@@ -14,9 +14,9 @@ from tfdist.zoo import splits
 from tfdist.zoo.sources import errors
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
-# Open files, below the usual limit of 1,024 of a process; files whose records are located at a time.
+# Maximum number of open files, and of files indexed in parallel. A process may usually open 1,024 files.
 _MAX_OPEN_FILES, _THREADS = 256, 16
-# Before the content of a record: its length, and a checksum of that; behind it, a checksum of the content.
+# Bytes before a record's content (its length and a checksum of it) and after it (a checksum of the content).
 _HEADER, _FOOTER = 12, 4
 _FEATURES = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
@@ -43,7 +43,7 @@ class ImageNet:
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {"image": string [n], JPEG as it is stored, "label": int64 [n]}."""
+        """Returns the examples `ids`, int64 [n], as {"image": string [n], encoded, "label": int64 [n]}."""
         records = tf.ensure_shape(tf.numpy_function(self._read, [ids], tf.string, stateful=False), ids.shape)
         parsed = tf.io.parse_example(records, _FEATURES)
         return {"image": parsed["image/encoded"], "label": parsed["image/class/label"] - self._first_label}
@@ -52,7 +52,7 @@ class ImageNet:
         """Decodes every image.
 
         Raises:
-            ValueError: names the first that cannot be read, its file and its position in it, or a label out of range.
+            ValueError: names file and position of the first unreadable record, or of a label out of range.
         """
         with tf.device("CPU:0"):
             for example in range(len(self)):
@@ -66,7 +66,7 @@ class ImageNet:
                 label, first = int(found["label"][0]), self._first_label
                 if not 0 <= label < self.num_classes:
                     raise ValueError(
-                        f"{self._title}: {self._place(example)} has the label {label + first}, and labels go from "
+                        f"{self._title}: {self._place(example)} has the label {label + first}, but labels must be "
                         f"{first} to {first + self.num_classes - 1}."
                     )
 
@@ -77,31 +77,30 @@ class ImageNet:
     def _read(self, ids: np.ndarray) -> np.ndarray:
         records = np.empty(len(ids), object)
         for place, (file, start, length) in enumerate(np.asarray(self._index[ids])):
-            opened = self._open(self._files[file])  # Held: another thread may push it out of the cache meanwhile.
+            opened = self._open(self._files[file])  # Keeps the file open if another thread evicts it from the cache.
             records[place] = os.pread(opened.fileno(), int(length), int(start))
         return records
 
 
 def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int = 1) -> ImageNet:
-    """ImageNet's TFRecord files, as the scripts of TensorFlow's models write them; or any set of images in that layout.
+    """ImageNet's TFRecord files, as written by the scripts of TensorFlow's models; or other images in that layout.
 
-    Files are PATH/train-00000-of-01024 or PATH/train/train-00000-of-01024, and of "validation" likewise. A record is a
-    tf.train.Example with "image/encoded", a JPEG or PNG of any size, and "image/class/label". Where each record begins
-    is looked for once, and kept beside the files where that may be written (24 bytes an example): random access,
-    without reading anything else.
+    Files are PATH/train-00000-of-01024 or PATH/train/train-00000-of-01024, and the same for "validation". A record is a
+    tf.train.Example with "image/encoded", a JPEG or PNG of any size, and "image/class/label". An index of the record
+    offsets gives random access; it is built once and stored beside the files if they are writable (24 bytes per
+    example).
 
     Args:
         split: "train" or "validation", with or without a slice: "train[:90%]".
         path: the folder of the files, or of the folders "train" and "validation".
         num_classes: 1000 for ImageNet.
-        first_label: the label of the first class in the files: 1, since 0 stands for the background there.
+        first_label: the label of the first class in the files; 1 if 0 is the background class.
 
     Returns:
-        A source of {"image": string [n], as it is stored, "label": int64 [n], from 0}; `tfdist.zoo.inception:image`
-        prepares it.
+        A source of {"image": string [n], encoded, "label": int64 [n], from 0}, for `tfdist.zoo.inception:image`.
 
     Raises:
-        FileNotFoundError: there are no such files, or some of a split are missing.
+        FileNotFoundError: there are no such files, or files of a split are missing.
         ValueError: the split does not exist, or a file is damaged.
     """
     return ImageNet(split, path, num_classes, first_label)
@@ -124,8 +123,8 @@ def _find_shards(path: str, title: str) -> dict[str, list[str]]:
                 counts[match["split"]] = int(match["count"])
     if not found:
         raise FileNotFoundError(
-            f"{title}: there are no TFRecord files. They are looked for as {os.path.abspath(path)}/"
-            "train-00000-of-01024, and in the folders train/ and validation/ there."
+            f"{title}: there are no TFRecord files. Expected: {os.path.abspath(path)}/train-00000-of-01024, "
+            "or the same in the folders train/ and validation/."
         )
     for split, files in found.items():
         missing = sorted(set(range(counts[split])) - set(files))
@@ -138,7 +137,7 @@ def _find_shards(path: str, title: str) -> dict[str, list[str]]:
 
 
 def _open_index(folder: str, split: str, files: list[str], title: str) -> np.ndarray:
-    """Returns (file, first byte, length) of every record, int64 [records, 3]; from a file where that is up to date."""
+    """Returns (file, first byte, length) of every record, int64 [records, 3]; reads a stored index if up to date."""
     sizes = [os.path.getsize(file) for file in files]
     path = os.path.join(folder, f".tfdist-{split}-{sum(sizes)}-{len(files)}.npy")
     if os.path.exists(path):
@@ -150,7 +149,7 @@ def _open_index(folder: str, split: str, files: list[str], title: str) -> np.nda
     try:
         np.save(temporary, index)
         os.replace(temporary, path)
-    except OSError:  # Not ours to write; then each start looks for itself.
+    except OSError:  # Not writable: every start builds the index.
         return index
     return np.load(path, mmap_mode="r")
 
@@ -163,7 +162,7 @@ def _locate(number: int, path: str, size: int, title: str) -> np.ndarray:
             length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
             if position + _HEADER + length + _FOOTER > size:
                 raise ValueError(
-                    f"{title}: {path!r} is cut off or no TFRecord file, at byte {position}. Fetch it again."
+                    f"{title}: {path!r} is cut off or not a TFRecord file, at byte {position}. Download it again."
                 )
             places.append((number, position + _HEADER, length))
             position += _HEADER + length + _FOOTER

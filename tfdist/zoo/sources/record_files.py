@@ -1,4 +1,4 @@
-"""Raw records of sharded files: TFRecord in sequence, ArrayRecord by number."""
+"""Raw records of sharded files: TFRecord (sequential access) and ArrayRecord (random access)."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# Open ArrayRecord files, below the usual limit of 1,024 open files of a process.
+# Maximum number of open ArrayRecord files; a process may usually open 1,024 files.
 _MAX_OPEN_FILES = 256
 
 
@@ -20,7 +20,7 @@ class Shard(NamedTuple):
 
 
 class ArrayRecords:
-    """The records of ArrayRecord files, numbered through from 0; any thread may read."""
+    """The records of ArrayRecord files, numbered from 0 across the files. Thread-safe."""
 
     def __init__(self, shards: Sequence[Shard]):
         self._shards = shards
@@ -50,7 +50,7 @@ def tfrecords(shards: Sequence[Shard]) -> tf.data.Dataset:
 
 
 def chunks_of(shard: Shard, file_format: str, size: int) -> Iterator[tf.Tensor]:
-    """Yields all records of a shard in order, `size` at a time, string [size]; raises at those that cannot be read."""
+    """Yields the records of a shard in order, string [size] each; raises an error for an unreadable record."""
     if file_format == "tfrecord":
         yield from tfrecords([shard]).batch(size)
     else:
@@ -62,5 +62,5 @@ def chunks_of(shard: Shard, file_format: str, size: int) -> Iterator[tf.Tensor]:
 def _open_array_record(path: str):
     from array_record.python.array_record_module import ArrayRecordReader
 
-    # No read-ahead: records are asked for in random order.
+    # No read-ahead: access is random.
     return ArrayRecordReader(path, options="readahead_buffer_size:0", file_reader_buffer_size=32768)

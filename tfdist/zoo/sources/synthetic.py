@@ -1,4 +1,4 @@
-"""Data made up by formula, of any shape and any length."""
+"""Synthetic data of any shape and length, computed from example ids."""
 
 from collections.abc import Sequence
 
@@ -32,13 +32,13 @@ class Synthetic:
         ids = ids + self._first
         seeds = tf.stack([tf.zeros_like(ids), ids], axis=1)
         label = tf.cast(stateless_random.uniform(seeds, 0, 1)[:, 0] * self.num_classes, tf.int64)
-        # A class has a picture of its own, and an example is that picture and noise in equal parts.
+        # Each class has a picture; an example is the mean of the picture and noise.
         pictures = stateless_random.uniform(tf.stack([tf.ones_like(label), label], axis=1), 0, values)
         image = (pictures + stateless_random.uniform(seeds, 1, values)) * (0.5 * self._high)
         return {"image": tf.reshape(tf.cast(image, self._dtype), [-1, *self._shape]), "label": label}
 
     def verify(self) -> None:
-        """Returns: there is nothing to be damaged."""
+        """Does nothing: there are no files."""
 
 
 def synthetic(
@@ -51,15 +51,14 @@ def synthetic(
     num_examples: int = 50_000,
     num_test_examples: int = 10_000,
 ) -> Synthetic:
-    """Examples computed from their ids: nothing is stored, whatever the number.
+    """Examples computed from their ids; nothing is stored.
 
-    The mean of a class is a picture of its own, so that a model can learn to tell the classes apart, and its loss
-    falls.
+    Each class has its own mean image, so that a model can learn to classify them.
 
     Args:
-        split: "train" or "test", with or without a slice. The two have no example in common.
-        shape: of an example, without the axis of examples.
-        dtype: of an example's values.
+        split: "train" or "test", with or without a slice. They have no example in common.
+        shape: the shape of one example.
+        dtype: an integer or float dtype.
         high: values lie in [0, high); None: 256 for integers, 1 for floats.
         num_classes: the number of classes.
         num_examples: examples in "train".
@@ -69,25 +68,25 @@ def synthetic(
         A source of {"image": dtype [n, *shape], "label": int64 [n]}.
 
     Raises:
-        ValueError: the split does not exist or is empty; a number is out of its range; there is no such dtype.
+        ValueError: the split does not exist or is empty, a number is out of range, or the dtype is unknown.
     """
     for name, value in (("num_classes", num_classes), ("num_examples", num_examples)):
         if not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"synthetic: {name} must be a whole number from 1. Received: {value!r}")
+            raise ValueError(f"synthetic: {name} must be an integer from 1. Received: {value!r}")
     if not (isinstance(num_test_examples, int) and num_test_examples >= 0):
-        raise ValueError(f"synthetic: num_test_examples must be a whole number from 0. Received: {num_test_examples!r}")
+        raise ValueError(f"synthetic: num_test_examples must be an integer from 0. Received: {num_test_examples!r}")
     if not shape or not all(isinstance(length, int) and length >= 1 for length in shape):
-        raise ValueError(f"synthetic: shape must be whole numbers from 1. Received: {shape!r}")
+        raise ValueError(f"synthetic: shape must be integers from 1. Received: {shape!r}")
     try:
         kind = tf.as_dtype(dtype)
     except TypeError:
         kind = tf.string
     if not (kind.is_integer or kind.is_floating):
-        raise ValueError(f"synthetic: dtype must be an integer or a float type, as uint8. Received: {dtype!r}")
+        raise ValueError(f"synthetic: dtype must be an integer or float dtype, such as uint8. Received: {dtype!r}")
     if high is None:
         high = 256 if kind.is_integer else 1
     if not 0 < high <= (kind.max + 1 if kind.is_integer else kind.max):
-        raise ValueError(f"synthetic: high must be above 0 and within {kind.name}. Received: {high!r}")
+        raise ValueError(f"synthetic: high must be above 0 and representable in {kind.name}. Received: {high!r}")
     part = splits.resolve(split, {"train": num_examples, "test": num_test_examples}, source="synthetic")
     offset = num_examples if part.name == "test" else 0
     return Synthetic(offset + part.start, part.stop - part.start, tuple(shape), kind, num_classes, high)
@@ -113,7 +112,7 @@ class Line:
         return {"x": x, "y": self._m * x + self._n + self._noise * noise}
 
     def verify(self) -> None:
-        """Returns: there is nothing to be damaged."""
+        """Does nothing: there are no files."""
 
 
 def line(
@@ -125,13 +124,13 @@ def line(
     num_examples: int = 64,
     num_test_examples: int = 0,
 ) -> Line:
-    """Points about the line y = m x + n, with x uniform in [-1, 1).
+    """Points near the line y = m x + n, with x uniform in [-1, 1).
 
     Args:
-        split: "train" or "test", with or without a slice. The two have no point in common.
+        split: "train" or "test", with or without a slice. They have no point in common.
         m: the slope.
         n: the value at x = 0.
-        noise: y is off the line by up to so much, uniformly.
+        noise: maximum distance of y from the line, uniformly distributed.
         num_examples: points in "train".
         num_test_examples: points in "test".
 

@@ -1,4 +1,4 @@
-"""Data sets that TensorFlow Datasets has prepared."""
+"""Datasets prepared by TensorFlow Datasets."""
 
 import hashlib
 import os
@@ -15,9 +15,9 @@ from tfdist.zoo.sources.record_files import ArrayRecords, Shard
 
 # Records decoded by one call when the whole source is read.
 CHUNK_SIZE = 512
-# Records of a batch that are decoded at a time.
+# Records of a batch decoded in parallel.
 _PARALLEL_RECORDS = 16
-# What TensorFlow and array_record raise for a record that is damaged or cut off.
+# Errors of TensorFlow and array_record for a damaged record.
 _READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
 
@@ -34,7 +34,7 @@ class TfdsSource:
         memory_limit_mb: float,
         encoded: bool = False,
     ):
-        self._title = f"tfds data set {builder.info.full_name!r}"
+        self._title = f"tfds dataset {builder.info.full_name!r}"
         lengths = {key: info.num_examples for key, info in builder.info.splits.items()}
         self._part = splits.resolve(split, lengths, source=self._title)
         self._features = features or _default_features(builder.info, self._title)
@@ -71,7 +71,7 @@ class TfdsSource:
         """Reads and decodes every record.
 
         Raises:
-            ValueError: names the first that cannot be read: its file and its position in it.
+            ValueError: names file and position of the first unreadable record.
         """
         decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
         with tf.device("CPU:0"):
@@ -85,7 +85,7 @@ class TfdsSource:
                     self._find_damage(Shard(shard.path, shard.start + done, shard.count - done))
 
     def fingerprint(self) -> str:
-        """A hash of the names and sizes of the files, and of which of their records are read."""
+        """Returns a hash of the names and sizes of the files, and of the range of records read from each."""
         shards = [(os.path.basename(s.path), tf.io.gfile.stat(s.path).length, s.start, s.count) for s in self._shards]
         return hashlib.sha256(repr((self._title, shards)).encode()).hexdigest()[:16]
 
@@ -98,7 +98,7 @@ class TfdsSource:
         except _READ_ERRORS as error:
             raise ValueError(
                 f"{self._title}: record {position} of {shard.path!r} cannot be read: {errors.reason(error)} "
-                "Delete the folder and fetch the data set again."
+                "Delete the folder and download the dataset again."
             ) from None
 
     def _load(self) -> dict[str, np.ndarray]:
@@ -142,29 +142,29 @@ def tfds(
     memory_limit_mb: float = 2048,
     encoded: bool = False,
 ) -> TfdsSource:
-    """Examples of a TensorFlow Datasets data set, such as cifar10 or mnist.
+    """Examples of a TensorFlow Datasets dataset, such as cifar10 or mnist.
 
-    Nothing is fetched unless `download` says so. The examples stand in the order of the prepared files.
+    Nothing is downloaded unless `download` is True. The examples have the order of the prepared files.
 
     Args:
-        split: a split of the data set, with or without a slice: "train[:90%]".
+        split: a split of the dataset, with or without a slice: "train[:90%]".
         name: "cifar10", "cifar10:3.0.2", "dataset/config:version".
-        data_dir: the folder of prepared data sets; None: tfds' own, ~/tensorflow_datasets or $TFDS_DATA_DIR.
-        download: fetch and prepare the data set, as ArrayRecord files, if it is not there.
-        features: {entry of the batch: feature of the data set}, such as {"image": "image", "label": "coarse_label"}.
-            None: the data set's supervised pair, an image as "image", a class label as "label", others by their names.
-        size: (height, width) to which images are scaled as they are read, bilinear with antialiasing; needed where
-            they differ in size.
-        encoded: leave images as they are stored, strings of JPEG or PNG, for `tfdist.zoo.inception:image`.
-        memory_limit_mb: the examples are decoded once and kept in host memory if they take at most so many MiB; if
-            they take more, and with 0, they are read from ArrayRecord files batch by batch.
+        data_dir: the directory of prepared datasets; None: that of tfds, ~/tensorflow_datasets or $TFDS_DATA_DIR.
+        download: download the dataset and prepare it as ArrayRecord files, if it is not found.
+        features: {entry of the batch: feature of the dataset}, such as {"image": "image", "label": "coarse_label"}.
+            None: the dataset's supervised pair, an image as "image", a class label as "label", others by their names.
+        size: (height, width) to which images are scaled when read, bilinear with antialiasing; needed if they differ
+            in size.
+        memory_limit_mb: if the decoded examples need at most this many MiB, they are decoded once and kept in host
+            memory; otherwise, and with 0, they are read from ArrayRecord files batch by batch.
+        encoded: keep images encoded, JPEG or PNG strings, for `tfdist.zoo.inception:image`.
 
     Returns:
         A source of {entry: [n, ...]}; `num_classes` is that of the feature taken as "label".
 
     Raises:
-        FileNotFoundError: the data set, or a file of it, is not there, or could not be fetched.
-        ValueError: there is no such data set, split or feature; features have no fixed shape; or the data set takes
+        FileNotFoundError: the dataset or one of its files is not found, or could not be downloaded.
+        ValueError: there is no such dataset, split or feature; features have no fixed shape; or the dataset needs
             more than `memory_limit_mb` and is not prepared as ArrayRecord files.
     """
     if size is not None and (np.shape(size) != (2,) or min(size) < 1):
@@ -180,7 +180,7 @@ def _default_features(info: Any, title: str) -> dict[str, str]:
     keys = info.supervised_keys
     if keys is None or not all(isinstance(key, str) for key in keys):
         raise ValueError(
-            f"{title} names no pair to learn from: choose with features={{'image': ..., 'label': ...}}. "
+            f"{title} has no supervised pair: set features={{'image': ..., 'label': ...}}. "
             f"It has: {', '.join(sorted(info.features))}."
         )
     return {names.get(type(info.features[key]), key): key for key in keys}
@@ -189,7 +189,7 @@ def _default_features(info: Any, title: str) -> dict[str, str]:
 def _decoder_and_specs(
     features: Any, chosen: Mapping[str, str], size: tuple[int, int] | None, encoded: bool, title: str
 ) -> tuple[Any, dict[str, Any], dict[str, tf.TensorSpec]]:
-    """Returns the decoder of the `chosen` features alone, which it leaves undecoded, and each one's shape and dtype."""
+    """Returns the decoder of the `chosen` features, the features to keep encoded, and shapes and dtypes."""
     import tensorflow_datasets
 
     specs, skipped = {}, {}
@@ -198,15 +198,15 @@ def _decoder_and_specs(
             raise ValueError(f"{title} has no feature {name!r}. It has: {', '.join(sorted(features))}.")
         spec = features[name].get_tensor_spec()
         if not isinstance(spec, tf.TensorSpec):
-            raise ValueError(f"{title}: the feature {name!r} is no single tensor, but {spec}. Choose others.")
+            raise ValueError(f"{title}: the feature {name!r} is not a single tensor but {spec}. Choose other features.")
         if encoded and isinstance(features[name], tensorflow_datasets.features.Image):
             spec, skipped[name] = tf.TensorSpec([], tf.string), tensorflow_datasets.decode.SkipDecoding()
         elif size is not None and isinstance(features[name], tensorflow_datasets.features.Image):
             spec = tf.TensorSpec([*size, spec.shape[-1]], spec.dtype)
         if not spec.shape.is_fully_defined():
             raise ValueError(
-                f"{title}: the feature {name!r} has no fixed shape, but {spec.shape}, and cannot be put into batches. "
-                "Give images a size, size=(height, width), or choose other features."
+                f"{title}: the feature {name!r} has no fixed shape ({spec.shape}) and cannot be batched. "
+                "Set size=(height, width) for images, or choose other features."
             )
         specs[key] = spec
     subset = {name: features[name] for name in chosen.values()}
@@ -219,7 +219,7 @@ def _choose_format(builder: Any, title: str) -> str:
         if kind in formats:
             builder.info.set_file_format(kind, override=True, override_if_initialized=True)
             return kind
-    raise ValueError(f"{title} is prepared as {', '.join(sorted(formats))}: only array_record and tfrecord are read.")
+    raise ValueError(f"{title} is prepared as {', '.join(sorted(formats))}: use array_record or tfrecord.")
 
 
 def _find_shards(builder: Any, part: Any, title: str) -> list[Shard]:
@@ -232,14 +232,14 @@ def _find_shards(builder: Any, part: Any, title: str) -> list[Shard]:
 
 
 def _estimate_bytes(specs: Mapping[str, tf.TensorSpec], info: Any, num_examples: int) -> int:
-    """Bytes in memory: exact for numbers; text counts as much as the whole of its records."""
+    """Returns the bytes in memory: exact for numbers; strings are estimated by the size of the records."""
     numbers = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs.values() if spec.dtype != tf.string)
     text = info.num_bytes / info.num_examples if any(spec.dtype == tf.string for spec in specs.values()) else 0
     return int((numbers + text) * num_examples)
 
 
 def _fit(value: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    """Scales an image to the size asked for; everything else has it already."""
+    """Scales an image to the size of `spec`; other values already have it."""
     if value.shape.rank == 3 and value.shape != spec.shape:
         resized = tf.image.resize(value, spec.shape[:2], antialias=True)
         value = tf.saturate_cast(tf.round(resized) if spec.dtype.is_integer else resized, spec.dtype)
