@@ -8,7 +8,6 @@ from launching import (
     REPOSITORY,
     assert_weights_agree,
     run_all,
-    train_alone,
     train_command,
     weights,
     worker_environment,
@@ -19,12 +18,6 @@ from topologies import environments
 # mpirun refuses root, and more ranks than processors, unless told that this is meant; and it binds ranks to single
 # processors: then TensorFlow's threads share out sums in another way than elsewhere.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The weights of one worker."""
-    return train_alone(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module")

@@ -6,22 +6,15 @@ import shlex
 import sys
 from collections.abc import Callable
 
-import pytest
-from launching import ATOL, REPOSITORY, assert_weights_agree, train_alone, train_command, weights
+from launching import ATOL, REPOSITORY, assert_weights_agree, train_command, weights
 from processes import until
 from slurm_cluster import SlurmCluster
 
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.fixture(scope="module")
-def alone(slurm, tmp_path_factory):
-    """The weights of one worker."""
-    return train_alone(tmp_path_factory.mktemp("alone"))
-
-
-def test_four_tasks_on_two_nodes_are_the_run_of_one(slurm, alone, tmp_path):
-    srun = ["srun", "-N2", "-n4", *train_command(tmp_path)]
+def test_two_tasks_on_two_nodes_are_the_run_of_one(slurm, alone, tmp_path):
+    srun = ["srun", "-N2", "-n2", *train_command(tmp_path)]
     done = slurm.run(srun, env=ON_CPUS, cwd=REPOSITORY, timeout=300)
     assert done.returncode == 0, done.stderr
     assert_weights_agree(weights(tmp_path), alone, atol=ATOL)

@@ -9,6 +9,7 @@ import sys
 import forked
 import pytest
 
+pytestmark = pytest.mark.workers
 QUIET = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
 SCRIPT = "import inspect, sys\ndef f(): pass\nprint(sys.argv, sys.path, __file__, inspect.getsource(f))\n1 / 0\n"
 NUMBERS = """
@@ -51,14 +52,14 @@ print(float(tf.reduce_sum(first @ second)).hex(), (array @ array).sum().hex(), t
 def test_a_fork_prints_and_ends_as_a_process_of_its_own(tmp_path, words):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "configs").symlink_to(pathlib.Path(__file__).parents[1] / "configs")
-    keywords = {"input": "hällo", "capture_output": True, "text": True, "timeout": 60, "cwd": tmp_path, "env": QUIET}
+    keywords = {"input": "hällo", "capture_output": True, "text": True, "timeout": 180, "cwd": tmp_path, "env": QUIET}
     own, fork = (run([sys.executable, *words], **keywords) for run in (subprocess.run, forked.run))
     assert (fork.returncode, fork.stdout, fork.stderr) == (own.returncode, own.stdout, own.stderr)
 
 
 def test_numbers_are_equal_to_the_bit(tmp_path):
     own, fork = (
-        run([sys.executable, "-c", NUMBERS], capture_output=True, text=True, timeout=60, env=QUIET, check=True)
+        run([sys.executable, "-c", NUMBERS], capture_output=True, text=True, timeout=180, env=QUIET, check=True)
         for run in (subprocess.run, forked.run)
     )
     assert fork.stdout == own.stdout

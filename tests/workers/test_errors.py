@@ -71,7 +71,9 @@ def fails(capsys):
 )
 def test_a_wrong_flag_ends_main_at_once(tmp_path, option, message):
     command = topologies.command(tmp_path / "run", option, config="configs/digits.py")
-    done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=180
+    )
     assert done.returncode == 1
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()

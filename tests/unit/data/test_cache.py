@@ -167,6 +167,7 @@ def start(directory, seconds):
     return process
 
 
+@pytest.mark.workers
 def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path):
     with start(tmp_path, 30) as killed:
         killed.kill()

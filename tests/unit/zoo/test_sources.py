@@ -39,6 +39,7 @@ def graph_bytes(source):
     return function.get_concrete_function().graph.as_graph_def().ByteSize()
 
 
+@pytest.mark.workers
 def test_constructors_leave_tensorflow_untouched(tmp_path):
     make_folder(tmp_path / "images", {"train": {"a": 2, "b": 2}})
     np.savez(tmp_path / "x.npz", x_train=np.zeros((4, 2, 2), np.uint8), y_train=np.arange(4))

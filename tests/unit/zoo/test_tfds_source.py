@@ -165,6 +165,7 @@ def test_images_of_several_sizes_need_a_size(folders):
     assert sorted(read_all(names)["name"].tolist()) == [str(k).encode() for k in range(9)]
 
 
+@pytest.mark.workers
 def test_constructor_leaves_tensorflow_untouched(folders):
     program = f"""
 from tfdist.zoo import inception, sources

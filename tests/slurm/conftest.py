@@ -1,0 +1,10 @@
+"""What several files of this directory compare with."""
+
+import pytest
+from launching import train_alone
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """The weights of one worker that no launcher has started."""
+    return train_alone(tmp_path_factory.mktemp("alone"))
