@@ -1,5 +1,7 @@
 """Fixtures that several files of tests use, what each test is, and which files come first."""
 
+import collections
+import itertools
 import pathlib
 import signal
 
@@ -10,8 +12,23 @@ from slurm_cluster import slurm_cluster, slurm_missing
 TESTS = pathlib.Path(__file__).parent
 # What the tests of a directory are where they do not say it themselves; files of tests/ itself are unit tests.
 KINDS = {"unit": "unit", "golden": "workers", "workers": "workers", "slurm": "slurm", "docs": "docs"}
-# A line a file: how many core-seconds its tests have taken, and its path.
+# A line a file: how many seconds its tests have taken, and its path; `--record-durations` writes it anew.
 DURATIONS = TESTS / "durations.txt"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "write how long the files of this run have taken to tests/durations.txt; run all tests with it"
+    parser.addoption("--record-durations", action="store_true", help=help)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--record-durations"):
+        seconds: collections.Counter[str] = collections.Counter()
+        for report in itertools.chain(*terminalreporter.stats.values()):
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0].removeprefix("tests/")] += report.duration
+        lines = [f"{value:.0f} {path}\n" for path, value in seconds.most_common() if value >= 1]
+        DURATIONS.write_text("".join(lines))
 
 
 @pytest.hookimpl(tryfirst=True)
