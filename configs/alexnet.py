@@ -2,7 +2,7 @@
 
     python -m tfdist.main --config=configs/alexnet.py --config.data.source.download=true
 
-The images are kept as they are, 32x32, and enlarged as they are read: 256x256 would take 10 GB.
+The images are stored at 32x32 and enlarged when they are read: at 256x256 they would take 10 GB.
 """
 
 from tfdist import config as c

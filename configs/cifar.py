@@ -5,7 +5,7 @@ the normalisation, flips that alternate, and in evaluation the mean over an imag
 
     python -m tfdist.main --config=configs/cifar.py --config.data.source.download=true
 
-fetches CIFAR-10 and trains on all GPUs or on the CPU of this machine; later runs need not ask for the download. On
+downloads CIFAR-10 and trains on all GPUs or on the CPU of this machine; later runs need no download. On
 images in folders, DIR/train/CLASS/NAME.jpg and DIR/test/CLASS/NAME.jpg, and on two workers:
 
     python -m tfdist.launch --workers=2 -- --config=configs/cifar.py --workdir=runs/cifar \\
@@ -27,7 +27,7 @@ def get_config() -> c.Config:
             "widths": (64, 256, 256),
             "num_classes": 10,
             "activation": "silu",
-            # Statistics over 128 examples each: 1, 2 and 4 replicas are the same run, with no communication for it.
+            # Statistics over groups of 128 examples: 1, 2 and 4 replicas make the same run, without communication.
             "group_size": 128,
         },
         adapt={"target": "tfdist.zoo.airbench:whiten"},

@@ -1,4 +1,4 @@
-"""ResNet50 on CIFAR-10 at 32x32 pixels, the study of 1, 2, 4 and 8 replicas: the batch grows with them.
+"""ResNet50 on CIFAR-10 at 32x32 pixels, for scaling on 1, 2, 4 and 8 replicas: the batch grows with them.
 
 python -m tfdist.main --config=configs/cifar_resnet50.py --config.data.source.download=true
 python -m tfdist scaling --config=configs/cifar_resnet50.py --replicas=1,2,4,8

@@ -1,9 +1,9 @@
-"""ResNet50V2 on CIFAR-10, enlarged to 128x128 pixels: 256 images a replica, and the learning rate times the replicas.
+"""ResNet50V2 on CIFAR-10, enlarged to 128x128 pixels: 256 images per replica, learning rate times replicas.
 
     python -m tfdist.main --config=configs/cifar_resnet50v2.py --config.data.source.download=true
 
-The batch of one replica stands below. On four, say so: `--config.data.batch_size=1024`; the learning rate follows.
-ResNet152V2 is `--config.model.name=ResNet152V2`. How time falls with the number of replicas, in one command:
+The batch size below is for one replica. On four, set `--config.data.batch_size=1024`; the learning rate scales with it.
+ResNet152V2 is `--config.model.name=ResNet152V2`. To measure the time for several numbers of replicas:
 
     python -m tfdist scaling --config=configs/cifar_resnet50v2.py --replicas=1,2,4
 """

@@ -3,11 +3,11 @@
     python -m tfdist.main --config=configs/imagenet.py --config.data.source.path=/data/imagenet
 
 The path holds TFRecord files in the usual layout, train-00000-of-01024 and validation-00000-of-00128. With ImageNet
-prepared by tensorflow-datasets, the source is another:
+prepared by tensorflow-datasets, set the source:
 
     --config.data.source="{'target': 'tfdist.zoo.sources:tfds', 'name': 'imagenet2012', 'encoded': True}"
 
-Not run on ImageNet itself: where this was written there was none. The same path was, on small images in that layout.
+Not run on ImageNet itself, which was not available. The same code was run on small images in that layout.
 """
 
 from tfdist import config as c
@@ -29,7 +29,7 @@ def get_config() -> c.Config:
             batch_size=256,
         ),
         objective={"target": "tfdist.zoo.objectives:classification", "label_smoothing": 0.1, "top5": True},
-        # Keras decays weights beside the momentum: 5e-4 is what 5e-5 in the loss would be.
+        # Keras applies weight decay outside the momentum: 5e-4 here equals 5e-5 in the loss.
         optimizer={"target": "keras.optimizers:SGD", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
         learning_rate=c.LearningRate(
             peak=0.1,

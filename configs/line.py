@@ -1,9 +1,9 @@
-"""The line y = m x + n, fitted to 64 points by gradient descent; each report says where (m, n) stood before a step.
+"""The line y = m x + n, fitted to 64 points by gradient descent; each report shows (m, n) before a step.
 
     python -m tfdist.main --config=configs/line.py
     python -m tfdist trajectories --config=configs/line.py --batches=1,8,64 --replicas=1,2
 
-The second command draws the ways over the loss surface, for each batch size on one replica and on two.
+The second command draws the trajectories over the loss surface, for each batch size on one replica and on two.
 """
 
 from tfdist import config as c

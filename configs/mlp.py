@@ -1,4 +1,4 @@
-"""The perceptron 784-128-10 on MNIST, the best checkpoint kept by the accuracy on the last tenth of "train".
+"""The perceptron 784-128-10 on MNIST, keeping the best checkpoint by the accuracy on the last tenth of "train".
 
 python -m tfdist.main --config=configs/mlp.py --config.data.source.download=true
 """

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.unit
+
 ROOT = pathlib.Path(__file__).parents[2]
 # Line counts in the picture and the page may be out of date by this fraction.
 OUTDATED = 0.2
