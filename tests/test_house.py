@@ -22,7 +22,7 @@ WINGS = {
     "tools": {"config", "report", "cluster", "data", "checkpoint", "training", "launch"},
     "zoo": {"config", "data"},
     "__main__": {"config", "tools"},
-    "main": {"config", "cluster", "training", "tools"},
+    "main": {"config", "cluster", "training"},
 }
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
@@ -31,7 +31,10 @@ WITHOUT_TENSORFLOW = [
     *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat", "cluster.malloc"),
 ]
 # Besides cluster/: launch/ writes launchers' variables, and parameter servers have a strategy of their own.
-DISTRIBUTION_MAY_BE_NAMED = ("tfdist.cluster", "tfdist.launch.local_workers", "tfdist.tools.parameter_server.servers")
+DISTRIBUTION_MAY_BE_NAMED = (
+    *("tfdist.cluster", "tfdist.launch.local_workers"),
+    *("tfdist.tools.parameter_server.tasks", "tfdist.tools.parameter_server.local_tasks"),
+)
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
 # The words of the textbook loop that may be said of a strategy outside cluster/ and training/step/gradients.py.
 TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experimental_local_results"}

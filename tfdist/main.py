@@ -5,6 +5,7 @@ another worker was lost (start all again), 1 when something is wrong, which it s
 """
 
 import os
+import sys
 from pathlib import Path
 
 from absl import app, flags
@@ -20,11 +21,6 @@ def run() -> int:
 
     config = flags.FLAGS["config"].value
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    if config.train.asynchronous and flags.FLAGS.mode == "train":
-        from tfdist.tools.parameter_server import coordinator
-
-        allow = flags.FLAGS.allow_config_changes
-        return coordinator.run_asynchronously(config, workdir, allow_config_changes=allow)
     experiment_run = setup.build_run(config, workdir)
     if flags.FLAGS.mode == "train":
         code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
@@ -36,7 +32,13 @@ def run() -> int:
 
 def main(argv: list[str]) -> None:
     """Runs what the flags say, and ends the process."""
-    malloc.keep_freed(flags.FLAGS["config"].value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
+    config = flags.FLAGS["config"].value
+    if config.train.asynchronous and flags.FLAGS.mode == "train":
+        sys.exit(
+            "tfdist: config.train.asynchronous=True trains with parameter servers, which this command does not start. "
+            "Run python -m tfdist asynchronous --config=..., or set config.train.asynchronous=false."
+        )
+    malloc.keep_freed(config.cluster, os.environ)  # Before TensorFlow is imported and allocates.
     process_exit.run_and_exit(run)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, worker_environment
@@ -17,44 +18,33 @@ from topologies import arrays, records
 from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.config import validate
-from tfdist.tools.parameter_server import servers
+from tfdist.tools.parameter_server import tasks
 from tfdist.zoo import prepare
 
 BATCHES = []
 
 
-def children(kind):
-    """The processes that this one has started as `kind`: index -> pid."""
-    found = {}
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (path / "environ").read_bytes().split(b"\0")
-            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        given = [variable.removeprefix(b"TF_CONFIG=") for variable in variables if variable.startswith(b"TF_CONFIG=")]
-        if parent == os.getpid() and given and json.loads(given[0])["task"]["type"] == kind:
-            found[json.loads(given[0])["task"]["index"]] = int(path.name)
-    return found
-
-
-def words(path):
-    """The command line of a process; empty where it has ended."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+def child(kind, index):
+    """The pid of the task that this process has started."""
+    for process in psutil.Process().children():
+        task = json.loads(process.environ().get("TF_CONFIG", '{"task": {}}'))["task"]
+        if task == {"type": kind, "index": index}:
+            return process.pid
+    raise LookupError((kind, index))
 
 
 def kills_a_worker(batch, seeds, *, training):
-    """Prepares images, in the chief; with the 60th batch the second worker dies, once."""
+    """Prepares images, in the chief; from the 60th batch on, as soon as there is a checkpoint, kills worker 1, once."""
 
     def note(images):
         BATCHES.append(len(images))
         marker = pathlib.Path(os.environ["TO_KILL"])
-        if len(BATCHES) == 60 and not marker.exists():
+        if len(BATCHES) >= 60 and not marker.exists():
+            deadline = time.monotonic() + 120
+            while not list(marker.parent.glob("checkpoints/step-*")) and time.monotonic() < deadline:
+                time.sleep(0.05)
             marker.touch()
-            os.kill(children("worker")[1], signal.SIGKILL)
+            os.kill(child("worker", 1), signal.SIGKILL)
         return images
 
     prepared = prepare.image(batch, seeds, training=training, scale=1 / 16)
@@ -64,7 +54,18 @@ def kills_a_worker(batch, seeds, *, training):
     return prepared
 
 
-def test_a_worker_that_is_killed_costs_a_warning_alone(tmp_path):
+def left_behind(workdir):
+    """The command lines of processes that name the workdir."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            found.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return [words for words in found if any(str(workdir) in word for word in words)]
+
+
+def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
     options = [
         *("--config=configs/digits.py", f"--workdir={tmp_path}", "--config.cluster.connect_seconds=240"),
         "--config.data.prepare={'target': 'test_asynchronous:kills_a_worker'}",
@@ -73,46 +74,69 @@ def test_a_worker_that_is_killed_costs_a_warning_alone(tmp_path):
             "--config.report.every.steps=50",
             "--config.report.every.epochs=none",
             "--config.report.tensorboard=false",
+            "--config.checkpoint.every.steps=20",
+            "--config.checkpoint.every.epochs=none",
             "--config.checkpoint.export=false",
         ),
     ]
     command = [sys.executable, "-m", "tfdist", "asynchronous", *options, "--config.train.steps=150"]
-    env = worker_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'tests'}", TO_KILL=str(tmp_path / "killed"))
-    codes, said = [], ""
-    # TensorFlow may lose its way; the same command then goes on.
-    while len(codes) < 4 and set(codes) <= {interruption.EXIT_PEER_LOST}:
+    paths = ":".join(str(REPOSITORY / folder) for folder in ("", "tests/workers", "tests/support"))
+    env = worker_environment(PYTHONPATH=paths, TO_KILL=str(tmp_path / "killed"))
+    for code in (interruption.EXIT_PEER_LOST, 0):
         done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
-        codes, said = [*codes, done.returncode], said + done.stdout + done.stderr
-    assert codes[-1] == 0, said
-    if len(codes) == 1:
-        assert "WARNING: worker 1 has ended with -9. The others go on; it is started again." in said
+        assert done.returncode == code, done.stdout + done.stderr
+        assert len(re.findall(r"^(?:worker|ps) \d: pid \d+$", done.stdout, re.MULTILINE)) == 3
+        lost = re.search(r"^tfdist: worker 1 \(localhost:\d+\) is lost\. Restart all tasks", done.stderr, re.MULTILINE)
+        assert bool(lost) == (code != 0), done.stderr
+        deadline = time.monotonic() + 60  # The kernel ends them with their parent, though not in the same instant.
+        while found := left_behind(tmp_path):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+    assert "resumed from" in done.stdout
     reports = records(tmp_path, "train")
     assert [report["step"] for report in reports] == [50, 100, 150]
     assert reports[2]["loss"] < 0.7 * reports[0]["loss"]
     evaluated = records(tmp_path, "evaluation")[-1]
     assert evaluated["num_examples"] == 355 and evaluated["accuracy"] > 0.7
     assert [int(value) for name, value in arrays(tmp_path, 150).items() if name.endswith("iteration")] == [150]
-    assert len(re.findall(r"^(?:worker|ps) \d: pid \d+$", said, re.MULTILINE)) >= 3
-    deadline = time.monotonic() + 60  # The kernel ends them with their parent, though not in the same instant.
-    while any(str(tmp_path).encode() in words(path) for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+
+
+def test_main_names_the_command():
+    command = [sys.executable, "-m", "tfdist.main", "--config=configs/digits.py", "--config.train.asynchronous=true"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Run python -m tfdist asynchronous --config=..." in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_other_launchers_need_tf_config():
+    """Otherwise each of their processes would start its own workers and servers."""
+    ranks = {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
+    ranks |= {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
+    command = [sys.executable, "-m", "tfdist", "asynchronous", "--config=configs/digits.py"]
+    env = worker_environment(**ranks)
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "pid" not in done.stdout
+    assert "give each task a TF_CONFIG with chief, worker and ps (docs/consistency.md): this is already" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'])
 def test_without_servers_it_is_said_how_to_start_them(text):
     with pytest.raises(
         ValueError,
-        match=r"needs a chief, workers and parameter servers: start .* python -m tfdist asynchronous",
+        match=r"needs a chief, workers and parameter servers: start python -m tfdist asynchronous",
     ):
-        servers.task_spec({"TF_CONFIG": text})
+        tasks.task_spec({"TF_CONFIG": text})
 
 
 def test_a_missing_worker_is_named():
     addresses = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
-    mine = servers.TaskSpec(addresses=addresses, kind="chief", index=0)
-    with pytest.raises(TimeoutError, match=r"2 worker\(s\) or .* did not come within 0 s .*: localhost:2, localhost:3"):
-        servers.connect(mine, 0.0)
+    mine = tasks.TaskSpec(addresses=addresses, kind="chief", index=0)
+    with pytest.raises(
+        TimeoutError, match=r"2 worker\(s\) or .* did not start within 0 s .*: localhost:2, localhost:3"
+    ):
+        tasks.connect(mine, 0.0)
 
 
 @pytest.mark.parametrize("field, value", [("local_steps", 2), ("precision", "float16"), ("micro_batches", 2)])

@@ -1,4 +1,4 @@
-"""The benchmark command: it runs, its numbers are there, and what it cannot do it says."""
+"""The benchmark command: its tables, its processes, and its messages."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ def benchmark(*flags: str, **variables: str) -> subprocess.CompletedProcess:
 def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_terminal(tmp_path):
     path, output, folders = tmp_path / "numbers.json", tmp_path / "output", tmp_path / "folders"
     folders.mkdir()
-    flags = ["--sections=steps,all_reduce", "--works=mlp", "--peers=keras", f"--json={path}"]
+    flags = ["--sections=steps,all_reduce", "--workloads=mlp", "--peers=keras", f"--json={path}"]
     flags += ["--workers=1", "--seconds=0.02", "--rounds=1", "--nopin"]
     with output.open("w") as file:
         process = subprocess.Popen(
@@ -69,7 +69,7 @@ def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_termin
 def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
     path = tmp_path / "numbers.json"
     flags = ["--workers=1,2", "--variants=bfloat16+compressed", "--seconds=0.02", "--rounds=1", "--nopin"]
-    done = benchmark("--sections=steps", "--works=mlp", "--peers=ddp", *flags, f"--json={path}")
+    done = benchmark("--sections=steps", "--workloads=mlp", "--peers=ddp", *flags, f"--json={path}")
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     for name in ("alone", "DDP"):
@@ -80,12 +80,12 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_pytorchs_networks_learn_as_many_numbers(name):
     from tfdist.config import specs
-    from tfdist.tools.benchmark import pytorch_models
+    from tfdist.tools.benchmark.pytorch import models
 
     work = workloads.WORKLOADS[name]
     keras_model = specs.build(work.model, field="config.model")
     count = sum(int(np.prod(weight.shape)) for weight in keras_model.trainable_variables)
-    assert sum(weight.numel() for weight in pytorch_models.network(name).parameters()) == count
+    assert sum(weight.numel() for weight in models.network(name).parameters()) == count
 
 
 @pytest.mark.workers
@@ -97,7 +97,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
             "tfdist",
             "benchmark",
             "--sections=steps",
-            "--works=mlp",
+            "--workloads=mlp",
             "--workers=1",
             "--nopin",
         ],
@@ -105,7 +105,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
         env=worker_environment(TMPDIR=str(tmp_path)),
     )
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("*/*.log")) and time.monotonic() < deadline:  # A contestant has been started.
+    while not list(tmp_path.glob("*/*.log")) and time.monotonic() < deadline:  # A participant has been started.
         time.sleep(0.05)
     (folder,) = tmp_path.iterdir()
     process.terminate()
@@ -117,16 +117,16 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
     ("flags", "message"),
     [
         (["--sections=step"], "--sections: there is no 'step'; there are steps, input, all_reduce, start."),
-        (["--works=vgg"], "--works: there is no 'vgg'; there are mlp, resnet20, resnet50v2."),
+        (["--workloads=vgg"], "--workloads: there is no 'vgg'; there are mlp, resnet20, resnet50v2."),
         (["--peers=horovod"], "--peers: there is no 'horovod'; there are keras, ddp."),
         pytest.param(
             ["--peers=ddp"],
-            "--peers=ddp needs PyTorch, which tfdist itself does not: pip install torch, or leave ddp out.",
+            "--peers=ddp: PyTorch is not installed: pip install torch. Or remove ddp.",
             marks=pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed"),
         ),
         (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist benchmark: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
-        (["--workers=2,5000"], "5000 workers, each pinned to a processor of its own, and there are"),
+        (["--workers=2,5000"], "5000 workers need a CPU core each, and there are"),
         (["--json=/nowhere/x.json", "--nopin"], "--json=/nowhere/x.json cannot be written: No such file or directory."),
         (["--json=/tmp", "--nopin"], "--json=/tmp cannot be written: Is a directory."),
         (["steps"], "Arguments without a flag are not supported. Received: 'steps'"),
@@ -145,7 +145,7 @@ def test_it_is_not_started_by_another_launcher():
     assert "start the benchmark once, outside of other launchers: this is already process 1 of 2" in done.stderr
 
 
-def test_the_worker_that_fails_first_is_heard_first(tmp_path):
+def test_the_worker_that_fails_first_is_reported(tmp_path):
     logs = [tmp_path / "0.log", tmp_path / "1.log"]
     logs[1].write_text("the cause\n")
     workers = [
@@ -153,8 +153,8 @@ def test_the_worker_that_fails_first_is_heard_first(tmp_path):
         for command in (["sleep", "600"], ["false"])
     ]
     try:
-        with pytest.raises(ValueError, match="tfdist: worker 1 has failed:\n  the cause"):
-            rounds.Participant(name="tfdist", workers=workers, logs=logs).hear()
+        with pytest.raises(ValueError, match="tfdist: worker 1 failed:\n  the cause"):
+            rounds.Participant(name="tfdist", workers=workers, logs=logs).receive()
         assert workers[0].poll() is None
     finally:
         for worker in workers:

@@ -1,4 +1,4 @@
-"""What tfdist is measured against: the bare mathematics, and the loop that computing centres teach."""
+"""What tfdist is compared with: the bare arithmetic of a step, and the loop that computing centres teach."""
 
 import functools
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from tfdist.config import specs
 from tfdist.tools.benchmark.workloads import Workload
 from tfdist.training.step import optimizer as optimizer_lib
 
-# Runs so many steps, to their end.
+# Runs a number of steps and waits until they are finished.
 Runner = Callable[[int], None]
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
-def floor(work: Workload, config: config_lib.Config, *, fused: bool, looped: bool) -> Runner:
-    """The mathematics of a step in one `tf.function`, on one batch in memory, without a strategy.
+def floor(workload: Workload, config: config_lib.Config, *, fused: bool, looped: bool) -> Runner:
+    """The arithmetic of a step in one `tf.function`, on one batch in memory, without a strategy.
 
     Args:
-        fused: with the normalisation of tfdist.zoo and the fused update; otherwise with Keras' own.
-        looped: many steps in one call; otherwise one.
+        fused: use the normalisation of tfdist.zoo and the fused update; otherwise those of Keras.
+        looped: run many steps in one call of the function; otherwise one.
     """
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
     model = specs.build(config.model, field="config.model") if fused else keras_model(config)
@@ -33,7 +33,7 @@ def floor(work: Workload, config: config_lib.Config, *, fused: bool, looped: boo
     optimizer.build(model.trainable_variables)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     pixels, labels = images(config)
-    batch = {"image": _scaled(tf.constant(pixels[: work.batch])), "label": tf.constant(labels[: work.batch])}
+    batch = {"image": _scaled(tf.constant(pixels[: workload.batch])), "label": tf.constant(labels[: workload.batch])}
 
     def one() -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -61,11 +61,11 @@ def floor(work: Workload, config: config_lib.Config, *, fused: bool, looped: boo
     return run
 
 
-def textbook(work: Workload, config: config_lib.Config, cluster: Cluster) -> Runner:
-    """The loop of TensorFlow's own tutorial on custom training, as computing centres publish it, with Keras' layers."""
+def textbook(workload: Workload, config: config_lib.Config, cluster: Cluster) -> Runner:
+    """The loop of TensorFlow's tutorial on custom training, as computing centres publish it, with Keras' layers."""
     keras.config.set_dtype_policy(_POLICIES[config.train.precision])
     strategy, global_batch = cluster.strategy, config.data.batch_size
-    dataset = textbook_dataset(*images(config), work.pad, global_batch)
+    dataset = textbook_dataset(*images(config), workload.pad, global_batch)
     with strategy.scope():
         model = keras_model(config)
         optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
@@ -103,7 +103,7 @@ def textbook(work: Workload, config: config_lib.Config, cluster: Cluster) -> Run
 
 
 def textbook_dataset(images: np.ndarray, labels: np.ndarray, pad: int, batch: int) -> tf.data.Dataset:
-    """The pipeline of the tutorials: shuffle, map, batch, prefetch, an example at a time."""
+    """The pipeline of the tutorials: shuffle, map each example, batch, prefetch."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(10_000)
     dataset = dataset.map(functools.partial(augment, pad=pad), num_parallel_calls=tf.data.AUTOTUNE)
     return dataset.batch(batch).prefetch(tf.data.AUTOTUNE)
@@ -124,12 +124,12 @@ def _scaled(images: tf.Tensor) -> tf.Tensor:
 
 
 def images(config: config_lib.Config) -> tuple[np.ndarray, np.ndarray]:
-    """All examples of a work: uint8 [n, height, width, channels], and their labels [n]."""
+    """All examples of a workload: uint8 [n, height, width, channels], and their labels [n]."""
     with np.load(config.data.source["path"]) as file:
         return file["x_train"], file["y_train"]
 
 
 def keras_model(config: config_lib.Config) -> keras.Model:
-    """The network of a work with Keras' own layers."""
-    # A clone has those: the fused computation is not part of a layer's configuration.
+    """The network of a workload with Keras' layers."""
+    # A clone has them: the fused computation is not part of a layer's configuration.
     return keras.models.clone_model(specs.build(config.model, field="config.model"))

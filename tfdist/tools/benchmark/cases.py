@@ -1,4 +1,4 @@
-"""What a contestant runs, by the kind of its job."""
+"""What a participant runs, by the kind of its job: functions that run and finish a number of steps."""
 
 import functools
 from collections.abc import Callable
@@ -17,35 +17,35 @@ from tfdist.training import checkpointing, setup
 from tfdist.training.step import gradients, train_step
 
 Job = dict[str, Any]
-# Tensors of a model of so many bytes: as many as ResNet50V2 has, of one size.
+# Tensors of an all-reduce of 1 MB or more: about as many as ResNet50V2 has, all of one size.
 _TENSORS = 100
 
 
 def _config(job: Job, folder: Path) -> config_lib.Config:
-    config = WORKLOADS[job["work"]].config(folder, job["workers"], job["overrides"])
+    config = WORKLOADS[job["workload"]].config(folder, job["workers"], job["overrides"])
     config.cluster.keep_freed_memory = job["keep_freed_memory"]
     return config
 
 
 def floor(job: Job, folder: Path, *, fused: bool, looped: bool) -> dict[str, Runner]:
     """See `baselines.floor`."""
-    return {"step": baselines.floor(WORKLOADS[job["work"]], _config(job, folder), fused=fused, looped=looped)}
+    return {"step": baselines.floor(WORKLOADS[job["workload"]], _config(job, folder), fused=fused, looped=looped)}
 
 
 def textbook(job: Job, folder: Path) -> dict[str, Runner]:
     """See `baselines.textbook`."""
     config = _config(job, folder)
-    return {"step": baselines.textbook(WORKLOADS[job["work"]], config, strategy.connect(config.cluster))}
+    return {"step": baselines.textbook(WORKLOADS[job["workload"]], config, strategy.connect(config.cluster))}
 
 
 def fit(job: Job, folder: Path) -> dict[str, Runner]:
-    """See `keras_fit.fit`."""
+    """See `keras_baseline.fit`."""
     config = _config(job, folder)
-    return {"step": keras_baseline.fit(WORKLOADS[job["work"]], config, steps_per_execution=job["stride"])}
+    return {"step": keras_baseline.fit(WORKLOADS[job["workload"]], config, steps_per_execution=job["stride"])}
 
 
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
-    """tfdist's own loop, input included, as `train.train_loop` runs it."""
+    """tfdist's steps, input included, as `training.loop.train_loop` runs them."""
     run = setup.build_run(_config(job, folder), folder / "run")
     caller = checkpointing.make_runner(run, train_step.train_step)
     iterator = run.cluster.distribute(setup.training_dataset(run, first_step=0, last_step=run.total_steps))
@@ -58,7 +58,7 @@ def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
 
 
 def all_reduce(job: Job, folder: Path) -> dict[str, Runner]:
-    """The sum over workers as a step makes it, for each of `job["megabytes"]`."""
+    """The all-reduce of a step, for each size of `job["megabytes"]`."""
     del folder
     cluster = strategy.connect(config_lib.Cluster(keep_freed_memory=job["keep_freed_memory"]))
     options = config_lib.Communication(**job["communication"])
@@ -86,7 +86,7 @@ def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: 
     return run
 
 
-ENTRIES: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {
+KINDS: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {
     "floor": functools.partial(floor, fused=False, looped=False),
     "fused_floor": functools.partial(floor, fused=True, looped=False),
     "looped_floor": functools.partial(floor, fused=True, looped=True),

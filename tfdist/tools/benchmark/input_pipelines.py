@@ -20,7 +20,7 @@ _CLASSES = 10
 
 
 def tfdist(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
-    """The stream of one worker among `job["workers"]`, from the source `job["source"]`: batches as a step gets them."""
+    """The batches of one worker among `job["workers"]`, from the source `job["source"]`, as a step reads them."""
     write(job["source"], folder)
     prepare = {"target": "tfdist.zoo.prepare:image", "pad": PAD, "flip": True}
     dataset = stream.training(
@@ -31,17 +31,17 @@ def tfdist(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
         seed=0,
         shuffle=True,
     )
-    return {"step": _taker(dataset(0, 1_000_000))}
+    return {"step": _runner(dataset(0, 1_000_000))}
 
 
 def classic(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
-    """The pipeline of the tutorials on the same examples: one worker's share is all of them, whatever the workers."""
+    """The pipeline of the tutorials on the same examples; it reads the global batch, whatever the number of workers."""
     write(job["source"], folder)
     dataset = _CLASSIC[job["source"]](folder)
-    return {"step": _taker(dataset.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE).repeat())}
+    return {"step": _runner(dataset.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE).repeat())}
 
 
-def _taker(dataset: tf.data.Dataset) -> baselines.Runner:
+def _runner(dataset: tf.data.Dataset) -> baselines.Runner:
     iterator = iter(dataset)
 
     @tf.function
@@ -55,16 +55,16 @@ def _taker(dataset: tf.data.Dataset) -> baselines.Runner:
 
 
 def write(source: str, folder: Path) -> None:
-    """Makes up the images that `source` reads, where they are not there yet."""
+    """Generates the images that `source` reads, unless they exist."""
     if (folder / source).exists():
         return
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (NUM_IMAGES, 8, 8, 3), np.uint8).repeat(4, axis=1).repeat(4, axis=2)
     labels = np.arange(NUM_IMAGES) % _CLASSES
-    aside = folder / f"{source}.writing"
-    aside.mkdir(exist_ok=True)
-    _WRITERS[source](aside, images, labels)
-    aside.rename(folder / source)
+    temporary = folder / f"{source}.writing"
+    temporary.mkdir(exist_ok=True)
+    _WRITERS[source](temporary, images, labels)
+    temporary.rename(folder / source)
 
 
 def _write_memory(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
@@ -90,7 +90,7 @@ def _write_records(folder: Path, images: np.ndarray, labels: np.ndarray) -> None
     examples = [{"image": i, "label": int(n)} for i, n in zip(images, labels, strict=True)]
     for file_format in ("array_record", "tfrecord"):
         tfds.dataset_builders.store_as_tfds_dataset(
-            name="made_up",
+            name="synthetic",
             version="1.0.0",
             features=features,
             split_datasets={"train": list(enumerate(examples))},
@@ -118,7 +118,7 @@ def _classic_files(folder: Path) -> tf.data.Dataset:
 def _classic_records(folder: Path) -> tf.data.Dataset:
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder("made_up", data_dir=folder / "records" / "tfrecord")
+    builder = tfds.builder("synthetic", data_dir=folder / "records" / "tfrecord")
     dataset = builder.as_dataset(split="train")
     return _augmented(dataset.map(lambda example: (example["image"], example["label"])).shuffle(10_000))
 
@@ -142,7 +142,7 @@ _SOURCES: dict[str, Callable[[Path], dict[str, Any]]] = {
     },
     "records": lambda folder: {
         "target": "tfdist.zoo.sources:tfds",
-        "name": "made_up",
+        "name": "synthetic",
         "data_dir": str(folder / "records" / "array_record"),
         "features": {"image": "image", "label": "label"},
         "memory_limit_mb": 0,

@@ -1,4 +1,4 @@
-"""Keras' own `fit` as a peer, on one worker: with several, Keras 3 fails under MultiWorkerMirroredStrategy."""
+"""Keras' `fit` as a peer, on one worker: with several, Keras 3 fails under MultiWorkerMirroredStrategy."""
 
 import queue
 import threading
@@ -10,23 +10,23 @@ from tfdist.tools.benchmark import baselines
 from tfdist.tools.benchmark.workloads import Workload
 
 
-def fit(work: Workload, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:
-    """One long `fit` with the pipeline and the layers of the tutorials, which goes on by as many steps as it is told.
+def fit(workload: Workload, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:
+    """One long `fit` with the pipeline and layers of the tutorials; each call of the result runs a number of its steps.
 
     Args:
-        work: what is trained.
+        workload: the workload.
         config: its config.
-        steps_per_execution: as of `compile`; numbers of steps are rounded up to multiples of it.
+        steps_per_execution: argument of `compile`; numbers of steps are rounded up to its multiples.
     """
     model = baselines.keras_model(config)
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         steps_per_execution=steps_per_execution,
-        jit_compile=False,  # By default Keras lets XLA compile the step, which takes longer on CPUs.
+        jit_compile=False,  # XLA, Keras' default, is slower on CPUs.
     )
-    dataset = baselines.textbook_dataset(*baselines.images(config), work.pad, config.data.batch_size)
-    steps_per_epoch = work.examples // config.data.batch_size // steps_per_execution * steps_per_execution
+    dataset = baselines.textbook_dataset(*baselines.images(config), workload.pad, config.data.batch_size)
+    steps_per_epoch = workload.examples // config.data.batch_size // steps_per_execution * steps_per_execution
     gate = _Gate(steps_per_execution)
 
     def train() -> None:
@@ -46,7 +46,7 @@ def fit(work: Workload, config: config_lib.Config, *, steps_per_execution: int) 
 
 
 class _Gate(keras.callbacks.Callback):
-    """Holds `fit` before a batch until more steps are allowed; has no other hook, for which Keras would wait."""
+    """Blocks `fit` before a batch until more steps are allowed; Keras would wait for the outputs in other hooks."""
 
     def __init__(self, steps: int):
         super().__init__()
@@ -56,7 +56,7 @@ class _Gate(keras.callbacks.Callback):
         self._left = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        """Counts the steps of an execution."""
+        """Blocks until steps are left, and counts those of an execution."""
         del batch, logs
         if self._left <= 0:
             self.reached.put(None)
@@ -64,7 +64,7 @@ class _Gate(keras.callbacks.Callback):
         self._left -= self._steps
 
     def wait(self) -> None:
-        """Waits until `fit` is held, or has failed."""
+        """Waits until `fit` is blocked; raises its error if it failed."""
         error = self.reached.get()
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""Starts contestants, each in processes of its own, and lets them take turns. Imports no TensorFlow."""
+"""Starts the participants of a comparison, each in its own processes, and measures them in turns. No TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -15,43 +15,43 @@ from typing import Any
 
 from tfdist.launch import local_workers, processes
 
-# How a turn becomes as long as asked for: the last that was this share of it decides the number of steps.
-_ENOUGH = 0.2
-_MOST_STEPS = 1_000_000
+# The number of steps of a turn is computed from a trial that took at least this fraction of a turn.
+_TRIAL_FRACTION = 0.2
+_MAX_STEPS = 1_000_000
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Participant:
-    """Its processes, one a worker, in rank order."""
+    """One thing that is measured: its worker processes in rank order, and their logs."""
 
     name: str
     workers: list[subprocess.Popen]
     logs: list[Path]
-    # It does multiples of so many steps.
+    # Numbers of steps are multiples of this.
     stride: int = 1
-    # Of each worker, resident memory in MB at its highest.
+    # Highest resident memory of any worker, in MB.
     peak_mb: float = 0.0
 
     def turn(self, case: str, steps: int) -> tuple[float, float]:
-        """Lets all workers do so many steps; returns the seconds of the slowest, and the mean processor seconds.
+        """Runs `steps` steps on all workers; returns the seconds of the slowest worker and the mean CPU seconds.
 
         Raises:
-            ValueError: a worker has failed; shows the end of what it said.
+            ValueError: a worker failed; contains the end of its log.
         """
         for worker in self.workers:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.write(json.dumps({"case": case, "steps": steps}) + "\n")
                 worker.stdin.flush()
-        answers = self.hear()
+        answers = self.receive()
         self.peak_mb = max(self.peak_mb, *(answer["peak_mb"] for answer in answers))
         cpu = statistics.mean(answer["cpu_seconds"] for answer in answers)
         return max(answer["seconds"] for answer in answers), cpu
 
-    def hear(self) -> list[dict[str, Any]]:
-        """Waits for an answer of each worker.
+    def receive(self) -> list[dict[str, Any]]:
+        """Waits for one answer of each worker; returns them in rank order.
 
         Raises:
-            ValueError: a worker has failed; shows the end of what the first to end said, for others only miss it.
+            ValueError: a worker failed; contains the end of the log of the first one to exit, which is the cause.
         """
         answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
@@ -59,10 +59,10 @@ class Participant:
                 selector.register(worker.stdout, selectors.EVENT_READ, rank)
             while len(answers) < len(self.workers):
                 for key, _ in selector.select():
-                    # A worker says one line, and no more until it is asked again: none waits unseen in a buffer.
+                    # A worker writes one line for each request, so no second line stays in the buffer.
                     line = key.fileobj.readline()
                     if not line:
-                        raise ValueError(f"{self.name}: worker {key.data} has failed:\n{self._end_of_log(key.data)}")
+                        raise ValueError(f"{self.name}: worker {key.data} failed:\n{self._end_of_log(key.data)}")
                     answers[key.data] = json.loads(line)
         return [answers[rank] for rank in range(len(self.workers))]
 
@@ -72,9 +72,9 @@ class Participant:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the turns of one contestant came to."""
+    """The measurements of one participant."""
 
-    # Milliseconds a step: the median over turns and the best turn, and the processor's, of one worker.
+    # Milliseconds of a step: median and best over the turns, and median CPU time of one worker.
     milliseconds: float
     best_milliseconds: float
     cpu_milliseconds: float | None = None
@@ -83,72 +83,79 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """Where workers run: words before each one's command, and its host."""
+class Hosts:
+    """Where the workers run: each one's host name, and the words to put before its command."""
 
     prefixes: Sequence[Sequence[str]] = ()
-    hosts: Sequence[str] = ()
+    names: Sequence[str] = ()
 
 
 @contextlib.contextmanager
-def open_bench(
-    jobs: Mapping[str, dict[str, Any]], folder: Path, *, pin: bool, place: Bench | None = None
+def start(
+    jobs: Mapping[str, dict[str, Any]], folder: Path, *, pin: bool, hosts: Hosts | None = None
 ) -> Iterator[list[Participant]]:
-    """Starts a contestant for each job, by name, and waits until it is ready; at the end of the block none is left.
+    """Starts a participant for each job, waits until all are ready, and kills their processes at the end of the block.
+
+    Args:
+        jobs: name of the participant -> its job, see `cases`.
+        folder: for data and logs.
+        pin: pin each worker to its own CPU core.
+        hosts: where the workers run; None: on localhost.
 
     Raises:
-        ValueError: `pin`, and a contestant has more workers than there are processors; or a worker has failed.
+        ValueError: with `pin`, there are fewer CPU cores than workers; or a worker failed.
     """
-    contestants: list[Participant] = []
+    participants: list[Participant] = []
     try:
         for name, job in jobs.items():
-            contestants.append(_start(name, job, folder, pin, place or Bench()))
-            contestants[-1].hear()
-        yield contestants
+            participants.append(_start(name, job, folder, pin, hosts or Hosts()))
+            participants[-1].receive()
+        yield participants
     finally:
-        for worker in [worker for contestant in contestants for worker in contestant.workers]:
+        for worker in [worker for participant in participants for worker in participant.workers]:
             worker.kill()
             worker.communicate()
 
 
-def take_turns(contestants: Sequence[Participant], case: str, *, seconds: float, rounds: int) -> dict[str, Result]:
-    """Lets the contestants take turns of about `seconds`, `rounds` times, so that what else the machine does hits all.
+def take_turns(participants: Sequence[Participant], case: str, *, seconds: float, rounds: int) -> dict[str, Result]:
+    """Measures the participants in turns of about `seconds`, `rounds` times: other load then affects all of them.
 
-    Before the first round each finds out how many steps that is, which also compiles and warms up.
+    Before the first round, each one runs trials to find the number of steps of a turn, which also compiles and warms
+    up.
     """
-    steps = {contestant.name: _calibrate(contestant, case, seconds) for contestant in contestants}
-    turns: dict[str, list[tuple[float, float]]] = {contestant.name: [] for contestant in contestants}
+    steps = {participant.name: _calibrate(participant, case, seconds) for participant in participants}
+    turns: dict[str, list[tuple[float, float]]] = {participant.name: [] for participant in participants}
     for number in range(rounds):
-        for contestant in contestants if number % 2 == 0 else reversed(contestants):
-            turns[contestant.name].append(contestant.turn(case, steps[contestant.name]))
+        for participant in participants if number % 2 == 0 else reversed(participants):
+            turns[participant.name].append(participant.turn(case, steps[participant.name]))
     results = {}
-    for contestant in contestants:
-        clock, cpu = zip(*turns[contestant.name], strict=True)
-        scale = 1000.0 / steps[contestant.name]
-        results[contestant.name] = Result(
+    for participant in participants:
+        clock, cpu = zip(*turns[participant.name], strict=True)
+        scale = 1000.0 / steps[participant.name]
+        results[participant.name] = Result(
             milliseconds=statistics.median(clock) * scale,
             best_milliseconds=min(clock) * scale,
             cpu_milliseconds=statistics.median(cpu) * scale,
-            steps=steps[contestant.name] * rounds,
-            peak_mb=contestant.peak_mb,
+            steps=steps[participant.name] * rounds,
+            peak_mb=participant.peak_mb,
         )
     return results
 
 
-def _calibrate(contestant: Participant, case: str, seconds: float) -> int:
-    stride = steps = contestant.stride
-    contestant.turn(case, stride)
-    contestant.turn(case, stride)
+def _calibrate(participant: Participant, case: str, seconds: float) -> int:
+    stride = steps = participant.stride
+    participant.turn(case, stride)
+    participant.turn(case, stride)
     while True:
-        taken, _ = contestant.turn(case, steps)
-        if taken >= _ENOUGH * seconds or steps >= _MOST_STEPS:
+        taken, _ = participant.turn(case, steps)
+        if taken >= _TRIAL_FRACTION * seconds or steps >= _MAX_STEPS:
             return max(1, round(steps * seconds / taken / stride)) * stride
-        strides = math.ceil(steps / stride * min(10.0, 1.5 * _ENOUGH * seconds / taken))
-        steps = min(_MOST_STEPS, strides * stride)
+        strides = math.ceil(steps / stride * min(10.0, 1.5 * _TRIAL_FRACTION * seconds / taken))
+        steps = min(_MAX_STEPS, strides * stride)
 
 
-def processors(count: int) -> list[int]:
-    """A processor for each of `count` workers.
+def choose_cores(count: int) -> list[int]:
+    """Returns a CPU core for each of `count` workers.
 
     Raises:
         ValueError: this process may use fewer.
@@ -156,31 +163,31 @@ def processors(count: int) -> list[int]:
     cores = sorted(os.sched_getaffinity(0))
     if count > len(cores):
         raise ValueError(
-            f"{count} workers, each pinned to a processor of its own, and there are {len(cores)} processor(s): measure "
-            "fewer workers, or let them share with --nopin."
+            f"{count} workers need a CPU core each, and there are {len(cores)} core(s): measure fewer workers, or let "
+            "them share cores with --nopin."
         )
     return cores[:count]
 
 
-def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, place: Bench) -> Participant:
+def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, hosts: Hosts) -> Participant:
     count = job["processes"]
     reserved = local_workers.reserve_ports(count)
     ports = [sock.getsockname()[1] for sock in reserved]
-    # Without GPUs: all contestants would share them.
+    # Without GPUs, which all participants would share.
     environments = local_workers.environments(
-        dict(os.environ) | job["environment"], ports, [("",)] * count, place.hosts
+        dict(os.environ) | job["environment"], ports, [("",)] * count, hosts.names
     )
-    cores = processors(count) if pin else [None] * count
+    cores = choose_cores(count) if pin else [None] * count
     logs = [folder / f"{name.replace(' ', '_')}-{rank}.log" for rank in range(count)]
     workers = []
     for rank in range(count):
-        told = job | {"core": cores[rank], "folder": str(folder)}
-        command = [*(place.prefixes[rank] if place.prefixes else ()), sys.executable]
+        settings = json.dumps(job | {"core": cores[rank], "folder": str(folder)})
+        prefix = hosts.prefixes[rank] if hosts.prefixes else ()
         with logs[rank].open("w") as log:
             workers.append(
                 subprocess.Popen(
-                    [*command, "-m", "tfdist.tools.benchmark.worker", json.dumps(told)],
-                    # It will be killed, and what TensorFlow writes there shall go with the folder.
+                    [*prefix, sys.executable, "-m", "tfdist.tools.benchmark.worker", settings],
+                    # It is killed at the end; TensorFlow's temporary files are removed with the folder.
                     env={"TF_CPP_MIN_LOG_LEVEL": "2", **environments[rank], "TMPDIR": str(folder)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

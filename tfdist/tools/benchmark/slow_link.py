@@ -6,22 +6,22 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from tfdist.tools.benchmark.rounds import Bench
+from tfdist.tools.benchmark.rounds import Hosts
 
-# What the link is called on either side.
+# The link's name in both namespaces.
 INTERFACE = "link0"
 _HOSTS = ("10.213.77.1", "10.213.77.2")
 
 
 @contextlib.contextmanager
-def slow(rate: str) -> Iterator[Bench]:
-    """Makes two network namespaces whose link `tc` holds to `rate`, such as "100mbit" or "1gbit", in each direction.
+def slow(rate: str) -> Iterator[Hosts]:
+    """Creates two network namespaces joined by a link of `rate`, such as "100mbit" or "1gbit", in each direction.
 
     Raises:
-        ValueError: this process is not root's, or `ip` and `tc` (iproute2) are missing, or refuse.
+        ValueError: this process is not root's, or `ip` and `tc` (iproute2) are missing or fail.
     """
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        raise ValueError(f"--link={rate} makes network namespaces: it needs root, and iproute2 (ip, tc).")
+        raise ValueError(f"--link={rate} creates network namespaces: it needs root and iproute2 (ip, tc).")
     names = [f"tfdist-{os.getpid()}-{side}" for side in range(2)]
     try:
         for name in names:
@@ -32,7 +32,7 @@ def slow(rate: str) -> Iterator[Bench]:
             _do(f"ip -n {name} link set {INTERFACE} up")
             _do(f"ip -n {name} link set lo up")
             _do(f"tc -n {name} qdisc add dev {INTERFACE} root tbf rate {rate} burst 1mb latency 50ms")
-        yield Bench(prefixes=[["ip", "netns", "exec", name] for name in names], hosts=_HOSTS)
+        yield Hosts(prefixes=[["ip", "netns", "exec", name] for name in names], names=_HOSTS)
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

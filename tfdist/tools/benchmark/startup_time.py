@@ -1,4 +1,4 @@
-"""How long it takes from a command to the first finished step. Imports no TensorFlow."""
+"""Measures the time from a command to the first finished step. Imports no TensorFlow."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tfdist.report import metrics_file
 from tfdist.tools.benchmark import workloads
 from tfdist.tools.benchmark.workloads import WORKLOADS
 
-# The same network, data and step, with nothing but TensorFlow and Keras.
+# The same network, data and step, with TensorFlow and Keras only.
 _BARE = """
 import sys, time
 import numpy as np
@@ -46,10 +46,10 @@ print(time.time())
 _CONFIG = """
 from pathlib import Path
 from tfdist import config as c
-from tfdist.contest.works import WORKS
+from tfdist.tools.benchmark.workloads import WORKLOADS
 
 def get_config():
-    config = WORKS["mlp"].config(Path({folder!r}), 1, {{"train.steps": 1, "report.every.steps": 1}})
+    config = WORKLOADS["mlp"].config(Path({folder!r}), 1, {{"train.steps": 1, "report.every.steps": 1}})
     config.checkpoint.export = False
     return config
 """
@@ -57,7 +57,19 @@ NAMES = ("bare script", "tfdist")
 
 
 def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[float, float]]:
-    """Starts both in turn; returns seconds to the first finished step: the median and the best."""
+    """Runs a bare script and tfdist in turns, `rounds` times after a first time that does not count.
+
+    Args:
+        folder: holds the data of the workload "mlp"; gets a workdir for each run.
+        rounds: number of runs of each.
+        core: the CPU core to pin both to; None: not pinned.
+
+    Returns:
+        A name of `NAMES` -> (median, best) time to the first finished step, in seconds.
+
+    Raises:
+        ValueError: a run failed; contains the end of its standard error.
+    """
     (folder / "bare.py").write_text(_BARE)
     (folder / "start.py").write_text(_CONFIG.format(folder=str(folder)))
     bare = [sys.executable, "-c", _BARE, str(workloads.data_file(WORKLOADS["mlp"], folder))]
@@ -72,7 +84,7 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
         _run(tfdist, folder, core)
         lines = [json.loads(line) for line in (workdir / metrics_file.METRICS).read_text().splitlines()]
         taken["tfdist"].append(next(line["time"] for line in lines if line["kind"] == "train") - started)
-    # The first of each reads files that later ones find in memory.
+    # The first run of each reads files from disk; later ones from the page cache.
     return {name: (statistics.median(seconds[1:]), min(seconds[1:])) for name, seconds in taken.items()}
 
 

@@ -1,7 +1,7 @@
-"""One worker of one contestant: a process that does as many steps as it is told to, and says how long they took.
+"""One worker of one participant: a process that runs the requested numbers of steps, and measures them.
 
-`python -m tfdist.tools.benchmark.worker JOB` reads lines of JSON, {"case": name, "steps": number}, and answers
-each with one: {"seconds": of the clock, "cpu_seconds": of this process, "peak_mb": resident memory so far}.
+`python -m tfdist.tools.benchmark.worker JOB` reads lines of JSON, {"case": name, "steps": number}, and answers each
+with one line: {"seconds": elapsed, "cpu_seconds": of this process, "peak_mb": resident memory, the highest so far}.
 """
 
 import json
@@ -13,12 +13,12 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Prepares what the job names, and answers until nobody asks any more."""
+    """Builds the job's cases, and answers requests until standard input is closed."""
     job = json.loads(sys.argv[1])
     if job["core"] is not None:
         os.sched_setaffinity(0, {job["core"]})  # Before TensorFlow counts the cores.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # Whatever else is printed does not come between.
+    os.dup2(2, 1)  # All other output goes to standard error.
 
     from tfdist import config
     from tfdist.cluster import malloc
@@ -26,22 +26,22 @@ def main() -> None:
     malloc.keep_freed(config.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 
     if job["kind"] == "ddp":
-        from tfdist.tools.benchmark.pytorch_ddp import ddp as entry
+        from tfdist.tools.benchmark.pytorch.ddp import ddp as make_cases
     else:
         from tfdist.tools.benchmark import cases as cases_lib
 
-        entry = cases_lib.ENTRIES[job["kind"]]
-    cases = entry(job, Path(job["folder"]))
+        make_cases = cases_lib.KINDS[job["kind"]]
+    cases = make_cases(job, Path(job["folder"]))
     print(json.dumps({"cases": list(cases)}), file=answers)
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         started, cpu = time.perf_counter(), time.process_time()
-        cases[asked["case"]](asked["steps"])
+        cases[request["case"]](request["steps"])
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_mb": peak}), file=answers)
     answers.flush()
-    os._exit(0)  # The others end at the same moment: TensorFlow's own end would wait for them.
+    os._exit(0)  # All workers exit at once: TensorFlow's shutdown would wait for the others.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The works that contestants do: a config each, and data made up for it. Imports no TensorFlow."""
+"""The benchmark's workloads: a config and synthetic data for each. Imports no TensorFlow."""
 
 import dataclasses
 import os
@@ -13,16 +13,16 @@ from tfdist import config as config_lib
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is trained."""
+    """A model, its data, and the batch of each worker."""
 
     title: str
     model: dict[str, Any]
-    # Shape of an example, uint8, and how many there are.
+    # Shape of an example, uint8, and the number of examples.
     shape: tuple[int, int, int]
     examples: int
     # Examples of each worker in a step.
     batch: int
-    # Random crops of the image padded by so many pixels, and flips; 0: the image as it is.
+    # Pixels to pad before a random crop and flip; 0: no augmentation.
     pad: int = 0
 
     def config(self, folder: Path, workers: int, overrides: Mapping[str, Any]) -> config_lib.Config:
@@ -77,18 +77,18 @@ WORKLOADS = {
 }
 
 
-def data_file(work: Workload, folder: Path) -> Path:
-    """Where the data of a work are."""
-    return folder / f"{work.examples}x{'x'.join(map(str, work.shape))}.npz"
+def data_file(workload: Workload, folder: Path) -> Path:
+    """The file of a workload's data."""
+    return folder / f"{workload.examples}x{'x'.join(map(str, workload.shape))}.npz"
 
 
-def write_data(work: Workload, folder: Path) -> None:
-    """Makes up the data of a work, uint8 images with labels of 10 classes, where they are not there yet."""
-    path = data_file(work, folder)
+def write_data(workload: Workload, folder: Path) -> None:
+    """Generates the data of a workload, uint8 images with labels of 10 classes, unless the file exists."""
+    path = data_file(workload, folder)
     if not path.exists():
         generator = np.random.default_rng(0)
-        images = generator.integers(0, 256, (work.examples, *work.shape), np.uint8)
-        labels = generator.integers(0, 10, work.examples)
+        images = generator.integers(0, 256, (workload.examples, *workload.shape), np.uint8)
+        labels = generator.integers(0, 10, workload.examples)
         aside = path.with_name(f"{os.getpid()}.npz")
         np.savez(aside, x_train=images, y_train=labels)
         aside.replace(path)

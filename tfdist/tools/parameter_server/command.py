@@ -1,10 +1,11 @@
-"""Trains with parameter servers: each worker reads the weights, computes, and sends its update, waiting for nobody.
+"""Trains asynchronously with parameter servers: workers update the weights without waiting for each other.
 
     python -m tfdist asynchronous --config=configs/digits.py --workers=2 --servers=1
 
-starts workers and servers on this machine, and this process is their chief: it reads and prepares the batches, hands
-them out one a worker at a time, evaluates, saves and reports. A worker that dies is started again; meanwhile the others
-go on, and its batch goes to one of them. What the weights go through depends on who comes first: two runs differ.
+starts workers and parameter servers on this machine; this process is their chief. If TF_CONFIG is set, nothing is
+started: start this command once for each task of its cluster (one chief, workers, ps). The chief reads and prepares
+the batches, distributes them to the workers, evaluates, saves and reports. The order of the updates depends on timing:
+two runs differ. If a task is lost, the run exits with code 76; the same command resumes from the newest checkpoint.
 """
 
 import os
@@ -14,56 +15,59 @@ from pathlib import Path
 
 from absl import flags
 
-from tfdist.cluster import interruption, process_exit
+from tfdist.cluster import malloc, process_exit
 from tfdist.config import flags as config_flags
+from tfdist.launch import local_workers
 
 
 def define_flags() -> None:
-    """Defines the flags; not at import, for each command has flags of the same names."""
+    """Defines the flags; not at import, because other tools use the same names."""
     config_flags.define_config()
-    flags.DEFINE_string("workdir", None, "Where the run lives. Default: runs/NAME for a config file NAME.py.")
-    flags.DEFINE_integer("workers", 2, "Workers on this machine.", lower_bound=1)
-    flags.DEFINE_integer("servers", 1, "Parameter servers on this machine.", lower_bound=1)
-    flags.DEFINE_bool("allow_config_changes", False, "Go on although the workdir's config was another.")
+    flags.DEFINE_string("workdir", None, "Directory of the run. Default: runs/NAME for a config file NAME.py.")
+    flags.DEFINE_integer("workers", 2, "Workers to start on this machine; ignored with TF_CONFIG.", lower_bound=1)
+    flags.DEFINE_integer("servers", 1, "Parameter servers to start; ignored with TF_CONFIG.", lower_bound=1)
+    flags.DEFINE_bool(
+        "allow_config_changes", False, "Resume the run in the workdir even if the config differs from the saved one."
+    )
 
 
 def run() -> int:
-    """Starts workers and servers, trains as their chief, and ends them; returns the exit code."""
-    from tfdist.tools.parameter_server import coordinator, servers
+    """Runs the task of TF_CONFIG, or starts all tasks on this machine and is their chief; returns the exit code.
+
+    Raises:
+        ValueError: TF_CONFIG lists no parameter servers; another launcher started several processes without TF_CONFIG;
+            or the config cannot be used.
+    """
+    from tfdist.tools.parameter_server import coordinator, local_tasks, tasks
 
     config = flags.FLAGS["config"].value
     config.train.asynchronous = True
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    arguments = [*config_flags.config_arguments(sys.argv), "--config.train.asynchronous=true", f"--workdir={workdir}"]
 
-    def give_up(text: str) -> None:
-        print(f"tfdist: {text}: start again, and the run goes on from its newest checkpoint", file=sys.stderr)
-        crew.end()
-        os._exit(interruption.EXIT_PEER_LOST)
-
-    def say(text: str) -> None:
-        print(text, flush=True)
-
-    crew = servers.start_servers(
-        [sys.executable, "-m", "tfdist.main", *arguments],
-        os.environ,
-        workers=flags.FLAGS.workers,
-        servers=flags.FLAGS.servers,
-        say=say,
-        give_up=give_up,
-    )
-
-    def watch(event: Callable[[str], None]) -> None:
-        crew.say = event
-        crew.watch()
-
-    try:
+    def train(check: Callable[[], None] = lambda: None) -> int:
+        mine = tasks.task_spec(os.environ)
+        if mine.kind != "chief":
+            tasks.serve(mine)
+        strategy, workers = tasks.connect(mine, config.cluster.connect_seconds, check)
         allow = flags.FLAGS.allow_config_changes
-        return coordinator.run_asynchronously(config, workdir, allow_config_changes=allow, watch=watch)
-    finally:
-        crew.end()
+        return coordinator.train(config, workdir, mine, strategy, workers, allow_config_changes=allow)
+
+    if tasks.are_listed(os.environ):
+        return train()
+    try:
+        local_workers.refuse_other_launchers(os.environ)
+    except ValueError as error:
+        raise ValueError(
+            f"give each task a TF_CONFIG with chief, worker and ps (docs/consistency.md): {error}"
+        ) from None
+    arguments = [*config_flags.config_arguments(sys.argv), f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "tfdist", "asynchronous", *arguments]
+    counts = {"workers": flags.FLAGS.workers, "servers": flags.FLAGS.servers}
+    with local_tasks.start(command, os.environ, **counts) as check:
+        return train(check)
 
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
+    malloc.keep_freed(flags.FLAGS["config"].value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
     process_exit.run_and_exit(run)

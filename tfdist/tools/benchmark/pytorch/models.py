@@ -1,4 +1,4 @@
-"""The networks of `works.WORKS` in plain PyTorch, layer by layer as tfdist.zoo and Keras have them."""
+"""The networks of `workloads.WORKLOADS` in plain PyTorch, with the layers of tfdist.zoo and Keras."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 def network(name: str, num_classes: int = 10) -> nn.Module:
-    """The network of a work, float32 [n, channels, height, width] -> logits; as many trainable numbers as Keras'."""
+    """The network of a workload, float32 [n, channels, height, width] -> logits, with as many weights as Keras'."""
     return {"mlp": _mlp, "resnet20": _resnet20, "resnet50v2": _resnet50v2}[name](num_classes)
 
 
@@ -24,7 +24,7 @@ def _resnet20(num_classes: int) -> nn.Module:
 
 
 class _Basic(nn.Module):
-    """Two 3x3 convolutions; where the channels grow, the shortcut is every second pixel with zeros for the new ones."""
+    """Two 3x3 convolutions; with more channels, the shortcut is every second pixel, padded with zero channels."""
 
     def __init__(self, channels: int, filters: int):
         super().__init__()
@@ -55,7 +55,7 @@ def _resnet50v2(num_classes: int) -> nn.Module:
 
 
 class _Bottleneck(nn.Module):
-    """Keras' `residual_block_v2`: normalised before it is convolved, and the stride at the last block of a stage."""
+    """Keras' `residual_block_v2`: normalisation before convolution, and the stride in the last block of a stage."""
 
     def __init__(self, channels: int, width: int, stride: int, *, convolve: bool):
         super().__init__()

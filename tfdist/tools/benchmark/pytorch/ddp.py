@@ -1,7 +1,7 @@
-"""PyTorch as a peer: DistributedDataParallel over gloo, a process a worker. Imports no TensorFlow.
+"""PyTorch as a peer: DistributedDataParallel over gloo, one process for each worker. Imports no TensorFlow.
 
-As its users write it where speed matters: bytes in memory, gathered, augmented and scaled a batch at a time; the faster
-memory layout; the fused optimizer; gradients that live in DDP's buckets; one thread, for a worker has one core.
+Written for speed: bytes in memory; gather, augmentation and scaling of a whole batch at once; the faster memory layout;
+the fused optimizer; gradients as views of DDP's buckets; one thread, because a worker has one core.
 """
 
 import contextlib
@@ -19,32 +19,32 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import environment
-from tfdist.tools.benchmark import pytorch_models, workloads
+from tfdist.tools.benchmark import workloads
+from tfdist.tools.benchmark.pytorch import models
 from tfdist.tools.benchmark.workloads import WORKLOADS, Workload
 
 
 def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
-    """A training step of `job["work"]`, by name; one worker has the bare module, without DDP.
+    """A training step of `job["workload"]`, by name; one worker uses the bare module, without DDP.
 
     Args:
-        job: with `bfloat16`, arithmetic goes through autocast; with `compressed`, gradients through DDP's own hook
-            that makes them bfloat16 on the wire.
-        folder: where the data are.
+        job: `bfloat16` turns on autocast; `compressed` turns on DDP's hook that sends gradients in bfloat16.
+        folder: holds the data.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    work = WORKLOADS[job["work"]]
-    # Channels first took 210 ms a step where they are faster, and last 237; elsewhere 259 and 212.
-    first = job["work"] == "resnet50v2" and not job["bfloat16"]
+    workload = WORKLOADS[job["workload"]]
+    # Measured, channels first and last: 210 and 237 ms a step for this case, 259 and 212 for the others.
+    first = job["workload"] == "resnet50v2" and not job["bfloat16"]
     layout = torch.contiguous_format if first else torch.channels_last
-    model = pytorch_models.network(job["work"]).to(memory_format=layout)
+    model = models.network(job["workload"]).to(memory_format=layout)
     rank, workers = _join()
     if workers > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         if job["compressed"]:
             model.register_comm_hook(None, default_hooks.bf16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
-    batches = _batches(work, folder, rank, workers)
+    batches = _batches(workload, folder, rank, workers)
     arithmetic = torch.autocast("cpu", torch.bfloat16) if job["bfloat16"] else contextlib.nullcontext()
 
     def run(steps: int) -> None:
@@ -70,23 +70,23 @@ def _join() -> tuple[int, int]:
     return place.rank, place.num_workers
 
 
-def _batches(work: Workload, folder: Path, rank: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    with np.load(workloads.data_file(work, folder)) as file:
+def _batches(workload: Workload, folder: Path, rank: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    with np.load(workloads.data_file(workload, folder)) as file:
         images, labels = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
     order = torch.Generator().manual_seed(0)  # The same on all workers.
-    global_batch = work.batch * workers
+    global_batch = workload.batch * workers
     while True:
         epoch = torch.randperm(len(images), generator=order)
-        for start in range(rank * work.batch, len(images) - global_batch + 1, global_batch):
-            chosen = epoch[start : start + work.batch]
+        for start in range(rank * workload.batch, len(images) - global_batch + 1, global_batch):
+            chosen = epoch[start : start + workload.batch]
             batch = images[chosen]
-            if work.pad:
-                batch = _augmented(batch, work.pad)
+            if workload.pad:
+                batch = _augmented(batch, workload.pad)
             yield batch.permute(0, 3, 1, 2).float() / 255.0, labels[chosen]
 
 
 def _augmented(images: torch.Tensor, pad: int) -> torch.Tensor:
-    """Crops and flips uint8 [n, height, width, channels], each image in its own way."""
+    """Crops and flips uint8 [n, height, width, channels], each image independently."""
     count, height, width, _ = images.shape
     padded = functional.pad(images, (0, 0, pad, pad, pad, pad))
     rows = torch.arange(height) + torch.randint(2 * pad + 1, (count, 1))

@@ -1,0 +1,199 @@
+"""The benchmark's sections: each starts its participants, measures them in turns, and yields tables."""
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.tools import tables
+from tfdist.tools.benchmark import rounds, slow_link, startup_time, workloads
+
+# Overrides of tfdist's config.
+CHANGES = {
+    "float32": {},
+    "bfloat16": {"train.precision": "bfloat16"},
+    "float16": {"train.precision": "float16"},
+    "compressed": {"communication.dtype": "bfloat16"},
+    "one_pack": {"communication.bytes_per_pack": 0},
+    "xla": {"train.xla": True},
+}
+SECTIONS = ("steps", "input", "all_reduce", "start")
+PEERS = ("keras", "ddp")
+# One dict for each line of a table; see `_rows`.
+Rows = list[dict[str, Any]]
+_SIZES = (0.001, 1, 10, 100)
+# Its module is in the repository only, not in the wheel.
+_PYTORCH = "tfdist.tools.benchmark.pytorch"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The values of the command's flags that the sections read."""
+
+    workloads: list[str]
+    workers: list[int]
+    variants: list[str]
+    peers: list[str]
+    # Length of a turn, and turns of each participant.
+    seconds: float
+    rounds: int
+    # One CPU core for each worker.
+    pin: bool
+
+
+def measure(section: str, options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
+    """Measures one of `SECTIONS`; yields the rows of each table as soon as they are measured.
+
+    Args:
+        section: its name.
+        options: see `Options`.
+        folder: for data and logs.
+        hosts: two network namespaces joined by a slow link, or None: the workers use localhost.
+
+    Raises:
+        ValueError: a participant failed, or there are fewer CPU cores than workers to pin.
+    """
+    if section == "steps":
+        return _steps(options, folder, hosts)
+    if section == "input":
+        return _inputs(options, folder)
+    if section == "all_reduce":
+        return _all_reduces(options, folder, hosts)
+    return _starts(options, folder)
+
+
+def pytorch_problem() -> str:
+    """Why the PyTorch peer cannot run, for a message; empty if it can."""
+    if not importlib.util.find_spec("torch"):
+        return "PyTorch is not installed: pip install torch"
+    if not importlib.util.find_spec(_PYTORCH):
+        return "its code is not part of the installed package: run the benchmark in a clone of tfdist's repository"
+    return ""
+
+
+def installed_peers() -> list[str]:
+    """The peers that can run with this Python."""
+    return [name for name in PEERS if name != "ddp" or not pytorch_problem()]
+
+
+def show(rows: Rows) -> None:
+    """Prints one table."""
+    reference = next(row["name"] for row in rows if row["ratio"] == 1.0)
+    header = ("", "ms, median", "best", "CPU", f"times {reference}", "peak MB")
+    names = ("name", "milliseconds", "best_milliseconds", "cpu_milliseconds", "ratio", "peak_mb")
+    cells = [[row[name] for name in names] for row in rows]
+    print(f"{rows[0]['title']}\n{tables.text(header, cells)}\n", flush=True)
+
+
+def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "processes": workers,
+        "workers": workers,
+        "environment": {},
+        "keep_freed_memory": ours,
+        **more,
+    }
+
+
+def _take_turns(jobs: Mapping[str, Any], options: Options, folder: Path, hosts: rounds.Hosts | None = None) -> Any:
+    with rounds.start(jobs, folder, pin=options.pin, hosts=hosts) as participants:
+        return rounds.take_turns(participants, "step", seconds=options.seconds, rounds=options.rounds)
+
+
+def _steps(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
+    """Training steps: a table for each workload and number of workers."""
+    for name in options.workloads:
+        workload = workloads.WORKLOADS[name]
+        workloads.write_data(workload, folder)
+        for workers in options.workers if hosts is None else [2]:
+            jobs = _step_jobs(name, workers, options, hosts)
+            title = f"{workload.title}, batch {workload.batch}, {workers} worker(s)"
+            results = _take_turns(jobs, options, folder, hosts)
+            yield _rows("steps", title, results, f"tfdist {options.variants[0]}")
+
+
+def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | None) -> dict[str, dict[str, Any]]:
+    jobs = {}
+    if workers == 1:
+        jobs["floor"] = _job("floor", workload=name, overrides={}, ours=False)
+        jobs["floor, fused, looped"] = _job("looped_floor", workload=name, overrides={}, ours=False)
+        if any("bfloat16" in variant for variant in options.variants):
+            half = CHANGES["bfloat16"]
+            jobs["the same, bfloat16"] = _job("looped_floor", workload=name, overrides=half, ours=False)
+    jobs["textbook"] = _job("textbook", workers, workload=name, overrides={}, ours=False)
+    if "keras" in options.peers and workers == 1:
+        jobs["Keras fit"] = _job("keras_fit", workload=name, overrides={}, stride=1, ours=False)
+        if name == "mlp":  # 50 steps of the other workloads last longer than a turn.
+            jobs["Keras fit, 50 steps per execution"] = jobs["Keras fit"] | {"stride": 50}
+    elif "keras" in options.peers:
+        print("Keras' fit is skipped: Keras 3 fails in it with several workers (keras#20329).", flush=True)
+    if "ddp" in options.peers:
+        jobs |= _pytorch_jobs(name, workers, options, slow_link.INTERFACE if hosts else "lo")
+    for variant in options.variants:
+        overrides = {field: value for word in variant.split("+") for field, value in CHANGES[word].items()}
+        jobs[f"tfdist {variant}"] = _job("tfdist", workers, workload=name, overrides=overrides)
+    return jobs
+
+
+def _pytorch_jobs(workload: str, workers: int, options: Options, interface: str) -> dict[str, dict[str, Any]]:
+    jobs = {}
+    for variant in options.variants:
+        words = [word for word in variant.split("+") if word in ("bfloat16", "compressed")]
+        settings = {word: word in words for word in ("bfloat16", "compressed")}
+        name = " ".join(["PyTorch", "DDP" if workers > 1 else "alone", "+".join(words) or "float32"])
+        jobs[name] = _job("ddp", workers, workload=workload, ours=False, **settings)
+        jobs[name]["environment"] = {"GLOO_SOCKET_IFNAME": interface}
+    return jobs
+
+
+def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
+    """Input pipelines on one worker, and on one worker of several."""
+    for source in ("memory", "records", "files"):
+        jobs = {"classic": _job("classic_input", source=source)}
+        for workers in (1, 2, 4):
+            jobs[f"tfdist, 1 of {workers}"] = _job("input", source=source) | {"workers": workers}
+        results = _take_turns(jobs, options, folder)
+        yield _rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
+
+
+def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
+    """All-reduces over two workers."""
+    jobs = {
+        "TensorFlow's defaults": _job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
+        "tfdist": _job("all_reduce", 2, communication={}, megabytes=_SIZES),
+        "tfdist compressed": _job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
+        "tfdist one pack": _job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
+    }
+    with rounds.start(jobs, folder, pin=options.pin, hosts=hosts) as participants:
+        for size in _SIZES:
+            results = rounds.take_turns(participants, str(size), seconds=options.seconds, rounds=options.rounds)
+            yield _rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
+
+
+def _starts(options: Options, folder: Path) -> Iterator[Rows]:
+    """The time to the first finished step."""
+    workloads.write_data(workloads.WORKLOADS["mlp"], folder)
+    core = min(os.sched_getaffinity(0)) if options.pin else None
+    taken = startup_time.measure(folder, rounds=options.rounds, core=core)
+    results = {
+        name: rounds.Result(milliseconds=1e3 * median, best_milliseconds=1e3 * best)
+        for name, (median, best) in taken.items()
+    }
+    yield _rows("start", "from the command to the first finished step of an MLP", results, "tfdist")
+
+
+def _rows(section: str, title: str, results: dict[str, rounds.Result], ours: str) -> Rows:
+    reference = results[ours].milliseconds
+    return [
+        {
+            "section": section,
+            "title": title,
+            "name": name,
+            **dataclasses.asdict(result),
+            "ratio": result.milliseconds / reference,
+        }
+        for name, result in results.items()
+    ]
