@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 ROOT = pathlib.Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "architecture.svg"
-WIDTH, HEIGHT = 1160, 936
+WIDTH, HEIGHT = 1280, 958
 # Mean advance of a character in sans-serif fonts, as a fraction of the font size; a wide font is assumed.
 ADVANCE = 0.55
 
@@ -35,30 +35,29 @@ class Box:
 BLUE, GREEN, ORANGE, VIOLET, GREY, WHITE = "#dbe9fb", "#dff3e4", "#fdebd3", "#ece4f9", "#eceff3", "#ffffff"
 # Entry points: modules of the top level and commands. Drawn above the wings that they import.
 DOORS = {
-    "__init__": ("import tfdist", Box(40, 84, 300, 66, WHITE, "connect, fit, evaluate, predict")),
-    "main": ("python -m tfdist.main", Box(360, 84, 220, 66, WHITE, "trains or evaluates")),
-    "__main__": ("python -m tfdist TOOL", Box(600, 84, 260, 66, WHITE, "doctor, prepare, scaling ...")),
-    "launch.__main__": ("python -m tfdist.launch", Box(880, 84, 240, 66, WHITE, "several local workers")),
+    "__init__": ("import tfdist", Box(240, 84, 260, 66, WHITE, "for scripts: connect, fit ...")),
+    "main": ("python -m tfdist.main", Box(510, 84, 220, 66, WHITE, "trains or evaluates")),
+    "__main__": ("python -m tfdist TOOL", Box(740, 84, 240, 66, WHITE, "doctor, scaling ...")),
+    "launch.__main__": ("python -m tfdist.launch", Box(1000, 84, 240, 66, WHITE, "several local workers")),
 }
 WINGS = {
-    "keras_fit": Box(40, 196, 300, 112, VIOLET, "model.fit on all workers, for compiled Keras models"),
-    "tools": Box(600, 196, 260, 112, VIOLET, "commands that check, measure and compare"),
-    "training": Box(40, 354, 600, 134, BLUE, "the loop, one step, evaluation, callbacks, non-finite values"),
-    "launch": Box(680, 354, 440, 134, VIOLET, "starts the workers of one machine, restarts them"),
-    "data": Box(40, 540, 230, 112, GREEN, "batches as a function of (seed, epoch, position)"),
-    "checkpoint": Box(290, 540, 230, 112, GREEN, "complete or absent; written during training"),
-    "cluster": Box(560, 540, 320, 242, ORANGE, "finds and connects the workers, detects lost ones, stops processes"),
-    "report": Box(130, 690, 300, 92, GREY, "console, metrics.jsonl, TensorBoard"),
-    "config": Box(40, 820, 840, 92, GREY, "every field that a user may set; names functions by dotted path"),
-    "zoo": Box(920, 724, 200, 188, "#f4f6f8", "models, objectives and schedules that configs name by dotted path"),
+    "keras_fit": Box(240, 196, 260, 112, VIOLET, "model.fit on all workers, for compiled Keras models"),
+    "tools": Box(740, 196, 240, 112, VIOLET, "commands that check, measure and compare"),
+    "zoo": Box(40, 354, 180, 134, WHITE, "models, sources, objectives that configs name"),
+    "training": Box(240, 354, 540, 134, BLUE, "the loop, one step, evaluation, callbacks, non-finite values"),
+    "launch": Box(820, 354, 420, 134, VIOLET, "starts the workers of one machine, restarts them"),
+    "data": Box(40, 540, 260, 134, GREEN, "batches as a function of (seed, epoch, position)"),
+    "checkpoint": Box(320, 540, 240, 134, GREEN, "complete or absent; written in the background"),
+    "cluster": Box(600, 540, 640, 134, ORANGE, "finds and connects the workers, detects lost ones, stops processes"),
+    "report": Box(140, 712, 300, 92, GREY, "console, metrics.jsonl, TensorBoard"),
+    "config": Box(40, 842, 1200, 92, GREY, "every field that a user may set; names functions by dotted path"),
 }
 SUBPACKAGES = {
     "cluster.discovery": "variables -> rank, addresses",
     "cluster.rendezvous": "connect and compare",
-    "cluster.liveness": "heartbeats, start-up watchdog",
+    "cluster.liveness": "heartbeats, watchdog",
     "training.step": "forward, backward, all-reduce, update",
     "training.callbacks": "Keras callbacks on several workers",
-    "zoo.sources": "random access to data",
 }
 
 
@@ -135,11 +134,9 @@ def draw(architecture: Architecture) -> str:
         raise ValueError(f"boxes and wings differ: {sorted(found ^ (DOORS.keys() | WINGS.keys()))}")
     boxes = WINGS | {name: box for name, (_, box) in DOORS.items()}
     parts = [_text(40, 48, "tfdist: ten wings and four entry points", 24, weight="bold")]
-    parts.append(_text(1120, 48, "an arrow means: imports", 14, anchor="end", color="#5b6675"))
+    parts.append(_text(WIDTH - 40, 48, "an arrow means: imports", 14, anchor="end", color="#5b6675"))
     for start, end in architecture.drawn():
         parts.append(_arrow(boxes[start], boxes[end], f"{start} -> {end}"))
-    if "zoo" not in {end for ends in architecture.imports.values() for end in ends}:
-        parts.append(_dotted_path(WINGS["config"], WINGS["zoo"]))
     for name, (title, box) in DOORS.items():
         parts += [_rectangle(box), _text(box.x + 14, box.y + 27, title, 15, mono=True, weight="bold")]
         parts += _wrapped(box, box.y + 49, box.caption)
@@ -159,10 +156,9 @@ def _wing(name: str, box: Box, architecture: Architecture) -> list[str]:
     parts = [_rectangle(box), _text(box.x + 14, box.y + 28, f"{name}/", 18, mono=True, weight="bold")]
     lines = f"{architecture.lines[name]:,} lines"
     parts.append(_text(box.x + box.width - 14, box.y + 27, lines, 13, anchor="end", color="#5b6675"))
-    captions = _wrapped(box, box.y + 50, box.caption)
-    parts += captions
+    parts += _wrapped(box, box.y + 50, box.caption)
     subpackages = {key: text for key, text in SUBPACKAGES.items() if key.split(".")[0] == name}
-    parts += _side_by_side(box, subpackages) if name == "training" else _stacked(box, subpackages)
+    parts += _side_by_side(box, subpackages)
     listed = f"imports {_listed(architecture.imports[name])}"
     if len(listed) * 12 * ADVANCE > box.width - 28:
         others = f"imports all but {_listed(WINGS.keys() - {name} - architecture.imports[name])}"
@@ -177,19 +173,11 @@ def _listed(wings: Iterable[str]) -> str:
 
 
 def _side_by_side(box: Box, subpackages: dict[str, str]) -> list[str]:
-    """The sub-packages of a wide box, in one row."""
-    parts, width = [], (box.width - 42) // max(len(subpackages), 1)
+    """The sub-packages of a wing, in one row."""
+    count = max(len(subpackages), 1)
+    parts, width = [], (box.width - 14 * (count + 1)) // count
     for index, (name, text) in enumerate(subpackages.items()):
         parts += _inner(Box(box.x + 14 + index * (width + 14), box.y + 60, width, 44, WHITE, text), name)
-    return parts
-
-
-def _stacked(box: Box, subpackages: dict[str, str]) -> list[str]:
-    """The sub-packages of a tall box, one below the other."""
-    parts = []
-    for index, (name, text) in enumerate(subpackages.items()):
-        top = box.y + box.height - 28 - 46 * (len(subpackages) - index)
-        parts += _inner(Box(box.x + 14, top, box.width - 28, 42, WHITE, text), name)
     return parts
 
 
@@ -262,13 +250,6 @@ def _free_stretch(start: Box, end: Box) -> tuple[int, int] | None:
     stretches = [(max(a, left), min(b, right)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     widest = max(stretches, key=lambda stretch: stretch[1] - stretch[0])
     return widest if widest[0] < widest[1] else None
-
-
-def _dotted_path(config: Box, zoo: Box) -> str:
-    """A dashed line: configs name functions of the zoo as text."""
-    y = config.y + config.height // 2
-    line = f'<line x1="{config.x + config.width}" y1="{y}" x2="{zoo.x - 1}" y2="{y}" stroke="#5b6675"'
-    return f'{line} stroke-width="1.8" stroke-dasharray="5 4" marker-end="url(#tip)"/>'
 
 
 if __name__ == "__main__":
