@@ -404,20 +404,10 @@ def local_rounds(options: c.Cluster) -> Arrays:
     return found
 
 
-def central(options: c.Cluster) -> Arrays:
-    """The state after 3 steps of batch normalisation: with weights on each replica, and in one place."""
-    found = {}
-    for name, cluster in (("copies", options), ("one", dataclasses.replace(options, central_storage=True))):
-        run = start(cluster, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
-        found |= {f"{name}/{key}": np.array(value) for key, value in run_steps(run, 3).items()}
-        found |= {f"{name}/{key}": value for key, value in checkpoint_format.snapshot(run.variables).items()}
-    return found
-
-
 PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, update, compressed, xla, embedding, loss_scale)},
     **{f.__name__: f for f in (regularization, statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
-    **{f.__name__: f for f in (traces, collectives, local_rounds, central, seeds)},
+    **{f.__name__: f for f in (traces, collectives, local_rounds, seeds)},
 }
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
-"""Local SGD: what the replicas of a round compute, against arithmetic by hand; and weights in central storage."""
-
-import json
+"""Local SGD: what the replicas of a round compute, against arithmetic by hand."""
 
 import numpy as np
 import probes
 import pytest
 
 from tfdist import config as c
-from tfdist.cluster import strategy
 from tfdist.config import validate
 from tfdist.zoo import sources
 
@@ -15,7 +12,7 @@ from tfdist.zoo import sources
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """What two replicas and one have computed; see `probes.local_rounds`."""
-    (found,) = probes.measure(tmp_path_factory.mktemp("local"), "local_rounds", "central", devices=2)
+    (found,) = probes.measure(tmp_path_factory.mktemp("local"), "local_rounds", devices=2)
     return {name.removeprefix("local_rounds/"): value for name, value in found.items()}
 
 
@@ -65,13 +62,6 @@ def test_on_one_replica_a_round_is_as_many_steps(measured):
         np.testing.assert_allclose(measured[f"alone/{name}"], measured[f"steps/{name}"], rtol=1e-6)
 
 
-def test_weights_in_one_place_make_the_same_run(measured):
-    names = [name.removeprefix("central/one/") for name in measured if name.startswith("central/one/")]
-    assert {"loss", "accuracy", "model/norm/moving_mean"} < set(names)
-    for name in names:
-        np.testing.assert_allclose(measured[f"central/one/{name}"], measured[f"central/copies/{name}"], atol=1e-6)
-
-
 @pytest.mark.parametrize("field, value", [("micro_batches", 2), ("precision", "float16"), ("nonfinite", "skip")])
 def test_what_does_not_go_together_is_refused(field, value):
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, local_steps=2, **{field: value}))
@@ -79,13 +69,3 @@ def test_what_does_not_go_together_is_refused(field, value):
         ValueError, match=r"train.local_steps=2 needs micro_batches=1, nonfinite=.* Received: .*" + str(value)
     ):
         validate.validate(config)
-
-
-def test_central_storage_is_of_one_worker_and_its_plain_arithmetic():
-    config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, nonfinite="skip"))
-    config.cluster.central_storage = True
-    with pytest.raises(ValueError, match=r"cluster.central_storage needs train.local_steps=1, .* nonfinite='skip'"):
-        validate.validate(config)
-    workers = {"cluster": {"worker": ["localhost:23450", "localhost:23451"]}, "task": {"type": "worker", "index": 0}}
-    with pytest.raises(ValueError, match=r"central_storage keeps the weights .* one machine, and there are 2 workers"):
-        strategy.plan(config.cluster, {"TF_CONFIG": json.dumps(workers)})

@@ -1,4 +1,4 @@
-"""The workers of a run, seen from one of them: scope, data, collectives between workers."""
+"""The workers of a run, seen from one of them: scope, datasets, collectives between workers, heartbeat."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +12,10 @@ import tensorflow as tf
 from tfdist.cluster import collective_guard, distributed_dataset
 from tfdist.cluster.liveness import heartbeat
 
-# How long a worker that has finished waits for the others before it leaves.
+# Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
+# Collectives support these dtypes on all devices.
+_BROADCAST_DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,147 +26,156 @@ class Cluster:
     rank: int
     num_workers: int
     num_replicas: int
-    # One line per worker, in rank order: who it is, which devices it holds, how they talk; and a warning where the
-    # environment looks as if something else was meant, such as a forgotten srun.
+    # One line per worker, in rank order: host, process, devices, communication. Then warnings about the environment,
+    # such as a forgotten srun.
     roster: tuple[str, ...]
-    # Watches the other workers; None where there are none.
+    # Monitors the other workers; None if there are none.
     monitor: heartbeat.HeartbeatMonitor | None
+    # Compiled collectives: they are traced once, not in every call.
+    _compiled: dict[tuple[str, tf.DType], Callable[..., tf.Tensor]] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker, rank 0, is the one that writes and prints."""
+        """True on worker 0, which writes files and prints."""
         return self.rank == 0
 
     def scope(self) -> AbstractContextManager:
-        """The scope in which models, optimizers and metrics are made."""
+        """Returns the scope in which models, optimizers and metrics are created."""
         return self.strategy.scope()
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
-        """Returns an iterator over this worker's `dataset`, which has an element per local replica and step."""
+        """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
         return distributed_dataset.distribute(self.strategy, dataset)
 
     def created_here(self, variable: tf.Variable) -> bool:
-        """Whether `variable` was made in the scope of this cluster."""
+        """Returns True if `variable` was created in the scope of this cluster."""
         return self.strategy.extended.variable_created_in_scope(variable)
 
     def gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Puts the replicas' values [n, ...] below each other, in their order; `n` may differ. All must call it."""
+        """Concatenates the replicas' values [n, ...], of any dtype, in replica order; `n` may differ. Collective."""
         return self.strategy.gather(value, axis=0)
 
+    def all_gather(self, values: Sequence[int] | Sequence[float]) -> np.ndarray:
+        """Gathers numbers of all workers on every worker. Collective: all workers call it with the same length.
+
+        Args:
+            values: k numbers of this worker, all integers (below 2**63) or all floats; the same kind on all workers.
+
+        Returns:
+            int64 or float64 [num_workers, k], in rank order.
+        """
+        own = np.asarray(values)
+        own = own.astype(np.int64 if own.dtype.kind in "biu" else np.float64)
+        if self.num_workers == 1:
+            return own[np.newaxis]
+        collective_guard.check("communication")
+        key = ("all_gather", tf.as_dtype(own.dtype))
+        if key not in self._compiled:
+            self._compiled[key] = self.make_all_gather(tf.identity, [tf.TensorSpec([None], own.dtype)])
+        return self._compiled[key](tf.constant(own)).numpy()[:: self.num_replicas // self.num_workers]
+
+    def make_all_gather(
+        self, compute: Callable[..., tf.Tensor], input_signature: Sequence[tf.TensorSpec] = ()
+    ) -> Callable[..., tf.Tensor]:
+        """Compiles a collective that returns the results of `compute` on all replicas to every worker.
+
+        Args:
+            compute: called on each replica; returns k numbers: int32, int64, float32 or float64 [k].
+            input_signature: shapes and dtypes of its arguments.
+
+        Returns:
+            (*arguments) -> [num_replicas, k], the dtype of `compute`.
+        """
+
+        def row(*arguments: tf.Tensor) -> tf.Tensor:
+            # A sum exists on every topology: each replica fills its row, the others are zero. Exact for all dtypes.
+            own = compute(*arguments)
+            is_own = tf.equal(tf.range(self.num_replicas), replica_id())
+            return tf.where(is_own[:, tf.newaxis], own[tf.newaxis], tf.zeros([], own.dtype))
+
+        @tf.function(autograph=False, input_signature=input_signature)
+        def all_gather(*arguments: tf.Tensor) -> tf.Tensor:
+            return self.strategy.reduce("SUM", self.strategy.run(row, args=arguments), axis=None)
+
+        return all_gather
+
     def broadcast(self, value: int) -> int:
-        """Returns the chief's `value` on every worker; all must call it."""
-        return self._sum(value, lambda mine: tf.where(replica_id() == 0, mine, 0))
+        """Returns the chief's `value`, below 2**63, on every worker. Collective."""
+        return int(self.all_gather([int(value)])[0, 0])
 
     def any_worker(self, value: bool) -> bool:
-        """Returns whether `value` is true of any worker; all must call it."""
-        return self._sum(value, lambda mine: mine) > 0
+        """Returns True if `value` is true on any worker. Collective."""
+        return bool(self.all_gather([int(value)]).any())
 
     def broadcast_bytes(self, value: bytes) -> bytes:
-        """Returns the chief's `value` on every worker; all must call it."""
+        """Returns the chief's `value` on every worker. Collective."""
         size = self.broadcast(len(value))
         if self.num_workers == 1 or size == 0:
             return value[:size]
-        mine = np.frombuffer(value, np.uint8) if self.is_chief else np.zeros(size, np.uint8)
-        (chiefs,) = self._make_broadcast()([tf.constant(mine, tf.int32)])
-        return chiefs.numpy().astype(np.uint8).tobytes()
-
-    def _sum(self, value: int, part: Callable[[tf.Tensor], tf.Tensor]) -> int:
-        if self.num_workers == 1:
-            return int(value)
-        collective_guard.check("communication")
-
-        @tf.function(autograph=False)
-        def share(mine: tf.Tensor) -> tf.Tensor:
-            return self.strategy.reduce("SUM", self.strategy.run(part, (mine,)), axis=None)
-
-        return int(share(tf.constant(int(value), tf.int64)))
-
-    def _make_broadcast(self) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-        @tf.function(autograph=False)
-        def share(mine: list[tf.Tensor]) -> list[tf.Tensor]:
-            chosen = self.strategy.run(
-                lambda: [tf.where(replica_id() == 0, value, tf.zeros_like(value)) for value in mine]
-            )
-            return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
-
-        return share
+        own = np.frombuffer(value, np.uint8) if self.is_chief else np.zeros(size, np.uint8)
+        key = ("broadcast", tf.int32)  # Collectives do not support uint8.
+        if key not in self._compiled:
+            self._compiled[key] = self._make_broadcast([[tf.TensorSpec([None], tf.int32)]])
+        (from_chief,) = self._compiled[key]([tf.constant(own, tf.int32)])
+        return from_chief.numpy().astype(np.uint8).tobytes()
 
     def make_broadcast_variables(self, variables: Iterable[Any]) -> Callable[[], None]:
-        """Makes a function that gives every worker the chief's values of these variables; all must call it.
+        """Returns a function that sets `variables` to the chief's values on every worker. Collective.
 
         Args:
-            variables: of Keras or TensorFlow; those that hold no floats and no signed integers are passed over.
+            variables: of Keras or TensorFlow; those of other dtypes than floats, int32 and int64 are skipped.
         """
-        kinds = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-        copied = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
-        copied = [variable for variable in copied if tf.as_dtype(variable.dtype) in kinds]
-        if self.num_workers == 1 or not copied:
+        values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
+        values = [variable for variable in values if tf.as_dtype(variable.dtype) in _BROADCAST_DTYPES]
+        if self.num_workers == 1 or not values:
             return lambda: None
-        share = self._make_broadcast()
+        broadcast = self._make_broadcast()
 
-        def copy() -> None:
+        def broadcast_values() -> None:
             collective_guard.check("a broadcast of variables")
-            for variable, value in zip(copied, share([tf.convert_to_tensor(one) for one in copied]), strict=True):
+            from_chief = broadcast([tf.convert_to_tensor(variable) for variable in values])
+            for variable, value in zip(values, from_chief, strict=True):
                 variable.assign(value)
 
-        return copy
+        return broadcast_values
 
     def broadcast_variables(self, variables: Iterable[Any]) -> None:
-        """Gives every worker the chief's values of these Keras variables; all must call it."""
+        """Sets Keras variables to the chief's values on every worker. Collective."""
         self.make_broadcast_variables(variables)()
 
-    def make_gather(self) -> Callable[[Sequence[float]], np.ndarray]:
-        """Makes a function that gives every worker the numbers of all: [k] -> float64 [num_workers, k].
-
-        All workers must call it with equally many.
-        """
-        if self.num_workers == 1:
-            return lambda mine: np.array([mine], np.float64)
-        local_replicas = self.num_replicas // self.num_workers
-
-        def one_row(mine: tf.Tensor) -> tf.Tensor:
-            # The first replica of each worker fills its row; the sum over replicas puts the rows together.
-            first = tf.equal(tf.range(self.num_workers) * local_replicas, replica_id())
-            return tf.where(first[:, tf.newaxis], mine[tf.newaxis], tf.zeros([], tf.float64))
-
-        @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.float64)])
-        def gather(mine: tf.Tensor) -> tf.Tensor:
-            return self.strategy.reduce("SUM", self.strategy.run(one_row, args=(mine,)), axis=None)
-
-        def told(mine: Sequence[float]) -> np.ndarray:
-            collective_guard.check("communication")
-            return gather(tf.constant(mine, tf.float64)).numpy()
-
-        return told
-
-    @property
-    def variables_are_central(self) -> bool:
-        """Whether each variable exists once, and what replicas assign or add to it is joined to one value before."""
-        return isinstance(self.strategy, tf.distribute.experimental.CentralStorageStrategy)
-
-    def average_updates(self, variables: Iterable[Any]) -> None:
-        """Where variables are central, makes what replicas assign to these Keras variables one value: the mean."""
-        if self.variables_are_central:
-            for variable in variables:
-                variable.value._aggregation = tf.VariableAggregation.MEAN
-
     def heartbeat(self, step: int) -> None:
-        """Notes that a call has ended, after so many finished steps; one that never ends is noticed by the next."""
+        """Notes that an execution has ended after `step` steps; the stall timer of the next one starts."""
         if self.monitor is not None:
             self.monitor.heartbeat(step)
 
     def pause(self) -> None:
-        """Notes that no call is under way, and that until the next nothing can be said about when one ends."""
+        """Stops the stall timer until the next heartbeat: what follows is not a step and may take any time."""
         if self.monitor is not None:
             self.monitor.pause()
 
+    def _make_broadcast(self, input_signature: Any = None) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+        @tf.function(autograph=False, input_signature=input_signature)
+        def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
+            chosen = self.strategy.run(
+                lambda: [tf.where(replica_id() == 0, value, tf.zeros_like(value)) for value in values]
+            )
+            return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
+
+        return broadcast
+
 
 def replica_id() -> tf.Tensor:
-    """The index of the calling replica among all replicas, int32 []; to be called in `strategy.run`."""
+    """Returns the index of the calling replica among all replicas, int32 []; to be called in `strategy.run`."""
     return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
 
 
 def leave(cluster: Cluster) -> None:
-    """Waits for all workers to finish: one that exits early makes the others fail in about 8 s."""
+    """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.
+
+    Raises:
+        TimeoutError: some workers did not finish within `SHUTDOWN_SECONDS`.
+    """
     if cluster.monitor is not None:
         cluster.monitor.finish(SHUTDOWN_SECONDS)

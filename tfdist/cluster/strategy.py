@@ -65,11 +65,6 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, and this worker holds "
             f"{len(gpus)} GPUs: leave it at 1, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
         )
-    if options.central_storage and spec.num_workers > 1:
-        raise ValueError(
-            f"config.cluster.central_storage keeps the weights in the memory of one machine, and there are "
-            f"{spec.num_workers} workers: start one, with all its GPUs, or leave it off."
-        )
     return ClusterPlan(
         worker_spec=spec,
         options=options,
@@ -120,10 +115,7 @@ def connect(
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
     else:
         devices = [f"/{plan_or_options.device_type}:{index}" for index in range(plan_or_options.local_replicas)]
-        if plan_or_options.options.central_storage:
-            strategy = tf.distribute.experimental.CentralStorageStrategy(devices, "/CPU:0")
-        else:
-            strategy = tf.distribute.MirroredStrategy(devices)
+        strategy = tf.distribute.MirroredStrategy(devices)
     assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
     watching = None
     if plan_or_options.num_workers > 1:

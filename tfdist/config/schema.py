@@ -181,9 +181,6 @@ class Cluster:
     requeue: bool = False
     # Logical CPU devices per worker, each with one replica; for tests on machines without GPUs.
     logical_devices: int = 1
-    # Keep one copy of the weights in host memory, used by all replicas of this machine (CentralStorageStrategy). One
-    # worker only. Same results as with a copy per device; slower, but needs less device memory.
-    central_storage: bool = False
     # Configure malloc to keep freed memory for the next step instead of returning it to the kernel: a faster all-reduce
     # between workers.
     keep_freed_memory: bool = True

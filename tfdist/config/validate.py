@@ -111,16 +111,10 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
         f"Received: local_steps={train.local_steps}, micro_batches={train.micro_batches}, "
         f"nonfinite={train.nonfinite!r}, precision={train.precision!r}"
     )
-    if config.cluster.central_storage and not plain:
-        yield (
-            'cluster.central_storage needs train.local_steps=1, nonfinite="stop" and a precision other than '
-            f"float16. {received}"
-        )
-    others = config.cluster.central_storage or config.callbacks
-    if train.asynchronous and not (plain and train.micro_batches == 1 and not others):
+    if train.asynchronous and not (plain and train.micro_batches == 1 and not config.callbacks):
         yield (
             'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
-            f"float16, cluster.central_storage=False and no callbacks. {received}"
+            f"float16 and no callbacks. {received}"
         )
     if config.data.cache == "none" and config.data.cache_dir is not None:
         yield f'data.cache_dir={config.data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'

@@ -136,7 +136,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
 def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
     """What every worker has for `value`, in rank order, read when all have come."""
     cluster.broadcast(0)
-    return cluster.make_gather()([value()])[:, 0].tolist()
+    return cluster.all_gather([float(value())])[:, 0].tolist()
 
 
 def read_rate(started: Any, seconds: float, batch: int) -> float:

@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import autograph
 
@@ -105,8 +104,8 @@ class ReplicaConsistencyCheck:
         if (found == found[0]).all():
             self.step = step
             return
-        each = _gathering(
-            self.cluster, lambda: tf.stack([hash_words(as_int64_words(_tensor(v))) for v in self.variables.values()])
+        each = self.cluster.make_all_gather(
+            lambda: tf.stack([hash_words(as_int64_words(_tensor(v))) for v in self.variables.values()])
         )
         lines, differing = describe_mismatch(list(self.variables), each().numpy(), _places(self.cluster))
         since = "They were not compared before" if self.step is None else f"They last agreed after step {self.step}"
@@ -133,7 +132,7 @@ def make_check(cluster: Cluster, variables: Mapping[str, Any]) -> ReplicaConsist
             groups[-1].append(as_int64_words(_tensor(variable)))
         return hash_words(tf.stack([hash_words(tf.concat(group, axis=0)) for group in groups if group]))[tf.newaxis]
 
-    return ReplicaConsistencyCheck(cluster=cluster, variables=variables, hash_all=_gathering(cluster, all_words))
+    return ReplicaConsistencyCheck(cluster=cluster, variables=variables, hash_all=cluster.make_all_gather(all_words))
 
 
 def read_examples(sources: Mapping[str, Any]) -> dict[str, tf.Tensor]:
@@ -175,10 +174,10 @@ def check_start(cluster: Cluster, read: Callable[[], Mapping[str, tf.Tensor]], s
     names = sorted(hashes)
     key = hashlib.sha256(json.dumps(names).encode()).digest()
     shape = tf.constant([int.from_bytes(key[:8], "little", signed=True)], tf.int64)
-    found = _gathering(cluster, lambda: shape)().numpy()
+    found = cluster.make_all_gather(lambda: shape)().numpy()
     if (found == found[0]).all():
         vector = tf.constant([hashes[name] for name in names], tf.int64)
-        found = _gathering(cluster, lambda: vector)().numpy()
+        found = cluster.make_all_gather(lambda: vector)().numpy()
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
@@ -242,18 +241,3 @@ def _variable(variable: Any) -> Any:
 
 def _tensor(variable: Any) -> tf.Tensor:
     return tf.convert_to_tensor(_variable(variable))
-
-
-def _gathering(cluster: Cluster, vector: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
-    """Compiles a function that returns what `vector` (int64 [n]) gives on each replica: int64 [replicas, n]."""
-
-    def rows() -> tf.Tensor:
-        # Of all reductions, sums alone are there on every topology: each replica adds its row to zeros.
-        place = tf.one_hot(cluster_lib.replica_id(), cluster.num_replicas, dtype=tf.int64)
-        return place[:, tf.newaxis] * vector()[tf.newaxis]
-
-    @tf.function(autograph=False)
-    def gather() -> tf.Tensor:
-        return cluster.strategy.reduce("SUM", cluster.strategy.run(rows), axis=None)
-
-    return gather

@@ -66,7 +66,7 @@ class CallbackRunner:
             histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
             self.history = histories[0] if histories else keras.callbacks.History()
             self._saved = [*(one for one in callbacks if one is not self.history), self.history]
-            self._gather = cluster.make_gather()
+            self._gather = cluster.all_gather
             self._compare_workers(callbacks)
         mine = [one for one in self._saved if cluster.is_chief or broadcast.runs_on_all_workers(one)]
         with _quiet_unless(cluster.is_chief):

@@ -100,7 +100,6 @@ def _context(
     optimizer_lib.take_over_reduction(optimizer)
     optimizer_lib.fuse(optimizer)
     statistics = tuple(_statistics(model))
-    cluster.average_updates(statistics)
     with cluster.scope():
         optimizer.build(model.trainable_variables)
         sums = tf.Variable(

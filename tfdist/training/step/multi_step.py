@@ -24,17 +24,13 @@ def make_multi_step_fn(
     """
     strategy, totals, communication = trainer.cluster.strategy, trainer.totals, trainer.communication
     num_replicas = trainer.cluster.num_replicas
-    # A central variable holds the sum over replicas already, and each of them is asked for its part.
-    parts = num_replicas if trainer.cluster.variables_are_central else 1
 
     def local(value: tf.Tensor) -> list[tf.Tensor]:
         return tf.nest.flatten(strategy.experimental_local_results(value))
 
     def take_totals(waited: tf.Tensor, stop: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
-        own = timing.one_hot_row(
-            cluster_lib.replica_id(), num_replicas, waited, tf.identity(communication) / parts, seconds
-        )
-        vector = tf.concat([tf.identity(totals) / parts, [waited, stop, seconds], own], axis=0)
+        own = timing.one_hot_row(cluster_lib.replica_id(), num_replicas, waited, tf.identity(communication), seconds)
+        vector = tf.concat([tf.identity(totals), [waited, stop, seconds], own], axis=0)
         with tf.control_dependencies([vector]):
             totals.assign(tf.zeros_like(totals))
             communication.assign(tf.zeros_like(communication))
