@@ -54,11 +54,6 @@ def test_the_log_says_that_malloc_was_set_and_how_to_leave_it_alone(one):
         assert "--config.cluster.keep_freed_memory=false" in workers["workers"][-1]
 
 
-def test_two_runs_of_two_workers_agree_to_the_bit(trained, tmp_path):
-    topologies.train(tmp_path, workers=2)
-    assert topologies.largest_difference(topologies.arrays(trained(2, 1)), topologies.arrays(tmp_path)) == 0
-
-
 @pytest.fixture(scope="module")
 def in_groups(tmp_path_factory):
     """The arrays of the run on one device with statistics over groups, which need no communication."""
@@ -67,10 +62,9 @@ def in_groups(tmp_path_factory):
     return topologies.arrays(workdir)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_statistics_over_groups_and_sums_in_packs_change_nothing(in_groups, tmp_path, devices):
+def test_statistics_over_groups_and_sums_in_packs_change_nothing(in_groups, tmp_path):
     packs = "--config.communication.bytes_per_pack=4096"
-    topologies.train(tmp_path, *GROUPS, packs, workers=2, devices=devices)
+    topologies.train(tmp_path, *GROUPS, packs, workers=2, devices=2)
     assert topologies.largest_difference(in_groups, topologies.arrays(tmp_path)) < 1e-5
 
 
