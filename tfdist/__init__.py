@@ -2,12 +2,14 @@
 
 from typing import Any
 
-_FOR_SCRIPTS = ("connect", "evaluate", "fit", "predict")
-
 
 def __getattr__(name: str) -> Any:
     # Lazily: `import tfdist.config` must not import TensorFlow.
-    if name in _FOR_SCRIPTS:
+    if name == "connect":
+        from tfdist.keras_fit.connect import connect
+
+        return connect
+    if name in ("evaluate", "fit", "predict"):
         from tfdist.keras_fit import api
 
         return getattr(api, name)

@@ -288,7 +288,10 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
         "evaluated": np.asarray(evaluated).tolist(),
         "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
         "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
-        "left_on_optimizer": [name for name in optimizer_lib.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)],
+        "left_patched": [
+            *(name for name in optimizer_lib.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)),
+            *(one.name for layer in model._flatten_layers() for one in layer._seed_generators if "next" in vars(one)),
+        ],
     }
 
 

@@ -1,12 +1,22 @@
-"""For scripts that build and compile a Keras model themselves: `connect`, `fit`, `evaluate` and `predict`."""
+"""`fit`, `evaluate` and `predict` for scripts that build and compile a Keras model themselves.
 
-import atexit
+Data (`x`) is the same on every worker, and each worker takes its shard. Supported are
+    arrays, or lists, tuples and dicts of arrays, with `y` and `sample_weight`;
+    a `tf.data.Dataset` or a `keras.utils.PyDataset`;
+    a source with `len()` and `read(ids)` -> (x, y), (x, y, sample_weight) or a dict with a "label";
+    a generator of batches.
+
+Callbacks are the same on every worker. They run on the chief, and what they change is broadcast; a callback with
+`on_all_workers = True` runs on all workers.
+
+Importing this module changes nothing in Keras. `fit` and `evaluate` replace methods of the model's optimizer and seed
+generators while they run.
+"""
+
 import contextlib
 import dataclasses
 import os
 import signal
-import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +24,7 @@ from typing import Any
 import keras
 
 from tfdist import config as config_lib
-from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster import collective_guard, interruption, process_exit, strategy
+from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import predict as predict_lib
@@ -28,45 +37,9 @@ from tfdist.training import run as run_lib
 from tfdist.training.step import optimizer as optimizer_lib
 
 
-def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) -> Cluster:
-    """Meets all other workers of this job: the first thing that a script does.
-
-    The script is started once per worker, by Slurm, MPI, TF_CONFIG or by hand; see `strategy.connect`. At its end the
-    workers wait for each other, and an error of one ends all.
-
-    Args:
-        options: ports, deadlines, and how many devices to simulate; None: the defaults.
-        seed: given to `keras.utils.set_random_seed` on every worker, unless TensorFlow has a seed already: shuffled
-            datasets and dropout must be the same everywhere. None: the script sees to that.
-
-    Returns:
-        The cluster, in whose `scope()` models are made and compiled.
-
-    Raises:
-        TimeoutError, ValueError, OSError: as `strategy.connect`.
-    """
-    cluster = strategy.connect(options)
-    if seed is not None and strategy.global_seed() is None:
-        keras.utils.set_random_seed(seed)
-    if cluster.num_workers > 1:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's own handler would let nobody end the script.
-        atexit.register(cluster_lib.leave, cluster)
-        sys.excepthook = _end_all
-    return cluster
-
-
-def _end_all(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
-    del kind, traceback
-
-    def fail() -> int:
-        raise error
-
-    process_exit.run_and_exit(fail)
-
-
 @contextlib.contextmanager
-def _stoppable(workdir: Path | None) -> Iterator[interruption.StopRequest]:
-    """Within, signals ask the run to save and stop; where nothing is saved, they do what they always do."""
+def _stop_request(workdir: Path | None) -> Iterator[interruption.StopRequest]:
+    """Lets signals save and stop the run. Without a workdir nothing is saved, and the handlers stay as they are."""
     if workdir is None:
         yield interruption.StopRequest()
         return
@@ -79,8 +52,8 @@ def _stoppable(workdir: Path | None) -> Iterator[interruption.StopRequest]:
 
 
 @contextlib.contextmanager
-def _optimizer_as_found(model: keras.Model) -> Iterator[None]:
-    """Takes from the optimizer, in the end, what a step has put on it: a loop of one's own finds Keras' methods."""
+def _methods_restored(model: keras.Model) -> Iterator[None]:
+    """Restores the methods of the optimizer and the seed generators that a run replaces."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     before = dict(vars(optimizer))
     try:
@@ -90,6 +63,9 @@ def _optimizer_as_found(model: keras.Model) -> Iterator[None]:
             vars(optimizer).pop(name, None)
             if name in before:
                 vars(optimizer)[name] = before[name]
+        for layer in model._flatten_layers():
+            for generator in layer._seed_generators:
+                vars(generator).pop("next", None)
 
 
 def fit(
@@ -115,69 +91,69 @@ def fit(
     workdir: os.PathLike | str | None = None,
     seed: int = 0,
 ) -> Any:
-    """Trains a compiled model as `model.fit` does on one device, on all workers and devices of `cluster`.
+    """Trains a compiled model on all replicas of `cluster`, as `model.fit` does on one device.
 
     Args:
-        cluster: what `connect` returned; `model` was made and compiled in its scope.
-        model: its weights are trained in place.
-        x: arrays, alone or in lists, tuples and dicts; a `tf.data.Dataset` or `keras.utils.PyDataset`; a source, with
-            `len()` and a `read(ids)` that returns (x, y), (x, y, sample_weight) or a dict with a "label"; a generator.
-            The same on every worker: each takes its share.
-        y: the targets, where `x` is arrays.
-        batch_size: examples in one step over all replicas; 32 where nothing is said. A `tf.data.Dataset` of single
-            examples is put into batches of it.
-        verbose: 1 and "auto" for Keras' bar, or one line an epoch where the output is no terminal; 2 for Keras' line at
-            the end of an epoch; 0 for neither. The chief alone prints.
-        callbacks: Keras callbacks, Keras' own and others; the same on every worker. They run on the chief, and all
-            workers follow; one with `on_all_workers = True` runs on all.
-        workdir: where the run lives, the same for all workers: the same script in the same workdir resumes. None:
-            nothing is written, and nothing resumed.
-        seed: decides the order of the examples.
-
-    The other arguments are those of `model.fit`.
+        cluster: what `connect` returned; the model was created and compiled in its scope.
+        x: training data; see the module's docstring, also for `callbacks`. Other arguments: as for `model.fit`.
+        batch_size: examples per step over all replicas; default: 32. Also batches a dataset of single examples.
+        verbose: 1 or "auto" for a bar (in a log file a line per epoch), 2 for a line per epoch, 0 for no output.
+        workdir: shared directory of the run: the same script resumes there. None: nothing is saved.
+        seed: of the order of the examples.
 
     Returns:
         A `keras.callbacks.History`.
 
     Raises:
-        ValueError: says which argument cannot be used, and what to do.
-        SystemExit: with code 75, when the run was asked to stop and is saved in the workdir: start it again to go on.
+        ValueError: an argument is not supported; the message says what to do.
+        SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
     """
     collective_guard.check("tfdist.fit")
     setup.check_model(cluster, model, "fit")
+    _check_epochs(epochs, initial_epoch, validation_freq)
+    if validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
+    options = {"shuffle": bool(shuffle), "class_weight": class_weight, "seed": seed}
+    data = _data_adapter(model, x, y, sample_weight, batch_size, steps_per_epoch, **options)
+    validation = None
+    if validation_data is not None:
+        parts = keras.utils.unpack_x_y_sample_weight(validation_data)
+        validation = _data_adapter(model, *parts, validation_batch_size or batch_size, validation_steps)
+    config = _config(model, type(x).__name__, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
+    workdir = None if workdir is None else Path(workdir).expanduser()
+    return _train(cluster, model, config, data, validation, callbacks, verbose, workdir, initial_epoch)
+
+
+def _check_epochs(epochs: int, initial_epoch: int, validation_freq: int) -> None:
     if epochs < 1 or initial_epoch < 0 or not isinstance(validation_freq, int) or validation_freq < 1:
         raise ValueError(
             "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
             f"Received: epochs={epochs}, validation_freq={validation_freq}, initial_epoch={initial_epoch}"
         )
-    if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
-    wish = base.DataOptions(
-        batch_size=batch_size,
-        steps=steps_per_epoch,
-        shuffle=bool(shuffle),
-        class_weight=class_weight,
-        seed=seed,
-        input_ranks=_input_ranks(model),
-    )
-    feed = make_adapter.make_data_adapter(x, y, sample_weight, wish)
-    validation = None
-    if validation_data is not None:
-        batch_size = validation_batch_size or batch_size
-        validation = _feed(model, *keras.utils.unpack_x_y_sample_weight(validation_data), batch_size, validation_steps)
-    config = _config(model, type(x).__name__, feed.batch_size, epochs, validation_freq, bool(shuffle), seed)
-    workdir = None if workdir is None else Path(workdir).expanduser()
-    with _stoppable(workdir) as stop, _optimizer_as_found(model):
-        run = setup.make_run(cluster, model, config, feed, validation, workdir, stop)
+
+
+def _train(
+    cluster: Cluster,
+    model: keras.Model,
+    config: config_lib.Config,
+    data: DataAdapter,
+    validation: DataAdapter | None,
+    callbacks: Any,
+    verbose: str | int,
+    workdir: Path | None,
+    initial_epoch: int,
+) -> keras.callbacks.History:
+    with _stop_request(workdir) as stop, _methods_restored(model):
+        run = setup.make_run(cluster, model, config, data, validation, workdir, stop)
+        steps, epochs = run.steps_per_epoch, round(config.train.epochs)
         runner = callbacks_lib.make_callbacks(
-            cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=run.steps_per_epoch, workdir=workdir
+            cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=steps, workdir=workdir
         )
-        run = dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * run.steps_per_epoch)
-        code = loop.train(run)
+        code = loop.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
-    return run.callbacks.history
+    return runner.history
 
 
 def evaluate(
@@ -193,29 +169,35 @@ def evaluate(
     callbacks: Any = None,
     return_dict: bool = False,
 ) -> Any:
-    """Evaluates a compiled model as `model.evaluate` does on one device; every worker calls it and has the result.
+    """Evaluates a compiled model on all replicas, as `model.evaluate` does on one device.
+
+    Collective: every worker calls it and gets the result.
 
     Args:
-        cluster: what `connect` returned; `model` was made and compiled in its scope.
+        cluster: what `connect` returned; `model` was created and compiled in its scope.
+        model: the compiled model.
         x: data as for `fit`.
-        verbose: 1 and "auto" for a bar, or a line where the output is no terminal; 2 for a line; 0 for neither.
-        steps: batches to take; None: all.
-        callbacks: Keras callbacks, whose hooks of evaluations are called.
-        return_dict: a dict by name instead of a list in Keras' order, or a single number where there is one.
+        y: targets, if `x` is arrays.
+        batch_size: examples per step over all replicas; default: 32.
+        verbose: 1 or "auto" for a bar (in a log file a line), 2 for a line, 0 for no output.
+        sample_weight: weights [examples], if `x` is arrays.
+        steps: number of batches to use; None: all.
+        callbacks: Keras callbacks; their evaluation hooks are called.
+        return_dict: return a dict by name instead of a list in Keras' order or, without metrics, the loss.
 
     Returns:
-        The loss and the metrics over all examples, each counted once.
+        The loss and the metrics over all examples, each example counted once.
 
     Raises:
-        ValueError: says which argument cannot be used, and what to do.
+        ValueError: an argument is not supported; the message says what to do.
     """
     collective_guard.check("tfdist.evaluate")
     setup.check_model(cluster, model, "evaluate")
-    feed = _feed(model, x, y, sample_weight, batch_size, steps)
+    data = _data_adapter(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
-    with _optimizer_as_found(model):
-        run = setup.make_run(cluster, model, config, feed, feed, None, interruption.StopRequest())
-        runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
+    with _methods_restored(model):
+        run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest())
+        runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
         logs = evaluate_lib.evaluate(checkpointing.silent_loop(dataclasses.replace(run, callbacks=runner)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
@@ -231,36 +213,56 @@ def predict(
     steps: int | None = None,
     callbacks: Any = None,
 ) -> Any:
-    """Returns the outputs of `model` as `model.predict` does on one device; every worker calls it and has them all.
+    """Returns the outputs of `model`, computed on all replicas, as `model.predict` does on one device.
+
+    Collective: every worker calls it and gets all outputs.
 
     Args:
-        cluster: what `connect` returned; `model` was made in its scope.
-        x: data as for `fit`; targets and weights in it are passed over.
+        cluster: what `connect` returned; `model` was created in its scope.
+        model: the model.
+        x: data as for `fit`; targets and weights in it are ignored.
+        batch_size: examples per step over all replicas; default: 32.
         verbose: as for `evaluate`.
-        steps: batches to take; None: all.
-        callbacks: Keras callbacks, whose hooks of predictions are called.
+        steps: number of batches to use; None: all.
+        callbacks: Keras callbacks; their prediction hooks are called.
 
     Returns:
         An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs.
 
     Raises:
-        ValueError: says which argument cannot be used, and what to do.
+        ValueError: an argument is not supported; the message says what to do.
     """
     collective_guard.check("tfdist.predict")
-    feed = _feed(model, x, None, None, batch_size, steps)
-    setup.check_same(cluster, feed)
-    dataset = feed.dataset(run_lib.replica_shard(cluster), 0, feed.steps)
-    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=feed.steps)
-    outputs = predict_lib.gather(cluster, model, cluster.distribute(dataset), feed.steps, runner)
+    data = _data_adapter(model, x, None, None, batch_size, steps)
+    setup.check_same(cluster, data)
+    dataset = data.dataset(run_lib.replica_shard(cluster), 0, data.steps)
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
+    outputs = predict_lib.gather(cluster, model, cluster.distribute(dataset), data.steps, runner)
     cluster.pause()
     return outputs
 
 
-def _feed(
-    model: keras.Model, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None
+def _data_adapter(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    steps: int | None,
+    *,
+    shuffle: bool = False,
+    class_weight: dict[int, float] | None = None,
+    seed: int = 0,
 ) -> DataAdapter:
-    wish = base.DataOptions(batch_size=batch_size, steps=steps, input_ranks=_input_ranks(model))
-    return make_adapter.make_data_adapter(x, y, sample_weight, wish)
+    options = base.DataOptions(
+        batch_size=batch_size,
+        steps=steps,
+        shuffle=shuffle,
+        class_weight=class_weight,
+        seed=seed,
+        input_ranks=_input_ranks(model),
+    )
+    return make_adapter.make_data_adapter(x, y, sample_weight, options)
 
 
 def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:

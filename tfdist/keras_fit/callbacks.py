@@ -1,4 +1,4 @@
-"""UNDOCUMENTED."""
+"""Makes the callbacks of `tfdist.fit`, `evaluate` and `predict` from what Keras accepts as `callbacks`."""
 
 from typing import Any
 
@@ -19,19 +19,19 @@ def make_callbacks(
     steps: int | None = None,
     workdir: Any = None,
 ) -> CallbackRunner:
-    """Makes the hooks of `tfdist.fit`, `evaluate` or `predict`.
+    """Makes the callback runner of `tfdist.fit`, `evaluate` or `predict`. Collective: all workers call it.
 
     Args:
         cluster: the workers.
-        model: compiled, where it is to be trained or evaluated.
-        given: what Keras takes as `callbacks`: None, a callback, a list of them, or a CallbackList.
+        model: the model; compiled, if it is trained or evaluated.
+        given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
         verbose: as in Keras; see `progress_bar.open_bar`.
-        epochs: at which training ends.
-        steps: of an epoch, an evaluation or a prediction.
-        workdir: where the run is saved; None: it is not.
+        epochs: the epoch after which training ends.
+        steps: steps of an epoch, an evaluation or a prediction.
+        workdir: where the run is saved; None: it is not saved.
 
     Raises:
-        ValueError: an element is no callback, or one that works with a workdir alone.
+        ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
     """
     bar = progress_bar.open_bar(verbose, chief=cluster.is_chief)
     if isinstance(given, keras.callbacks.CallbackList):
@@ -47,11 +47,11 @@ def make_callbacks(
             callbacks.append(callback)
         elif workdir is None:
             raise ValueError(
-                "BackupAndRestore is not needed: give tfdist.fit a workdir, and the same script in it resumes. "
+                "BackupAndRestore is not needed: pass workdir to tfdist.fit, and the same script resumes. "
                 f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
             )
         elif cluster.is_chief and verbose:
-            print(f"BackupAndRestore is left out: what it does, and more, tfdist.fit does in {workdir}.", flush=True)
+            print(f"BackupAndRestore is ignored: tfdist.fit saves and resumes in {workdir}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     found = CallbackRunner(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)

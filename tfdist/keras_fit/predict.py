@@ -1,4 +1,4 @@
-"""The outputs of a model for all examples, in their order, on every worker."""
+"""Computes the outputs of a model for all examples on all replicas, and gathers them on every worker."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +13,17 @@ from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
 def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, callbacks: CallbackRunner) -> Any:
-    """Runs `steps` batches through `model`, each replica its share.
+    """Runs `model` on `steps` batches, each replica on its shard. Collective: all workers call it.
 
     Args:
-        elements: what `Cluster.distribute` returned for a feed's dataset.
+        cluster: the workers.
+        model: the model, created in the cluster's scope.
+        elements: what `Cluster.distribute` returned for the dataset of a data adapter.
+        steps: number of batches.
+        callbacks: their prediction hooks are called.
 
     Returns:
-        The outputs in the structure of the model's own, arrays [examples, ...].
+        Arrays [examples, ...] in the order of the data, in the structure of the model's outputs.
     """
     strategy = cluster.strategy
 

@@ -1,5 +1,10 @@
-"""Data adapters: whatever `model.fit` takes, as one replica's shard of each global batch.
+"""Data adapters: the data arguments of `model.fit` as one replica's shard of each global batch.
 
-`make_adapter.make_data_adapter` chooses one. Data with random access is sharded before it is read. A tf.data pipeline
-is sharded before its maps where that is possible (shard_before_map.py), else after batching.
+    make_adapter.py         chooses the adapter: make_data_adapter(x, y, sample_weight, options) -> DataAdapter
+    base.py                 DataAdapter, RandomAccessAdapter, BatchAdapter, DataOptions
+    py_dataset.py           keras.utils.PyDataset and generators
+    inspect_dataset.py      properties of a user's tf.data pipeline
+    shard_before_map.py     shards a tf.data pipeline before its maps, if possible
+
+Data with random access is sharded before it is read; other pipelines are sharded after batching.
 """

@@ -1,4 +1,11 @@
 """keras.callbacks on several workers: the chief runs them, and what they change is broadcast to all workers.
 
-callback_runner.py calls the hooks; broadcast.py copies changed variables; state.py saves and restores callbacks.
+    CallbackRunner          callback_runner.py: calls the hooks, synchronises the workers after them
+    from_config.py          the callbacks of `config.callbacks`
+    broadcast.py            changed variables and attributes, from the chief to all workers
+    active_hooks.py         which hooks have an effect: the others are not synchronised
+    state.py                attributes of callbacks in checkpoints
+    progress_bar.py         Keras' progress bar, moved once per execution
+
+A run without callbacks has a CallbackRunner that does nothing.
 """
