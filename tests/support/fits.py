@@ -33,16 +33,16 @@ TOKENS = RANDOM.integers(0, 20, (53, 7)) * (np.arange(7) < RANDOM.integers(2, 8,
 
 @dataclasses.dataclass(kw_only=True)
 class Case:
-    """A model, compiled, and what both fits are given."""
+    """A compiled model, and the arguments of both fits."""
 
     build: Callable[[], keras.Model]
     # x, y and sample_weight.
     data: tuple = (X, LABELS)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # What Keras alone is given instead, which does not know everything that tfdist takes.
+    # Data for Keras if it does not support the data for tfdist.
     for_keras: tuple | None = None
     batch_size: int | None = 16
-    # What is predicted, after the data was evaluated once more; None: neither.
+    # Inputs of `predict`, called after `evaluate`; None: neither is called.
     inputs: Any = None
 
 
@@ -61,7 +61,7 @@ def simple(**keywords) -> keras.Model:
 
 
 def classification() -> Case:
-    """A source of tfdist's own kind; Keras is given the same arrays."""
+    """A tfdist source; Keras gets the same arrays."""
 
     def build():
         optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01, global_clipnorm=0.1)
@@ -73,8 +73,8 @@ def classification() -> Case:
 
 
 def regression() -> Case:
-    """Weights of examples, penalties, a learning rate that is a function, and one example in the last batch: one of two
-    replicas has none."""
+    """Sample weights, penalties, a learning rate function, and one example in the last batch: one of two replicas has
+    no example."""
 
     def build():
         model = dense(2, kernel_regularizer=keras.regularizers.L2(0.01), activity_regularizer="l1")
@@ -86,9 +86,9 @@ def regression() -> Case:
 
 
 def outputs_in_dicts() -> Case:
-    """Two inputs, a shared layer, two outputs with losses, weights and metrics of their own; one loss is a function.
+    """Two inputs, a shared layer, two outputs with separate losses, weights and metrics; one loss is a function.
 
-    The dataset gives single examples and does not know how many.
+    The dataset has single examples and unknown cardinality.
     """
 
     def distance(target, output):
@@ -129,7 +129,7 @@ def outputs_in_lists() -> Case:
 
 
 class Slices(keras.utils.PyDataset):
-    """Batches of token sequences, in another order in each epoch."""
+    """Batches of token sequences, in a different order in each epoch."""
 
     def __init__(self, offset=0):
         super().__init__()
@@ -148,7 +148,7 @@ class Slices(keras.utils.PyDataset):
 
 
 def masked_sequences() -> Case:
-    """A recurrent network, and a loss over the time steps that exist: each example counts by its length."""
+    """A recurrent network with masked time steps: each example has the weight of its length."""
 
     def build():
         layers = [
@@ -159,12 +159,12 @@ def masked_sequences() -> Case:
         ]
         return compiled(keras.Sequential(layers), "sgd", metrics=["accuracy"])
 
-    # Keras calls on_epoch_end once before the first epoch, when it has looked at a batch to build the model.
+    # Keras calls on_epoch_end once before the first epoch, after it has read a batch to build the model.
     return Case(build=build, data=(Slices(),), for_keras=(Slices(-1),), batch_size=None)
 
 
 class Branches(keras.Model):
-    """Sub-layers in lists and dicts, and a loss of its own."""
+    """Sub-layers in lists and dicts, and an overridden compute_loss."""
 
     def __init__(self):
         super().__init__()
@@ -194,7 +194,7 @@ def subclass() -> Case:
 
 
 def transformer() -> Case:
-    """Weights of classes; epochs of 3 steps over shuffled batches that come again after 4, of mapped examples."""
+    """Class weights; epochs of 3 steps over a mapped, shuffled and repeated dataset of 4 batches."""
 
     def build():
         inputs = keras.Input((7,))
@@ -212,7 +212,7 @@ def transformer() -> Case:
 
 
 def repeated_tokens() -> Case:
-    """Rows of a table that several examples have gradients for."""
+    """Embedding rows with gradients from several examples."""
 
     def build():
         layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
@@ -222,7 +222,7 @@ def repeated_tokens() -> Case:
 
 
 def transfer() -> Case:
-    """A frozen body, whose normalisation neither trains nor moves, and one over the global batch in the new head."""
+    """A frozen body with frozen moving statistics, and normalisation over the global batch in the new head."""
 
     def build():
         layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization()]
@@ -237,7 +237,7 @@ def transfer() -> Case:
 
 
 def by_xla() -> Case:
-    """Batches of a known number, compiled by XLA where it is not Keras' own fit."""
+    """Batches of static size, compiled by XLA except in Keras' own fit."""
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS, WEIGHTS)).batch(16)
 
     def build():
@@ -248,7 +248,7 @@ def by_xla() -> Case:
 
 
 class Memory:
-    """A source of tfdist's own kind."""
+    """A tfdist source."""
 
     def __init__(self):
         self.x, self.labels = tf.constant(X), tf.constant(LABELS)
@@ -296,7 +296,7 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
 
 
 def refused(cluster: Cluster) -> dict[str, str]:
-    """Returns what users are told whose models or data cannot be used."""
+    """Returns the errors for models and data that are not supported, by name."""
     outside = simple()
     with cluster.scope():
         good = simple()
@@ -342,11 +342,13 @@ def refused(cluster: Cluster) -> dict[str, str]:
 
 
 def resumed(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
-    """Stops a training by a signal, goes on with a new model, and compares it to one that was not stopped."""
+    """Stops a training by a signal, resumes with a new model, and compares it to an uninterrupted training."""
     reads = itertools.count()
 
     def touch(x: np.ndarray) -> np.ndarray:
-        if next(reads) == 8:  # After what is read to open the data, while signals still end the process.
+        if (
+            next(reads) == 8
+        ):  # The first reads happen before the handlers are installed, when signals still end the process.
             os.kill(os.getpid(), signal.SIGTERM)
         return x
 
@@ -354,7 +356,7 @@ def resumed(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
         return tf.ensure_shape(tf.numpy_function(touch, [x], x.dtype), x.shape), label
 
     def train(name: str) -> tuple[keras.Model, Any]:
-        keras.utils.clear_session()  # As in a new process: checkpoints know variables by name.
+        keras.utils.clear_session()  # As in a new process: checkpoints restore variables by name.
         keras.utils.set_random_seed(7)
         data = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53).batch(16).map(watched)
         with cluster.scope():
@@ -378,7 +380,7 @@ def resumed(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
 
 
 def application(cluster: Cluster) -> dict[str, Any]:
-    """Trains a network of keras.applications for a step."""
+    """Trains a network of keras.applications for one step."""
     keras.utils.set_random_seed(7)
     with cluster.scope():
         net = keras.applications.MobileNet((32, 32, 3), alpha=0.25, weights=None, classes=3, classifier_activation=None)
@@ -410,7 +412,7 @@ class OwnStep(keras.Sequential):
 
 
 def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, devices: int = 1) -> list[dict]:
-    """Runs the cases and trials `names` on a topology; returns what each worker has found, by name."""
+    """Runs the cases and trials `names` on a topology; returns the results of each worker, by name."""
     paths = [directory / f"worker{rank}.json" for rank in range(workers)]
     commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
     run_all(commands, environments(workers), timeout=900)

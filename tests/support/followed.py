@@ -1,4 +1,4 @@
-"""Trains a small model with callbacks that write down what they are told, under Keras' own fit or under tfdist.fit.
+"""Trains a small model with callbacks that record their calls, under Keras' own fit or under tfdist.fit.
 
 usage: python tests/support/followed.py keras|tfdist DEVICES DIRECTORY TRIAL...   -> DIRECTORY/followed-RANK.json
 """
@@ -29,7 +29,7 @@ PREDICTIONS = ["predict_begin", "predict_end", "predict_batch_begin", "predict_b
 
 
 def recorder(*moments: str) -> keras.callbacks.Callback:
-    """A callback that lists the moments it is told of, each with its index and the keys of its logs."""
+    """Records the hooks that are called, each with its index and the keys of its logs."""
     seen = []
 
     def note(moment, *arguments, logs=None):
@@ -44,11 +44,11 @@ def recorder(*moments: str) -> keras.callbacks.Callback:
 
 
 class Crash(Exception):
-    """What ends a training that is to be resumed."""
+    """Raised to interrupt a training that is resumed later."""
 
 
 class Follower(keras.callbacks.Callback):
-    """Has its own mean of the losses, and may crash or ask for an interruption."""
+    """Computes its own mean of the losses, and may crash or request a stop."""
 
     on_all_workers = True
 
@@ -67,7 +67,7 @@ class Follower(keras.callbacks.Callback):
 
 
 class Interrupter(Follower):
-    """Asks for an interruption after a batch."""
+    """Sends a stop signal after a batch."""
 
     signal = signal.SIGTERM
 
@@ -77,13 +77,13 @@ class Interrupter(Follower):
 
 
 class Killer(Interrupter):
-    """Ends the process after a batch, at once."""
+    """Kills the process after a batch."""
 
     signal = signal.SIGKILL
 
 
 class Disagreeing(keras.callbacks.Callback):
-    """Wants the end on the last worker alone, and a learning rate on the chief alone."""
+    """Stops training on the last worker only, and sets the learning rate on the chief only."""
 
     on_all_workers = True
 
@@ -102,7 +102,7 @@ class Disagreeing(keras.callbacks.Callback):
 
 
 class Writer(keras.callbacks.Callback):
-    """Knows nothing of workers: writes where nothing is yet, and looks at the model by Keras' own methods."""
+    """Written for one process: creates new files, and calls Keras' own methods of the model."""
 
     def __init__(self, folder: pathlib.Path):
         super().__init__()
@@ -122,7 +122,7 @@ class Writer(keras.callbacks.Callback):
 
 
 class Changer(keras.callbacks.Callback):
-    """Sets weights, a learning rate, what the loss is made of, and the end."""
+    """Sets weights, the learning rate, a variable of the loss, and the stop flag."""
 
     def __init__(self, scale):
         super().__init__()
@@ -144,7 +144,7 @@ class Changer(keras.callbacks.Callback):
 
 
 class Trials:
-    """The trainings, each of which returns what JSON can hold."""
+    """The trainings; each returns JSON values."""
 
     def __init__(self, how: str, devices: int, directory: pathlib.Path):
         self.directory, self.cluster, self.rank, self.last_rank = directory, None, 0, 0
@@ -155,7 +155,7 @@ class Trials:
             self.methods = {name: functools.partial(getattr(tfdist, name), self.cluster) for name in self.methods}
 
     def model(self, steps_per_execution: int = 1, loss="sparse_categorical_crossentropy", use_ema=False) -> keras.Model:
-        keras.utils.clear_session()  # Each start of a run names its layers anew.
+        keras.utils.clear_session()  # Layer names of each start count from 0.
         keras.utils.set_random_seed(0)
 
         def make():
@@ -185,13 +185,13 @@ class Trials:
         }
 
     def epochs(self) -> dict:
-        """Hooks of epochs alone, and what is shown of them."""
+        """Epoch hooks only, and the output."""
         watch = recorder(*MOMENTS)
         plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=10.0)
         return self.fit(self.model(), [watch, plateau], verbose="auto") | {"seen": watch.seen}
 
     def batches(self) -> dict:
-        """Hooks of batches, and a rate that is set in the midst of an epoch."""
+        """Batch hooks, and a learning rate that is set within an epoch."""
         watch, model = recorder(*MOMENTS, *BATCHES), self.model()
 
         def lower(batch, logs):
@@ -202,13 +202,13 @@ class Trials:
         }
 
     def executions(self) -> dict:
-        """Hooks of batches where several steps are one execution, from the second of three epochs on."""
+        """Batch hooks with several steps per execution, from the second of three epochs."""
         watch = recorder(*MOMENTS, *BATCHES)
         more = {"initial_epoch": 1, "validation_freq": 3}
         return self.fit(self.model(steps_per_execution=3), [watch], **more) | {"seen": watch.seen}
 
     def cut_short(self) -> dict:
-        """An end that is asked for within an epoch."""
+        """Training stopped within an epoch."""
         watch, model = recorder(*MOMENTS, "train_batch_end"), self.model()
 
         def stop(batch, logs):
@@ -217,7 +217,7 @@ class Trials:
         return self.fit(model, [watch, keras.callbacks.LambdaCallback(on_train_batch_end=stop)]) | {"seen": watch.seen}
 
     def not_finite(self) -> dict:
-        """A loss that is not a number."""
+        """A NaN loss."""
         y, watch, model = keras.utils.to_categorical(Y), recorder(*MOMENTS), self.model()
         y[40] = np.nan
         with contextlib.nullcontext() if self.cluster is None else self.cluster.scope():
@@ -235,7 +235,7 @@ class Trials:
         return {"seen": watch.seen, "evaluated": evaluated}
 
     def writers(self) -> dict:
-        """Keras' callbacks that write, each worker into a folder of its own, beside one whose workers disagree."""
+        """Keras' callbacks that write files, one folder per worker, and a callback that differs between workers."""
         mine = self.directory / f"rank{self.rank}"
         disagreeing = Disagreeing(self.rank, self.last_rank)
         kept = keras.callbacks
@@ -252,7 +252,7 @@ class Trials:
         return found | {"rates": disagreeing.rates}
 
     def own(self) -> dict:
-        """Callbacks of a user's, who knows nothing of workers."""
+        """Callbacks of a user, written for one process."""
         scale = tf.Variable(1.0)
         model = self.model(loss=lambda y, output: scale * keras.losses.sparse_categorical_crossentropy(y, output))
         writer, refused = Writer(self.directory / "own"), []
@@ -272,7 +272,7 @@ class Trials:
         return found | {"rows": writer.rows, "refused": asking.refused}
 
     def averaged(self) -> dict:
-        """Weights that are averaged over the steps, and swapped in for evaluations; in one start, and in two."""
+        """Averaged weights, swapped in for evaluations; in one start, and in two."""
 
         def train(follower, **more):
             swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
@@ -286,11 +286,11 @@ class Trials:
         return found
 
     def resumed(self) -> dict:
-        """A training that goes through, one that crashes and is started again, and those that are interrupted."""
+        """An uninterrupted training, one that crashes and is restarted, and interrupted ones."""
         starts = {"whole": [Follower()]}
         if self.last_rank:
             starts["crashed"] = [Follower(crash_after=3), Follower()]
-        else:  # Several workers would leave one another when they are stopped.
+        else:  # Several workers would report each other as lost when they are stopped.
             starts |= {"stopped": [Interrupter(stop_at=(2, 1)), Interrupter()], "killed": [Killer()]}
         found = {}
         for name, followers in starts.items():
@@ -305,7 +305,7 @@ class Trials:
         return found
 
     def remembering(self, name: str, follower: Follower) -> dict:
-        """One start of a training whose callbacks remember what they have seen."""
+        """One start of a training whose callbacks have state."""
         folder = self.directory / name
         callbacks = [
             follower,
@@ -318,7 +318,7 @@ class Trials:
         return self.fit(self.model(), callbacks, epochs=9, workdir=folder / "run")
 
     def killed(self) -> None:
-        """The first start of a training that `resumed` goes on with."""
+        """The first start of a training; `resumed` continues it."""
         self.remembering("killed", Killer(stop_at=(4, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Keras callbacks under tfdist.fit: told, deciding and writing what they do under Keras' own fit."""
+"""Keras callbacks under tfdist.fit: the same calls, decisions and files as under Keras' own fit."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tfdist.training.callbacks import broadcast
 
 
 def on_a_terminal(command: list[str]) -> str:
-    """Runs a command whose output is a terminal; returns what stands on it."""
+    """Runs a command whose output is a terminal; returns the output."""
     ours, theirs = pty.openpty()
     process = forked.Popen(
         command,
@@ -42,7 +42,7 @@ def on_a_terminal(command: list[str]) -> str:
         try:
             while part := os.read(ours, 65536):
                 parts.append(part)
-        except OSError:  # How a terminal says that nobody holds its other side any more.
+        except OSError:  # The process closed its end of the terminal.
             pass
 
     reader = threading.Thread(target=read)
@@ -59,7 +59,7 @@ def on_a_terminal(command: list[str]) -> str:
     return text
 
 
-# What each topology tries, of what Keras does; and what Keras has nothing of.
+# The trials of each topology that Keras can also run, and those that it cannot.
 TRIALS = {
     "two devices": ["epochs", "batches", "executions", "cut_short", "not_finite", "others", "own", "averaged"],
     "two workers": ["epochs", "batches", "own", "averaged"],
@@ -71,7 +71,7 @@ PAIRS = [(topology, trial) for topology, trials in TRIALS.items() for trial in t
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """What each worker of each topology has written down, what it printed, and where it wrote."""
+    """Recorded results and output of each worker of each topology, and the directories of their files."""
     places = {name: tmp_path_factory.mktemp("followed") for name in ("keras", *TRIALS)}
 
     def line(name, *trials):
@@ -160,7 +160,7 @@ def test_callbacks_that_know_nothing_of_workers_write_once(followed):
     results, _, places = followed
     expected = results["keras"][0]["own"]["rows"]
     for topology in TRIALS:
-        for worker in results[topology]:  # What a callback has noted is there on all workers when `fit` returns.
+        for worker in results[topology]:  # Attributes of callbacks are broadcast when `fit` returns.
             np.testing.assert_allclose(worker["own"]["rows"], expected, atol=1e-5)
         lines = [(places[name] / "own" / "rows.csv").read_text().splitlines() for name in (topology, "keras")]
         assert lines[0][0] == "epoch,loss" and [len(one) for one in lines] == [4, 4]
@@ -207,7 +207,7 @@ def shown(text: str) -> list[str]:
     lines = re.sub(r"\x1b\[[0-9;]*[mK]", "", text.replace("\x08", "")).split("\n")
     last = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
     last = [re.sub(r"\d+s \d+[mu]?s/step", "TIME", line) for line in last]
-    # A bar is nothing but its numbers: what a warning was written behind is none.
+    # Lines of the bar hold only its numbers; a line with a warning is not a bar.
     return [
         line for line in last if re.match(r"Epoch \d", line) or re.fullmatch(r"4/4 ━+ TIME( - \w+: [\d.e+-]+)+", line)
     ]

@@ -1,4 +1,4 @@
-"""`tfdist.fit`, `evaluate` and `predict` on 2 devices and 2 workers give what Keras gives on one device."""
+"""`tfdist.fit`, `evaluate` and `predict` on 2 devices and 2 workers match Keras on one device."""
 
 import re
 
@@ -8,7 +8,7 @@ import pytest
 
 NAMES = [case.__name__ for case in fits.CASES]
 OF_KERAS = [name for name in NAMES if name != "repeated_tokens"]
-# What XLA compiles takes seconds: on several devices it says the most.
+# Compilation by XLA takes seconds: only on several devices, where most can go wrong.
 TOPOLOGIES = {
     "two devices": NAMES,
     "two workers": [name for name in NAMES if name != "by_xla"],
@@ -18,7 +18,7 @@ PAIRS = [(topology, name) for topology, names in TOPOLOGIES.items() for name in 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the cases have come to, by topology and worker; on one device by Keras' own fit."""
+    """Results of the cases, by topology and worker; on one device those of Keras' own fit."""
     places = {topology: tmp_path_factory.mktemp("fits") for topology in ("one device", *TOPOLOGIES)}
     devices, workers = TOPOLOGIES.values()
     keras_own = [f"keras:{name}" for name in OF_KERAS]
@@ -55,7 +55,7 @@ def test_what_comes_out_is_what_keras_gives_on_one_device(found, topology, name)
 
 
 def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
-    # On any number of replicas; Keras squares what each token adds to a row of an Embedding alone.
+    # On any number of replicas. Keras squares the gradient of each token of an Embedding row separately.
     for worker in (*found["two devices"], *found["two workers"]):
         assert_close(worker["repeated_tokens"], found["one device"][0]["repeated_tokens"])
 

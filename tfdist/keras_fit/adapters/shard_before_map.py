@@ -35,6 +35,8 @@ _ELEMENTWISE_AGNOSTIC: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Datase
 }
 # Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
 _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
+# The reason for which the warning was printed in this process.
+_warned: set[str] = set()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +140,10 @@ def sharded_elements(
         data = tf.nest.map_structure(lambda part: part[: tf.maximum(count, 1)], group["data"])
         return {"data": finish(data), "count": count, "total": total}
 
-    alone = stream(parts.batches).flat_map(tf.autograph.experimental.do_not_convert(rows))
+    own_rows = stream(parts.batches).flat_map(tf.autograph.experimental.do_not_convert(rows))
     mapped, joined = tf.autograph.experimental.do_not_convert(mapped), tf.autograph.experimental.do_not_convert(joined)
-    alone = alone.map(mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return alone.batch(most, drop_remainder=True).map(joined)
+    own_rows = own_rows.map(mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return own_rows.batch(most, drop_remainder=True).map(joined)
 
 
 def _is_pure(graph: tf.Graph) -> bool:
@@ -155,9 +157,6 @@ def _is_stateful(op: str) -> bool:
     if known is None:
         _warn_once(f"unknown op {op}")
     return known is None or known.is_stateful
-
-
-_warned: set[str] = set()
 
 
 def _warn_once(reason: str) -> None:
