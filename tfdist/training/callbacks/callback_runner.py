@@ -118,7 +118,8 @@ class CallbackRunner:
 
     def stop(self) -> bool:
         """Returns True if a callback stopped training; the same on every worker."""
-        return self.active and bool(self._model.stop_training)
+        # Keras sets the attribute in `fit`: it is missing in an evaluation before the first training.
+        return self.active and bool(getattr(self._model, "stop_training", False))
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
         """Calls a hook of all callbacks, and synchronises the workers if the hook may change anything.

@@ -1,0 +1,36 @@
+"""A run without callbacks has a CallbackRunner that does nothing, and never waits for other workers."""
+
+import types
+
+import keras
+import numpy as np
+
+from tfdist.training.callbacks import active_hooks
+from tfdist.training.callbacks.callback_runner import CallbackRunner
+
+
+def test_a_runner_without_callbacks_does_nothing():
+    # Any collective would fail: this cluster has no methods.
+    cluster = types.SimpleNamespace(is_chief=True, num_workers=2)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.stop_training = True
+    before = set(vars(model))
+    runner = CallbackRunner(cluster, model)
+    runner.train_begin()
+    for hook in active_hooks.HOOKS:
+        runner.call(hook, 0, {"loss": 1.0})
+    runner.progress(1, {})
+    assert not runner.nonfinite_loss(0, float("nan")) and not runner.stopped_on_nan
+    runner.train_end({})
+    assert not runner.active and not runner.stop() and model.stop_training
+    assert runner.batch_interval == {} and not runner.begins_batch("train", 0) and not runner.ends_batch("train", 0, 1)
+    assert not any(runner.wants_progress(kind) for kind in active_hooks.KINDS)
+    assert runner.state() == ({}, {}) and runner.history is None and runner.console == "all"
+    assert set(vars(model)) == before
+
+
+def test_a_model_that_was_never_trained_is_not_stopped():
+    cluster = types.SimpleNamespace(is_chief=True, num_workers=1, make_gather=lambda: lambda row: np.array([row]))
+    cluster.make_broadcast_variables = lambda variables: lambda: None
+    runner = CallbackRunner(cluster, keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), callbacks=[])
+    assert runner.active and not runner.stop() and isinstance(runner.history, keras.callbacks.History)
