@@ -153,7 +153,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"objective": {"target": "tfdist.zoo.objectives:classification", "labels": "labels"}},
-            r"The objective looks for batch\['labels'\], and the batch holds: image, label\. Name the keys in",
+            r"The objective reads batch\['labels'\], but the batch has: image, label\. Set the keys in",
         ),
         (
             {"data": data(source={"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "data_dir": "/nonexistent"})},

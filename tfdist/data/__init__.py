@@ -6,5 +6,5 @@
     in_memory.py   arrays in host memory, for the cache and for the zoo's sources
     autograph.py   AutoGraph for users' functions only
 
-Knows no cluster. Imports config and report.
+Independent of the cluster. Imports config and report.
 """

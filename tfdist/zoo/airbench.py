@@ -1,8 +1,8 @@
-"""A network that learns CIFAR-10 in a few passes, after the public speed records (K. Jordan, arXiv 2404.00498).
+"""A network for fast training on CIFAR-10, after the public speed records (K. Jordan, arXiv 2404.00498).
 
-What is particular: a fixed first layer that whitens 2x2 patches (`whiten` sets it from training images, see
-`config.adapt`), convolutions that start as the identity, no scale in the normalisation, and quick moving statistics.
-Written in plain Keras: a saved model loads and predicts without tfdist.
+Its features: a fixed first layer that whitens 2x2 patches (set from training images by `whiten`, see `config.adapt`),
+convolutions initialised as the identity, normalisation without scale, and fast moving statistics. Plain Keras: a saved
+model loads and predicts without tfdist.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ def network(
     momentum: float = 0.6,
     logit_scale: float = 1 / 9,
 ) -> keras.Model:
-    """Returns a whitening layer, and three blocks of two 3x3 convolutions, each with a pool behind the first.
+    """Returns the network: a whitening layer, and three blocks of two 3x3 convolutions with a pool after the first.
 
     Args:
         num_classes: the number of logits.
         input_shape: (height, width, channels), at least 26 x 26.
-        widths: filters of the three blocks. arXiv 2404.00498 has (64, 256, 256) for 94 %, (128, 384, 384) for 95 %.
-        group_size: None, or statistics over groups of so many examples; see `normalization.batch_normalization`.
-        activation: what Keras calls it; the paper's is GELU.
-        momentum: how much of the moving statistics each step keeps.
-        logit_scale: what the last layer's outputs are multiplied by.
+        widths: filters of the three blocks. arXiv 2404.00498: (64, 256, 256) for 94 %, (128, 384, 384) for 95 %.
+        group_size: examples per group of the statistics, or None; see `normalization.batch_normalization`.
+        activation: Keras' name of the activation; GELU in the paper.
+        momentum: decay of the moving statistics per step.
+        logit_scale: factor of the last layer's outputs.
 
     Returns:
         A model from images [n, height, width, channels] to logits, float32 [n, num_classes].
@@ -47,7 +47,7 @@ def network(
             f"input_shape must be (height, width, channels), at least 26 x 26. Received: {tuple(input_shape)}"
         )
 
-    def initializer():  # Smaller than He's: what is normalised learns the faster the smaller its weights are.
+    def initializer():  # Smaller than He's: normalised layers learn faster with smaller weights.
         return keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
 
     def convolution(inputs, filters, name, pool):
@@ -72,7 +72,7 @@ def network(
     outputs = keras.layers.Dense(num_classes, use_bias=False, kernel_initializer=initializer(), name="head")(outputs)
     logits = keras.layers.Rescaling(logit_scale, dtype="float32", name="logits")(outputs)
     model = keras.Model(inputs, logits, name="airbench")
-    # A frozen layer would freeze the bias too.
+    # Only the kernel is frozen; the bias is trained.
     model.get_layer(WHITENING).kernel.trainable = False
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D) and layer.name != WHITENING:
@@ -81,7 +81,7 @@ def network(
 
 
 def _with_identity(kernel: np.ndarray) -> np.ndarray:
-    """Returns `kernel` [3, 3, inputs, filters] with the first filters passing the inputs on, one each."""
+    """Returns `kernel` [3, 3, inputs, filters] with the first filters set to the identity of the inputs."""
     kernel = kernel.copy()
     count = min(kernel.shape[2:])
     kernel[..., :count] = 0.0
@@ -97,15 +97,15 @@ def whiten(
     epsilon: float = 5e-4,
     inputs: str = "image",
 ) -> None:
-    """Sets the first layer of `network` so that it takes 2x2 patches to uncorrelated values of variance 1.
+    """Sets the first layer of `network` to map 2x2 patches to uncorrelated values of variance 1.
 
     For `config.adapt`. The filters are the eigenvectors of the patches' covariance, each divided by the square root of
     its eigenvalue, and their negatives (arXiv 2404.00498, section 3.2). They are not trained; the layer's bias is.
 
     Args:
-        model: made by `network`.
+        model: created by `network`.
         read: read(n) returns the first n training examples, prepared without augmentation.
-        num_examples: how many images the covariance is taken over.
+        num_examples: number of images for the covariance.
         epsilon: added to the eigenvalues.
         inputs: the key of the images.
 
@@ -115,7 +115,7 @@ def whiten(
     layers = [layer for layer in model.layers if layer.name == WHITENING]
     if not layers:
         raise ValueError(
-            f"config.adapt: whiten needs a model with a layer {WHITENING!r}, as airbench:network makes. "
+            f"config.adapt: whiten needs a model with a layer {WHITENING!r}, such as airbench:network. "
             f"Received: {model.name!r}"
         )
     images = read(num_examples)[inputs].numpy().astype(np.float64)
@@ -123,7 +123,7 @@ def whiten(
     # [n, h, w, c, 2, 2] -> rows in the order of a kernel's first three axes.
     patches = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, 4 * images.shape[-1])
     values, vectors = np.linalg.eigh(patches.T @ patches / len(patches))
-    # An eigenvector's sign is arbitrary: fixed, so that any linear algebra library gives the same filters.
+    # The sign of an eigenvector is arbitrary: fix it, so that all linear algebra libraries give the same filters.
     vectors *= np.sign(vectors[np.abs(vectors).argmax(0), range(vectors.shape[1])])
     filters = (vectors / np.sqrt(values + epsilon))[:, ::-1]
     kernel = np.concatenate([filters, -filters], axis=1).reshape(layers[0].kernel.shape)

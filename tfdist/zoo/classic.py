@@ -1,4 +1,4 @@
-"""Models of the courses: AlexNet for images of 256x256 pixels, and the line y = m x + n, with its objective."""
+"""Models for courses: AlexNet for images of 256x256 pixels, and the line y = m x + n with its objective."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,20 +19,21 @@ def alexnet(
     dropout: float = 0.5,
     group_size: int | None = None,
 ) -> keras.Model:
-    """Returns AlexNet (Krizhevsky et al. 2012) in one piece, with batch normalisation behind each convolution.
+    """Returns AlexNet (Krizhevsky et al. 2012) without its two-GPU split, with batch normalisation.
 
-    Five convolutions of 11x11x96 with stride 4, 5x5x256, 3x3x384, 3x3x384 and 3x3x256, pools of 3x3 with stride 2
-    behind the first, second and last; two layers of 4096 with dropout; logits, float32 [n, num_classes].
+    Five convolutions of 11x11x96 with stride 4, 5x5x256, 3x3x384, 3x3x384 and 3x3x256, each followed by batch
+    normalisation; pools of 3x3 with stride 2 after the first, second and last; two dense layers of 4096 with dropout;
+    logits, float32 [n, num_classes].
 
     Args:
         num_classes: the number of logits.
         input_shape: (height, width, channels), at least 67 x 67.
-        form: "functional" or "sequential": how the network is put together. Layers, weights and results are the same.
-        dropout: the share of the outputs of both wide layers that is dropped in training.
-        group_size: None, or statistics over groups of so many examples; see `normalization.batch_normalization`.
+        form: "functional" or "sequential": the Keras API used. Layers, weights and results are the same.
+        dropout: the dropout rate after both dense layers.
+        group_size: examples per group of the statistics, or None; see `normalization.batch_normalization`.
 
     Raises:
-        ValueError: `form` is none of the two, or the images are too small.
+        ValueError: `form` is unknown, or the images are too small.
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}. Received: {form!r}")
@@ -69,17 +70,17 @@ def _alexnet_layers(num_classes: int, dropout: float, group_size: int | None) ->
 
 
 def line(m: float = 0.0, n: float = 0.0) -> keras.Model:
-    """Returns the line y = m x + n, which starts from these `m` and `n`: x and y are float32 [examples, 1]."""
+    """Returns a model of the line y = m x + n with initial `m` and `n`; x and y are float32 [examples, 1]."""
     inputs = keras.Input((1,), name="x")
     start = {"kernel_initializer": keras.initializers.Constant(m), "bias_initializer": keras.initializers.Constant(n)}
     return keras.Model(inputs, keras.layers.Dense(1, name="line", **start)(inputs), name="line")
 
 
 def line_error(model: Any, batch: Mapping[str, tf.Tensor], *, training: bool) -> dict[str, tf.Tensor]:
-    """The squared error of a `line`, and where the line stands: with a report in each step, its trajectory.
+    """The squared error of a `line`, and its parameters: reports in each step give the trajectory.
 
     Returns:
-        float32 [examples] each: "loss", (m x + n - y)^2; "m" and "n", the values before the step, for every example.
+        float32 [examples] each: "loss", (m x + n - y)^2; "m" and "n", the values before the step, repeated.
     """
     values = objectives.regression(model, batch, training=training, inputs="x", targets="y")
     layer = model.get_layer("line")

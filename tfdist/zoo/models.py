@@ -1,8 +1,8 @@
 """Image classifiers: a multilayer perceptron, small convolutional networks, CIFAR ResNets, and Keras' applications.
 
-Each returns logits [n, num_classes] in float32, under mixed precision too, and starts from He-normal weights
-(arXiv 1502.01852). All are plain Keras: a saved model loads and predicts without tfdist. Layers have names of their
-own, so that weights are called alike whatever else the process has built before.
+Each returns logits [n, num_classes] in float32, also in mixed precision, and has He-normal initial weights
+(arXiv 1502.01852). All are plain Keras: a saved model loads and predicts without tfdist. Layers have explicit names, so
+that the names of weights do not depend on other models built in the process.
 """
 
 import inspect
@@ -20,11 +20,11 @@ NORMALIZATIONS = ("batch", "sync_batch")
 def mlp(
     num_classes: int = 10, input_shape: Sequence[int] = (28, 28, 1), hidden: Sequence[int] = (128,), l2: float = 0.0
 ) -> keras.Model:
-    """Returns a perceptron: flatten, a ReLU layer for each width in `hidden`, logits.
+    """Returns a multilayer perceptron: flatten, a ReLU layer for each width in `hidden`, logits.
 
     Args:
         num_classes: the number of logits.
-        input_shape: of one example; any rank.
+        input_shape: the shape of one example, of any rank.
         hidden: widths of the hidden layers.
         l2: adds l2 x the sum of squares of all kernels to the loss; the gradient's weight decay is twice that.
     """
@@ -36,7 +36,7 @@ def mlp(
 
 
 def mnist_cnn(num_classes: int = 10, input_shape: Sequence[int] = (28, 28, 1), l2: float = 0.0) -> keras.Model:
-    """Returns the two-convolution network: 5x5x32, pool, 5x5x64, pool, logits. Arguments as `mlp`'s.
+    """Returns the two-convolution network: 5x5x32, pool, 5x5x64, pool, logits. Arguments as in `mlp`.
 
     Raises:
         ValueError: `input_shape` is not (height, width, channels).
@@ -60,19 +60,19 @@ def small_cnn(
     momentum: float = 0.9,
     l2: float = 0.0,
 ) -> keras.Model:
-    """Returns a network for tiny images: 3x3 convolutions, each normalised and through ReLU, one pool, logits.
+    """Returns a network for tiny images: 3x3 convolutions, each with normalisation and ReLU, one pool, logits.
 
     Args:
         num_classes: the number of logits.
         input_shape: (height, width, channels), at least 2 x 2.
-        filters: of each convolution.
+        filters: the number of filters of each convolution.
         normalization: "batch", or "sync_batch" for statistics over all replicas.
-        group_size: None, or statistics over groups of so many examples; see `normalization.batch_normalization`.
-        momentum: how much of the moving statistics each step keeps.
-        l2: as `mlp`'s.
+        group_size: examples per group of the statistics, or None; see `normalization.batch_normalization`.
+        momentum: decay of the moving statistics per step.
+        l2: as in `mlp`.
 
     Raises:
-        ValueError: `input_shape`, `normalization` or `group_size` is none of these.
+        ValueError: `input_shape`, `normalization` or `group_size` is not valid.
     """
     statistics = _statistics(normalization, group_size) | {"momentum": momentum}
     inputs = outputs = keras.Input(_image_shape(input_shape), name="image")
@@ -97,21 +97,21 @@ def cifar_resnet(
     """Returns the residual network for small images of He et al. 2015, section 4.2 (arXiv 1512.03385).
 
     A 3x3 convolution; three stages of (depth - 2) / 6 blocks of two 3x3 convolutions, with `width`, 2 x `width` and
-    4 x `width` filters, the later two halving the image; the mean over the image; logits. Shortcuts are the paper's
-    option A: where the size changes, every second pixel, with zeros for the new channels, and no parameters.
+    4 x `width` filters, where stages 2 and 3 halve the image; global average pooling; logits. Shortcuts are option A of
+    the paper: if the size changes, every second pixel, with zeros for the new channels, without parameters.
 
     Args:
         depth: 6n + 2: 20, 32, 44, 56, 110, ...
         num_classes: the number of logits.
         input_shape: (height, width, channels).
-        width: filters of the first stage; the paper's is 16.
+        width: filters of the first stage; 16 in the paper.
         normalization: "batch", or "sync_batch" for statistics over all replicas.
-        group_size: None, or statistics over groups of so many examples; see `normalization.batch_normalization`.
-        momentum: how much of the moving statistics each step keeps.
+        group_size: examples per group of the statistics, or None; see `normalization.batch_normalization`.
+        momentum: decay of the moving statistics per step.
         l2: adds l2 x the sum of squares of all kernels to the loss. The paper's weight decay of 1e-4 is l2=5e-5.
 
     Raises:
-        ValueError: `depth`, `input_shape`, `normalization` or `group_size` is none of these.
+        ValueError: `depth`, `input_shape`, `normalization` or `group_size` is not valid.
     """
     if depth < 8 or depth % 6 != 2:
         near = max(8, round((depth - 2) / 6) * 6 + 2)
@@ -151,30 +151,30 @@ def resnet9(
     momentum: float = 0.9,
     l2: float = 0.0,
 ) -> keras.Model:
-    """Returns a shallow, wide residual network for small images, which learns CIFAR-10 in few epochs.
+    """Returns a shallow, wide residual network for small images, which trains on CIFAR-10 in few epochs.
 
     After D. Page, "How to train your ResNet" (2018): four 3x3 convolutions, the last three with a pool, residual blocks
-    of two more behind the first and the last pool, the maximum over the image, logits. Page's is `width` 64, and pools
-    after ReLU instead of before the normalisation, which takes longer.
+    of two more after the first and the last pool, global max pooling, logits. Page's network has `width` 64
+    and pools after ReLU instead of before the normalisation, which is slower.
 
     Args:
         num_classes: the number of logits.
         input_shape: (height, width, channels), at least 8 x 8.
-        width: filters of the first convolution; the others have 2, 4 and 8 times as many.
+        width: filters of the first convolution; the following have 2, 4 and 8 times as many.
         normalization: as in `cifar_resnet`.
         group_size: as in `cifar_resnet`.
-        momentum: how much of the moving statistics each step keeps.
-        l2: as `mlp`'s.
+        momentum: decay of the moving statistics per step.
+        l2: as in `mlp`.
 
     Raises:
-        ValueError: `input_shape`, `normalization` or `group_size` is none of these.
+        ValueError: `input_shape`, `normalization` or `group_size` is not valid.
     """
     statistics = _statistics(normalization, group_size) | {"momentum": momentum}
 
     def convolution(inputs, filters, name, pool=False):
         layer = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"{name}_conv", **_kernel(l2))
         outputs = layer(inputs)
-        if pool:  # Before it is normalised: a quarter of the pixels are left to normalise.
+        if pool:  # Before the normalisation, which then processes a quarter of the pixels.
             outputs = keras.layers.MaxPooling2D(2, name=f"{name}_pool")(outputs)
         outputs = _normalised(outputs, name, statistics)
         return keras.layers.ReLU(name=f"{name}_relu")(outputs)
@@ -201,21 +201,21 @@ def application(
     group_size: int | None = None,
     **arguments: Any,
 ) -> keras.Model:
-    """Returns a model of `keras.applications` with random weights, and with logits for outputs.
+    """Returns a model of `keras.applications` with random initial weights and logits as outputs.
 
-    Several of them (EfficientNet, ConvNeXt, MobileNetV3) scale their inputs themselves and expect pixels 0 .. 255; see
-    Keras' documentation of each. Initial weights are Keras' own.
+    Several of them (EfficientNet, ConvNeXt, MobileNetV3) scale their inputs internally and expect pixels 0 .. 255; see
+    Keras' documentation. The initial weights are those of Keras.
 
     Args:
-        name: as in `keras.applications`: "ResNet50V2", "MobileNetV2", ...
+        name: a function of `keras.applications`: "ResNet50V2", "MobileNetV2", ...
         num_classes: the number of logits.
-        input_shape: (height, width, channels); each application states the smallest it takes.
-        normalization: as in `cifar_resnet`, for the application's batch normalisation.
+        input_shape: (height, width, channels); see Keras' documentation for the minimum size.
+        normalization: as in `cifar_resnet`, for the batch normalisation of the application.
         group_size: as in `cifar_resnet`.
-        **arguments: the application's other arguments, such as `alpha` of MobileNetV2.
+        **arguments: other arguments of the application, such as `alpha` of MobileNetV2.
 
     Raises:
-        ValueError: there is no such application, or it takes no such argument.
+        ValueError: there is no such application or argument.
     """
     names = [n for n, value in vars(keras.applications).items() if inspect.isfunction(value)]
     if name not in names:
@@ -226,7 +226,9 @@ def application(
     allowed = sorted(set(inspect.signature(function).parameters) - set(fixed) - {"input_shape", "input_tensor"})
     for argument in arguments:
         if argument not in allowed:
-            raise ValueError(f"keras.applications.{name} takes no {argument!r} here. It takes: {', '.join(allowed)}")
+            raise ValueError(
+                f"keras.applications.{name} does not accept {argument!r} here. It accepts: {', '.join(allowed)}"
+            )
     model = function(input_shape=_image_shape(input_shape), **fixed, **arguments)
     normalization_lib.fuse(model, **_statistics(normalization, group_size))
     if model.output.dtype == "float32":
@@ -265,7 +267,7 @@ def _statistics(normalization: str, group_size: int | None) -> dict[str, Any]:
         raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}. Received: {normalization!r}")
     if normalization == "sync_batch" and group_size is not None:
         raise ValueError(
-            f'normalization="sync_batch" and group_size={group_size} exclude each other: statistics are over all '
+            f'normalization="sync_batch" and group_size={group_size} are mutually exclusive: statistics are over all '
             "replicas, or over groups. Remove one."
         )
     return {"synchronized": normalization == "sync_batch", "group_size": group_size}

@@ -1,10 +1,10 @@
 """Batch normalisation with TensorFlow's fused kernel, and in groups of a fixed size.
 
-Keras 3 computes batch normalisation in training mode from a dozen elementary operations. The layers made here are
-`keras.layers.BatchNormalization` objects whose call, in training mode alone, goes through `FusedBatchNormV3`: a
-ResNet-20 step takes 0.83 times as long in float32 and 0.69 times in bfloat16 (batch 64, one CPU core). The numbers
-are Keras' own up to rounding, and so are configuration, weights and inference: a saved model loads with Keras alone.
-What a save does not keep is `group_size`, which matters to training only: build the model anew to train it further.
+Keras 3 computes batch normalisation in training mode with a dozen elementary operations. The layers created here are
+`keras.layers.BatchNormalization` objects that use `FusedBatchNormV3` in training mode only: a ResNet-20 step takes 0.83
+times as long in float32 and 0.69 times in bfloat16 (batch 64, one CPU core). Results equal those of Keras up to
+rounding; configuration, weights and inference are Keras': a saved model loads without tfdist. `group_size` is not
+saved. It affects training only: to train further, build the model with tfdist and load the weights.
 """
 
 import functools
@@ -19,37 +19,37 @@ FUSED_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 def batch_normalization(
     *, group_size: int | None = None, synchronized: bool = False, **keras_arguments: Any
 ) -> keras.layers.BatchNormalization:
-    """Returns a Keras batch normalisation layer that trains faster, and in groups where asked to.
+    """Returns a Keras batch normalisation layer with a faster training mode, and optionally with groups.
 
     Args:
-        group_size: None: a replica's statistics are taken over all examples it is called with. A number: over each
-            group of so many consecutive examples by itself ("ghost" batch normalisation, Hoffer et al., arXiv
-            1705.08741), and the moving statistics follow the mean over the groups of each group's mean and (biased)
-            variance. N replicas then compute what one does, as long as `group_size` divides each replica's share.
-        synchronized: take the statistics over all replicas, as Keras does it: exact, with three collectives a layer.
-        **keras_arguments: the other arguments of `keras.layers.BatchNormalization`.
+        group_size: None: the statistics are those of all examples of the call. A number: statistics of each group of
+            this many consecutive examples ("ghost" batch normalisation, Hoffer et al., arXiv 1705.08741); the moving
+            statistics are updated with the mean over the groups of their means and (biased) variances. Results then do
+            not depend on the number of replicas, as long as `group_size` divides the per-replica batch.
+        synchronized: statistics over all replicas, as in Keras: exact, with three collectives per layer.
+        **keras_arguments: other arguments of `keras.layers.BatchNormalization`.
 
     Returns:
-        The layer. Keras' own computation serves where the fused kernel cannot: synchronised or masked, with `renorm`,
-        in float64, for inputs that are not of rank 4 with channels last.
+        The layer. It uses Keras' computation if the fused kernel is not applicable: synchronised, masked, with
+        `renorm`, in float64, or for inputs other than rank 4 with channels last.
 
     Raises:
-        ValueError: `group_size` is not positive, or does not go with the other arguments. When the layer is called
-            for training: `group_size` does not divide the number of examples (an `InvalidArgumentError` when the
-            step runs, where the number is not known before), a mask is given, or channels are not last.
+        ValueError: `group_size` is not positive, or not supported with the other arguments. When the layer is called
+            in training mode: `group_size` does not divide the number of examples (an `InvalidArgumentError` at run time
+            if the number is not static), there is a mask, or channels are not last.
     """
     return _override_call(keras.layers.BatchNormalization(synchronized=synchronized, **keras_arguments), group_size)
 
 
 def fuse(model: keras.Model, *, group_size: int | None = None, synchronized: bool = False) -> keras.Model:
-    """Gives every batch normalisation layer of `model` the call described at `batch_normalization`.
+    """Makes every batch normalisation layer of `model` one as described in `batch_normalization`.
 
-    For models made elsewhere, such as those of `keras.applications`. Subclasses of Keras' layer are left alone.
+    For existing models, such as those of `keras.applications`. Subclasses of Keras' layer are not changed.
 
     Args:
         model: any Keras model; changed in place. Models nested in it are included.
         group_size: as in `batch_normalization`.
-        synchronized: True makes every layer synchronised; False leaves each as it is.
+        synchronized: True: synchronise every layer; False: no change.
 
     Returns:
         `model`.
@@ -71,12 +71,12 @@ def _override_call(layer: keras.layers.BatchNormalization, group_size: int | Non
         for name in ("synchronized", "renorm"):
             if getattr(layer, name):
                 raise ValueError(
-                    f"group_size={group_size} and {name}=True exclude each other: groups have statistics of their "
-                    f"own. Remove one (layer {layer.name!r})."
+                    f"group_size={group_size} and {name}=True are mutually exclusive: each group has separate "
+                    f"statistics. Remove one (layer {layer.name!r})."
                 )
-    # On the object, not in a subclass: Keras writes the class into a saved model, and must find its own there.
+    # Set on the object instead of a subclass: a saved model contains the class, which must be Keras'.
     layer.call = functools.partial(_call, layer, group_size)
-    layer.group_size = group_size  # For a step that cuts a batch into micro-batches.
+    layer.group_size = group_size  # Read by the step to form micro-batches.
     return layer
 
 
@@ -92,7 +92,7 @@ def _call(layer, group_size, inputs, training=None, mask=None):
     else:
         if mask is not None or not channels_last:
             raise ValueError(
-                f"Layer {layer.name!r} has group_size={group_size}, which needs channels last and takes no mask. "
+                f"Layer {layer.name!r} has group_size={group_size}, which needs channels last and no mask. "
                 f"Received: axis={layer.axis}, inputs of shape {inputs.shape}, "
                 f"{'no mask' if mask is None else 'a mask'}"
             )
@@ -134,14 +134,14 @@ def _normalise(layer, inputs):
 
 
 def _normalise_groups(layer, inputs, group_size):
-    """As `_normalise`, for each group by itself; the statistics are means over the groups."""
+    """As `_normalise`, for each group separately; returns the means of the statistics over the groups."""
     message = (
-        f"group_size={group_size} of layer {layer.name!r} must divide the number of examples that a replica is called "
-        "with: the global batch divided by the replicas and by the micro-batches."
+        f"group_size={group_size} of layer {layer.name!r} must divide the examples of a call on one replica: "
+        "the global batch divided by the replicas and by the micro-batches."
     )
     batch = inputs.shape[0]
     if batch is None:
-        # The reshape must wait for the check, or its own error may come first.
+        # The reshape depends on the check: otherwise its error may be raised first.
         with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(inputs)[0] % group_size, 0, message)]):
             count = tf.identity(tf.shape(inputs)[0])
         groups = tf.reshape(inputs, [count // group_size, group_size, *inputs.shape[1:]])
@@ -153,8 +153,8 @@ def _normalise_groups(layer, inputs, group_size):
         return tf.reshape(outputs, tf.shape(inputs)), tf.reduce_mean(mean, 0), tf.reduce_mean(variance, 0)
     if batch % group_size:
         raise ValueError(f"{message} Received: {batch} examples")
-    # With one kernel for each of 4 groups a ResNet-20 step takes 1.05 times as long as with one for all; with a loop
-    # over them, groups moved into the channels, or unfused moments it takes 1.16, 1.13 and 1.18 times.
+    # One kernel per group: with 4 groups, a ResNet-20 step takes 1.05 times as long as without groups. A loop over the
+    # groups, groups as channels, or unfused moments take 1.16, 1.13 and 1.18 times as long.
     groups = [_normalise(layer, group) for group in tf.split(inputs, batch // group_size)]
     outputs, means, variances = zip(*groups, strict=True)
     return tf.concat(outputs, 0), tf.add_n(means) / len(groups), tf.add_n(variances) / len(groups)

@@ -1,4 +1,4 @@
-"""What is minimised and measured: one value per example, which the framework sums and divides by the true count."""
+"""Objectives: loss and metrics with one value per example; tfdist computes the means over all replicas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,13 +24,14 @@ def classification(
         model: called as `model(batch[inputs], training=training)`; returns logits [n, classes].
         batch: holds `inputs` and `labels`: class numbers, integers [n], or distributions over the classes, floats
             [n, classes], whose rows sum to 1 (mixup, distillation).
-        training: whether this is a training step.
-        label_smoothing: the share of each label's weight that is spread evenly over all classes, in training alone:
-            an evaluation reports the cross-entropy of the true labels.
+        training: True in a training step, False in evaluation.
+        label_smoothing: the fraction of each label's weight that is spread evenly over all classes, in training only;
+            evaluation reports the cross-entropy of the true labels.
         top5: add the metric "top5".
-        mirror: in evaluation, take the mean of the logits of each image and of its mirror image.
-        shift: in evaluation, let half of the logits come from the image moved by so many pixels to the upper left and
-            to the lower right, reflected at its edges (arXiv 2404.00498, section 3.5).
+        mirror: in evaluation, average the logits of each image and its mirror image.
+        shift: in evaluation, average the logits of the image (weight 1/2) and of the image shifted by this many pixels
+            to the upper left and to the lower right (1/4 each), with reflected borders (arXiv 2404.00498, section
+            3.5).
         inputs: the key of the model's inputs.
         labels: the key of the labels.
 
@@ -39,7 +40,7 @@ def classification(
         distribution: its largest entry), else 0; and with `top5` "top5", 1 where the label is among the five largest.
 
     Raises:
-        ValueError: while the step is traced: a key is missing, or shapes, types or `label_smoothing` do not fit.
+        ValueError: while the step is traced: a key is missing, or shapes, dtypes or `label_smoothing` are not valid.
     """
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing must be within [0, 1). Received: {label_smoothing}")
@@ -72,7 +73,7 @@ def classification(
 def _views(
     batch: Mapping[str, tf.Tensor], inputs: str, mirror: bool, shift: int
 ) -> list[tuple[Mapping[str, tf.Tensor], float]]:
-    """The batch as it is looked at in evaluation, once or several times, and what each look counts."""
+    """Returns the views of the batch for evaluation, and their weights."""
     views = [(batch, 1.0)]
     if shift:
         height, width = batch[inputs].shape[1:3]
@@ -94,13 +95,13 @@ def regression(
     inputs: str = "inputs",
     targets: str = "targets",
 ) -> dict[str, tf.Tensor]:
-    """Squared and absolute errors of a model whose outputs are numbers.
+    """Squared and absolute errors of a regression model.
 
     Args:
         model: called as `model(batch[inputs], training=training)`; returns numbers [n, ...].
-        batch: holds `inputs` and `targets`: numbers of the outputs' shape; [n] also goes with outputs [n, 1].
-        training: whether this is a training step.
-        loss: which of the two is minimised: "mse" or "mae".
+        batch: holds `inputs` and `targets`: numbers of the outputs' shape; [n] is also accepted for outputs [n, 1].
+        training: True in a training step, False in evaluation.
+        loss: the error to minimise: "mse" or "mae".
         inputs: the key of the model's inputs.
         targets: the key of the targets.
 
@@ -108,13 +109,13 @@ def regression(
         float32 [n] each: "loss"; "mse" and "mae", the mean squared and absolute error over all of an example's numbers.
 
     Raises:
-        ValueError: while the step is traced: a key is missing, shapes do not fit, or `loss` is neither of the two.
+        ValueError: while the step is traced: a key is missing, shapes differ, or `loss` is unknown.
     """
     if loss not in ("mse", "mae"):
         raise ValueError(f'loss must be "mse" or "mae". Received: {loss!r}')
     outputs = _outputs(model, batch, inputs, targets, training)
     target = tf.cast(batch[targets], tf.float32)
-    # Without this, [n, 1] - [n] would be [n, n], and the mean over it a plausible number.
+    # Otherwise [n, 1] - [n] would be broadcast to [n, n], and its mean would look plausible.
     if outputs.shape.rank == 2 and outputs.shape[-1] == 1 and target.shape.rank == 1:
         target = target[:, tf.newaxis]
     if outputs.shape.rank is None or outputs.shape.rank != target.shape.rank or outputs.shape[1:] != target.shape[1:]:
@@ -132,8 +133,8 @@ def _check_keys(batch, *keys):
     for key in keys:
         if key not in batch:
             raise ValueError(
-                f"The objective looks for batch[{key!r}], and the batch holds: {', '.join(sorted(batch))}. Name the "
-                "keys in config.objective."
+                f"The objective reads batch[{key!r}], but the batch has: {', '.join(sorted(batch))}. Set the keys in "
+                "config.objective."
             )
 
 
@@ -143,7 +144,7 @@ def _outputs(model, batch, inputs, labels, training):
     if not tf.is_tensor(outputs):
         raise ValueError(
             "This objective needs a model with one output. Received: a "
-            f"{type(outputs).__name__}. Name an objective of your own in config.objective.target."
+            f"{type(outputs).__name__}. Set config.objective.target to another objective."
         )
     return tf.cast(outputs, tf.float32)
 
@@ -152,11 +153,13 @@ def _check_classification(logits, target, labels):
     if logits.shape.rank != 2 or logits.shape[-1] is None:
         raise ValueError(f"The model must return logits of shape [n, classes]. Received: {logits.shape}")
     if target.dtype.is_integer:
-        fits, wanted = target.shape.rank == 1, "integer labels need the shape [n]"
+        fits, expected = target.shape.rank == 1, "integer labels need the shape [n]"
     else:
         fits = target.dtype.is_floating and target.shape.rank == 2 and target.shape[-1] == logits.shape[-1]
-        wanted = f"labels must be integers [n] or distributions [n, {logits.shape[-1]}], floats, as the model's logits"
+        expected = (
+            f"labels must be integers [n] or distributions [n, {logits.shape[-1]}], floats, as the model's logits"
+        )
     if not fits:
         raise ValueError(
-            f"batch[{labels!r}]: {wanted}. Received: labels {target.shape} {target.dtype.name}, logits {logits.shape}"
+            f"batch[{labels!r}]: {expected}. Received: labels {target.shape} {target.dtype.name}, logits {logits.shape}"
         )

@@ -1,4 +1,4 @@
-"""Optimizers that Keras does not have. Saved models need none of them."""
+"""Optimizers that Keras lacks. Saved models do not depend on them."""
 
 import math
 
@@ -16,27 +16,27 @@ def lookahead_sgd(
     decay: float = 0.95,
     total_steps: int | None = None,
 ) -> "LookaheadSGD":
-    """Returns SGD with Nesterov momentum whose weights fall back, now and then, to a moving average of themselves.
+    """Returns SGD with Nesterov momentum and lookahead: the weights are regularly reset to their moving average.
 
-    After Zhang et al. (arXiv 1907.08610), as arXiv 2404.00498 has it: every `interval` steps the average moves to
-    the weights, keeping a share of itself that grows to decay ** interval with the third power of the run's
-    progress, and the weights are set to the average.
+    After Zhang et al. (arXiv 1907.08610), in the variant of arXiv 2404.00498. Every `interval` steps, the average
+    becomes a x average + (1 - a) x weights, and the weights are set to the average. The factor a grows with the third
+    power of the run's progress, from 0 to decay ** interval.
 
     Args:
-        schedule: the learning rate.
+        schedule: the learning rate schedule.
         momentum: as in `keras.optimizers.SGD`.
-        weight_decay: as there: learning rate x weight_decay of each weight is taken away in every step.
-        offset_rate: what the learning rate is multiplied by for the offsets ("beta") of normalisation layers.
-        interval: steps between two looks back.
-        decay: the share of the average that is left after one step, at the end of the run.
-        total_steps: the length of the run; None: the schedule's.
+        weight_decay: as in `keras.optimizers.SGD`: each step subtracts learning rate x weight_decay x weight.
+        offset_rate: factor of the learning rate for the offsets ("beta") of normalisation layers.
+        interval: steps between two resets.
+        decay: the decay of the average per step, at the end of the run.
+        total_steps: the length of the run in steps; None: that of the schedule.
 
     Raises:
-        ValueError: an argument is out of its range, or no length is known.
+        ValueError: an argument is out of range, or the length of the run is unknown.
     """
     total_steps = total_steps or getattr(schedule, "total_steps", None)
     if not total_steps:
-        raise ValueError("config.optimizer.total_steps must be set where the schedule has none. Received: None")
+        raise ValueError("config.optimizer.total_steps must be set if the schedule has none. Received: None")
     if interval < 1 or not 0.0 <= decay <= 1.0:
         raise ValueError(
             "config.optimizer: interval must be at least 1 and decay within 0 .. 1. "
@@ -46,7 +46,7 @@ def lookahead_sgd(
 
 
 class _SGD(keras.optimizers.SGD):
-    """Keras' SGD with Nesterov momentum, and a learning rate of their own for the offsets of normalisation layers."""
+    """Keras' SGD with Nesterov momentum, and a separate learning rate for the offsets of normalisation layers."""
 
     def __init__(self, schedule, momentum, weight_decay, offset_rate):
         super().__init__(schedule, momentum=momentum, nesterov=True, weight_decay=weight_decay or None)
@@ -60,7 +60,7 @@ class _SGD(keras.optimizers.SGD):
 
 
 class LookaheadSGD(_SGD):
-    """Made by `lookahead_sgd`."""
+    """Created by `lookahead_sgd`."""
 
     def __init__(self, schedule, momentum, weight_decay, offset_rate, interval, decay, total_steps):
         super().__init__(schedule, momentum, weight_decay, offset_rate)
@@ -70,7 +70,7 @@ class LookaheadSGD(_SGD):
         self._averages: list[keras.Variable] = []
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Makes the slots: momenta, and averages that start as the weights."""
+        """Creates the slots: momenta, and averages, which are initialised with the weights."""
         if self.built:
             return
         super().build(variables)
@@ -86,10 +86,10 @@ class LookaheadSGD(_SGD):
         progress = keras.ops.minimum(keras.ops.cast(done, "float32") / self._total_steps, 1.0)
         share = self._decay**self._interval * progress**3
         share = keras.ops.cast(share, average.dtype)
-        looked_back = share * average + (1 - share) * variable
+        averaged = share * average + (1 - share) * variable
         now = keras.ops.equal(done % self._interval, 0)
-        self.assign(average, keras.ops.where(now, looked_back, average))
-        self.assign(variable, keras.ops.where(now, looked_back, variable))
+        self.assign(average, keras.ops.where(now, averaged, average))
+        self.assign(variable, keras.ops.where(now, averaged, variable))
 
 
 def muon(
@@ -102,27 +102,25 @@ def muon(
     offset_rate: float = 1.0,
     weight_decay: float = 0.0,
 ) -> "Muon":
-    """Returns an optimizer that moves the kernels of convolutions by orthogonal matrices, and all else by SGD.
+    """Returns Muon, which updates convolution kernels by orthogonal matrices and all other weights by SGD.
 
     After K. Jordan (https://kellerjordan.github.io/posts/muon): the Nesterov momentum of a kernel, written as a matrix
-    of (height x width x inputs) rows and a column for each filter, is replaced by the orthogonal matrix next to it, so
-    that all directions are learnt at one pace. A few Newton-Schulz iterations come near enough. Before it, the kernel
-    is scaled so that its filters have the norm 1 in the root mean square: only for kernels that a normalisation
-    follows.
+    of (height x width x inputs) rows and one column per filter, is replaced by the nearest orthogonal matrix, so that
+    all directions are learnt equally fast; a few Newton-Schulz iterations approximate it. Before the update, the kernel
+    is scaled so that the root mean square of its filters' norms is 1: a normalisation must follow each convolution.
 
     Args:
-        schedule: the learning rate of the kernels of convolutions (all weights of rank 4).
-        momentum: how much of the gradients before stays, in a kernel.
-        iterations: of Newton and Schulz.
-        other_rate: what the learning rate is multiplied by for all other weights; they are moved by SGD with
-            Nesterov momentum, as `keras.optimizers.SGD` does it.
-        other_momentum: its momentum.
-        offset_rate: what the learning rate of offsets ("beta") of normalisation layers is multiplied by, beyond that.
-        weight_decay: as in `keras.optimizers.SGD`: learning rate x weight_decay of each of the other weights is taken
-            away in every step. Of kernels the scaling leaves nothing of it.
+        schedule: the learning rate schedule of the convolution kernels (all weights of rank 4).
+        momentum: momentum of the kernels.
+        iterations: number of Newton-Schulz iterations.
+        other_rate: factor of the learning rate for all other weights, which `keras.optimizers.SGD` updates with
+            Nesterov momentum.
+        other_momentum: momentum of the other weights.
+        offset_rate: additional factor of the learning rate for the offsets ("beta") of normalisation layers.
+        weight_decay: of the other weights, as in `keras.optimizers.SGD`. For kernels, the scaling would cancel it.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of range.
     """
     if iterations < 1 or not 0.0 <= momentum < 1.0 or not 0.0 < other_momentum < 1.0:
         raise ValueError(
@@ -133,7 +131,7 @@ def muon(
 
 
 class Muon(_SGD):
-    """Made by `muon`."""
+    """Created by `muon`."""
 
     def __init__(self, schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay):
         super().__init__(schedule, other_momentum, weight_decay, offset_rate)
@@ -157,11 +155,11 @@ class Muon(_SGD):
 
 
 def _orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:
-    """Returns about the orthogonal matrix nearest to `matrix` [rows, columns]: its singular values become 0.7 to 1.2.
+    """Returns approximately the orthogonal matrix nearest to `matrix` [rows, columns]: singular values 0.7 to 1.2.
 
-    The polynomial is that of the source named at `muon`; singular values far below the largest need more iterations.
-    All that an iteration does is to multiply by a polynomial of the square matrix x x'. So three of them are taken on
-    that small matrix, and `matrix` itself is multiplied twice for the three; beyond three, rounding errors would grow.
+    The polynomial is that of the reference in `muon`; singular values far below the largest need more iterations. Each
+    iteration multiplies by a polynomial of the square matrix x x'. Three iterations are therefore combined on this
+    small matrix, with two multiplications by `matrix`; combining more than three would increase rounding errors.
     """
     wide = matrix.shape[0] < matrix.shape[1]
     x = matrix if wide else keras.ops.transpose(matrix)

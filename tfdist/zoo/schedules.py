@@ -1,11 +1,11 @@
 """Learning rates as functions of the optimizer step: constant, step, cosine and one-cycle, with gradual warm-up.
 
-All four share one warm-up: during the first `warmup_steps` the rate rises linearly, in equal steps that end exactly
-at the rate the schedule proper starts with (Goyal et al., arXiv 1706.02677); the schedule proper fills the rest of
-the run. The first step, number 0, already has a rate above zero, and so has the last, number `total_steps` - 1, where
-a decay to zero ends one step later. `settable` is no schedule: a number that callbacks set.
+All four have the same warm-up: during the first `warmup_steps` the learning rate increases linearly, in equal steps, to
+the first rate of the main schedule (Goyal et al., arXiv 1706.02677), which covers the rest of the run. It is above zero
+in the first step, number 0, and in the last one, number `total_steps` - 1: a decay to zero would reach it one step
+later. `settable` is not a schedule but a number that callbacks can set.
 
-Arithmetic is in float64 up to the result, a float32 scalar: float32 cannot count steps beyond 2**24.
+Computed in float64 and returned as a float32 scalar: float32 cannot represent all steps above 2**24.
 """
 
 import math
@@ -33,10 +33,11 @@ def step(
     Args:
         peak: the rate after the warm-up.
         total_steps: the length of the run in optimizer steps.
-        warmup_steps: the steps of warm-up among them.
-        factor: what each drop multiplies the rate by.
-        at: where, in fractions of the whole run, warm-up included: 0.5 is the first step of the second half. The
-            defaults are those of He et al. 2015 for CIFAR-10 (arXiv 1512.03385): 32k and 48k of 64k steps.
+        warmup_steps: warm-up steps, included in total_steps.
+        factor: the factor of each drop.
+        at: positions of the drops as fractions of the whole run, including warm-up: 0.5 is the first step of the
+            second half. The defaults are those of He et al. 2015 for CIFAR-10 (arXiv 1512.03385): 32k and 48k of 64k
+            steps.
 
     Raises:
         ValueError: as `constant`; or `at` does not increase within (0, 1), or falls into the warm-up.
@@ -62,15 +63,15 @@ def one_cycle(
     initial: float = 0.1,
     final: float = 0.0,
 ) -> "Schedule":
-    """Returns a rate that rises linearly to `peak` and falls linearly from there (Smith and Topin, arXiv 1708.07120).
+    """Returns a rate that rises linearly to `peak` and then falls linearly (Smith and Topin, arXiv 1708.07120).
 
-    The rise is a warm-up in itself; `warmup_steps` lead to its start, where they are more than 0.
+    The rise is already a warm-up; `warmup_steps` come before it.
 
     Args:
         peak: the highest rate, reached at exactly one step.
         total_steps: the length of the run in optimizer steps.
         warmup_steps: steps before the cycle starts, over which the rate rises to `initial` x `peak`.
-        peak_at: where in the cycle the peak is, as a fraction of its length; rounded to a whole step.
+        peak_at: position of the peak as a fraction of the cycle; rounded to a whole step.
         initial: the rate at the start of the cycle, as a fraction of `peak`.
         final: the rate at the end of the cycle, as a fraction of `peak`.
 
@@ -81,15 +82,15 @@ def one_cycle(
 
 
 def settable(peak: float, *, total_steps: int, warmup_steps: int = 0) -> float:
-    """Returns `peak` itself: a rate that callbacks such as ReduceLROnPlateau set, as they cannot set a schedule's.
+    """Returns `peak` as a number, which callbacks such as ReduceLROnPlateau can set, unlike a schedule.
 
     Raises:
-        ValueError: `peak` is negative or not finite, or a warm-up is asked for.
+        ValueError: `peak` is negative or not finite, or `warmup_steps` is not 0.
     """
     _check(peak, total_steps, 0)
     if warmup_steps:
         raise ValueError(
-            "warmup_steps must be 0 where callbacks set the rate: set learning_rate.warmup_epochs to 0, or take "
+            "warmup_steps must be 0 if callbacks set the rate: set learning_rate.warmup_epochs to 0, or use "
             f"another schedule. Received: {warmup_steps}"
         )
     return float(peak)
@@ -97,9 +98,9 @@ def settable(peak: float, *, total_steps: int, warmup_steps: int = 0) -> float:
 
 @keras.saving.register_keras_serializable("tfdist")
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate with warm-up; made by the functions above.
+    """A learning rate schedule with warm-up; created by the functions above.
 
-    Keras can write and read it as a part of an optimizer. Reading needs `tfdist.zoo.schedules` imported.
+    Keras can save and load it as part of an optimizer. Loading requires that `tfdist.zoo.schedules` is imported.
     """
 
     def __init__(self, shape: str, peak: float, total_steps: int, warmup_steps: int, **arguments: Any):
@@ -110,7 +111,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self.total_steps, self.warmup_steps = total_steps, warmup_steps
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate at `step` (an integer scalar, from 0 on): float32, a scalar. Constant after the run."""
+        """Returns the rate at `step` (integer scalar, from 0), a float32 scalar. Constant after the end of the run."""
         step = tf.cast(step, tf.float64)
         first, total = float(self.warmup_steps), float(self.total_steps)
         proper = tf.clip_by_value(step, first, total)
@@ -135,7 +136,7 @@ def _check(peak, total_steps, warmup_steps, **arguments):
         raise ValueError(f"peak must be a finite learning rate of at least 0. Received: {peak}")
     for name, value in (("total_steps", total_steps), ("warmup_steps", warmup_steps)):
         if type(value) is not int:
-            raise ValueError(f"{name} must be a whole number of steps. Received: {value!r}")
+            raise ValueError(f"{name} must be an integer number of steps. Received: {value!r}")
     if total_steps < 1:
         raise ValueError(f"total_steps must be at least 1. Received: {total_steps}")
     if not 0 <= warmup_steps < total_steps:
@@ -147,7 +148,7 @@ def _check(peak, total_steps, warmup_steps, **arguments):
         if not 0 <= arguments.get(name, 0) <= 1:
             raise ValueError(f"{name} must be a fraction within 0 .. 1. Received: {arguments[name]}")
     if arguments.get("initial") == 0:
-        raise ValueError("initial must be above 0, or the first step would train nothing. Received: 0")
+        raise ValueError("initial must be above 0: otherwise the first step has no effect. Received: 0")
     if "factor" in arguments and not (math.isfinite(arguments["factor"]) and arguments["factor"] > 0):
         raise ValueError(f"factor must be a finite number above 0. Received: {arguments['factor']}")
     positions = list(arguments.get("at", ()))

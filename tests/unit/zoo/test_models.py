@@ -131,7 +131,7 @@ def test_normalization_is_over_replicas_or_groups_or_neither(build):
     assert normalisations(model) and not any(layer.synchronized for layer in normalisations(model))
     with pytest.raises(ValueError, match=r"group_size=3 .* must divide .* Received: 4 examples"):
         model(images(model.input.shape[1:]), training=True)
-    with pytest.raises(ValueError, match=r'normalization="sync_batch" and group_size=3 exclude each other'):
+    with pytest.raises(ValueError, match=r'normalization="sync_batch" and group_size=3 are mutually exclusive'):
         build(normalization="sync_batch", group_size=3)
     with pytest.raises(ValueError, match=r"normalization must be one of batch, sync_batch. Received: 'layer'"):
         build(normalization="layer")
@@ -192,8 +192,11 @@ def test_saved_models_load_and_predict_alike_without_tfdist(tmp_path):
         (lambda: models.mnist_cnn(input_shape=(28, 28)), r"input_shape must be .* Received: \(28, 28\)"),
         (lambda: models.application("ResNet5OV2", 10, (32, 32, 3)), r"no 'ResNet5OV2'\. Did you mean 'ResNet50V2'\?"),
         (lambda: models.application("mobilenet_v2", 10, (32, 32, 3)), r"Did you mean 'MobileNetV2'\?"),
-        (lambda: models.application("VGG16", 10, (32, 32, 3), alpha=1.0), r"VGG16 takes no 'alpha' here. It takes:"),
-        (lambda: models.application("VGG16", 10, (32, 32, 3), weights="imagenet"), r"takes no 'weights' here"),
+        (
+            lambda: models.application("VGG16", 10, (32, 32, 3), alpha=1.0),
+            r"VGG16 does not accept 'alpha' here. It accepts:",
+        ),
+        (lambda: models.application("VGG16", 10, (32, 32, 3), weights="imagenet"), r"does not accept 'weights' here"),
     ],
 )
 def test_refuses(call, message):

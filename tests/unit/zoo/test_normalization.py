@@ -232,7 +232,7 @@ def test_refuses_a_group_size_that_is_no_number_of_examples(group_size):
 
 @pytest.mark.parametrize("name", ["synchronized", "renorm"])
 def test_refuses_groups_with(name):
-    with pytest.raises(ValueError, match=f"group_size=4 and {name}=True exclude each other"):
+    with pytest.raises(ValueError, match=f"group_size=4 and {name}=True are mutually exclusive"):
         batch_normalization(group_size=4, **{name: True})
 
 
@@ -250,7 +250,7 @@ def test_refuses_a_batch_that_the_groups_do_not_divide():
 
 def test_refuses_groups_with_a_mask_or_channels_elsewhere():
     inputs = example()
-    with pytest.raises(ValueError, match=r"group_size=4, which needs channels last and takes no mask.*a mask"):
+    with pytest.raises(ValueError, match=r"group_size=4, which needs channels last and no mask.*a mask"):
         batch_normalization(group_size=4)(inputs, training=True, mask=tf.ones((8, 5, 6), bool))
     with pytest.raises(ValueError, match=r"group_size=4, which needs channels last.*axis=1"):
         batch_normalization(group_size=4, axis=1)(inputs, training=True)

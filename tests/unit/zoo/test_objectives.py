@@ -118,8 +118,8 @@ def test_regression(loss, outputs, targets):
 @pytest.mark.parametrize(
     "outputs, labels, arguments, message",
     [
-        (LOGITS, LABELS, {"labels": "digit"}, r"batch\['digit'\], and the batch holds: image, label"),
-        (LOGITS, LABELS, {"inputs": "x"}, r"batch\['x'\], and the batch holds: image, label"),
+        (LOGITS, LABELS, {"labels": "digit"}, r"batch\['digit'\], but the batch has: image, label"),
+        (LOGITS, LABELS, {"inputs": "x"}, r"batch\['x'\], but the batch has: image, label"),
         (LOGITS, LABELS, {"label_smoothing": 1.0}, r"label_smoothing must be within \[0, 1\). Received: 1.0"),
         (LOGITS[:, :4], LABELS, {"top5": True}, r"top5 needs at least 5 classes. Received: logits of shape \(6, 4\)"),
         (LOGITS[:, 0], LABELS, {}, r"logits of shape \[n, classes\]. Received: \(6,\)"),
