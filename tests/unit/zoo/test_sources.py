@@ -171,7 +171,7 @@ BAD_LABELS = [
     ([0, -1, 2], None, ["split 'train'", "-1 for example 1"]),
     ([0.0, 1.0, 2.0], None, ["integers", "float64"]),
     ([[1, 0], [0, 1], [1, 0]], None, ["integers [examples]", "[3, 2]"]),
-    ([0, 1], None, ["one length", "image 3", "label 2"]),
+    ([0, 1], None, ["equal lengths", "image 3", "label 2"]),
 ]
 
 
