@@ -30,7 +30,7 @@ def test_a_runner_without_callbacks_does_nothing():
 
 
 def test_a_model_that_was_never_trained_is_not_stopped():
-    cluster = types.SimpleNamespace(is_chief=True, num_workers=1, make_gather=lambda: lambda row: np.array([row]))
+    cluster = types.SimpleNamespace(is_chief=True, num_workers=1, all_gather=lambda row: np.array([row]))
     cluster.make_broadcast_variables = lambda variables: lambda: None
     runner = CallbackRunner(cluster, keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), callbacks=[])
     assert runner.active and not runner.stop() and isinstance(runner.history, keras.callbacks.History)
