@@ -1,7 +1,7 @@
-"""Trains or evaluates what a config describes: `python -m tfdist.main --config=configs/digits.py`.
+"""Trains or evaluates the model of a config: `python -m tfdist.main --config=configs/digits.py`.
 
-It ends with 0 when the run is finished, 75 when it was asked to stop and has saved (start it again to go on), 76 when
-another worker was lost (start all again), 1 when something is wrong, which it says.
+Exit codes: 0 finished; 75 stopped by a signal or time limit and saved (run the same command to resume); 76 another
+worker was lost (restart all workers); 1 error, with a message.
 """
 
 import os
@@ -15,7 +15,7 @@ from tfdist.config import flags as config_flags
 
 
 def run() -> int:
-    """Runs what the flags say; returns the exit code."""
+    """Runs the training or evaluation that the flags name; returns the exit code."""
     from tfdist.cluster import cluster
     from tfdist.training import evaluate, loop, setup
 
@@ -31,7 +31,7 @@ def run() -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Runs what the flags say, and ends the process."""
+    """Runs the command after its flags are parsed, and exits the process."""
     config = flags.FLAGS["config"].value
     if config.train.asynchronous and flags.FLAGS.mode == "train":
         sys.exit(

@@ -1,4 +1,6 @@
-"""Commands beside training: `python -m tfdist doctor`, `prepare`, `batch_size`, `scaling`, `benchmark` and others.
+"""Commands other than training: `python -m tfdist doctor`, `prepare`, `batch_size`, `scaling`, `benchmark` and others.
 
-Each command is one module or package with `run()` or `main()`. Imports every wing but keras_fit; nothing imports it.
+Each is a module with `define_flags()` and `main(argv)`, listed in tfdist/__main__.py, which imports it. Imports every
+wing but keras_fit and zoo. measure.py times steps and all-reduces; child_runs.py runs trainings in child processes;
+tables.py writes tables. benchmark/ and parameter_server/ are described in their own files.
 """

@@ -1,9 +1,8 @@
-"""What an all-reduce costs, and what that makes of a step: `srun python -m tfdist all_reduce --config=...`.
+"""Measures all-reduces and predicts the step time of more workers: `srun python -m tfdist all_reduce --config=...`.
 
-Started as tfdist.main is, under any launcher. It measures the sum of tensors of several sizes over all replicas, and
-compares it with a ring, which sends 2(N-1)/N times the bytes in 2(N-1) messages: two numbers, a latency and a
-bandwidth, are fitted to that. Then it measures steps of the config with and without communication, and predicts the
-step on more workers, next to the step that was measured on these.
+Start it like tfdist.main, under any launcher. It measures the all-reduce of tensors of several sizes over all replicas,
+and fits the latency and bandwidth of a ring all-reduce, which sends 2(N-1)/N times the bytes in 2(N-1) messages. Then
+it measures steps of the config with and without communication, and predicts the step time for more workers.
 """
 
 import dataclasses
@@ -23,28 +22,34 @@ STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
 
 
 def define_flags() -> None:
-    """Defines the flags; not at import, for each command has flags of the same names."""
+    """Defines the flags; not at import, because other tools use the same names."""
     config_flags.define_config()
-    flags.DEFINE_string("workdir", None, "Where all_reduce.csv goes. Default: runs/NAME-all_reduce.")
-    flags.DEFINE_integer("steps", 10, "Steps of the config that are measured.", lower_bound=1)
-    flags.DEFINE_float("largest_mb", 64.0, "The largest tensor, in MiB.", lower_bound=0.001)
+    flags.DEFINE_string("workdir", None, "Directory of all_reduce.csv. Default: runs/NAME-all_reduce.")
+    flags.DEFINE_integer("steps", 10, "Number of steps of the config to measure.", lower_bound=1)
+    flags.DEFINE_float("largest_mb", 64.0, "Size of the largest tensor, in MiB.", lower_bound=0.001)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RingCostModel:
-    """A ring of replicas: seconds for a message, and bytes that a replica sends in a second."""
+    """A ring all-reduce: latency of a message in seconds, bandwidth of a replica in bytes per second."""
 
     latency: float
     bandwidth: float
 
     def seconds(self, num_bytes: float, replicas: int) -> float:
-        """What the sum of a tensor of so many bytes takes."""
+        """Seconds of the all-reduce of a tensor of `num_bytes` over `replicas` replicas."""
         messages = 2 * (replicas - 1)
         return messages * (self.latency + num_bytes / replicas / self.bandwidth)
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> RingCostModel:
-    """Finds the ring whose times are nearest to the measured ones, in proportion; latency is never negative."""
+    """Fits a ring to measured times, by least squares of the relative error; the latency is never negative.
+
+    Args:
+        sizes: of the tensors, in bytes.
+        seconds: of their all-reduces.
+        replicas: that took part, at least 2.
+    """
     messages = 2 * (replicas - 1)
     parts = np.array([[messages, messages * size / replicas] for size in sizes])
     weights = 1.0 / np.asarray(seconds)
@@ -56,19 +61,29 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> Ring
     return RingCostModel(latency=float(latency), bandwidth=float(1.0 / per_byte))
 
 
-def predictions(ring: RingCostModel, bare: float, num_bytes: int, replicas: int, measured: float) -> list[tuple]:
-    """Rows of the second table: these replicas, and two, four, eight and sixteen times as many."""
+def predictions(
+    ring: RingCostModel, step_without_comm: float, num_bytes: int, replicas: int, measured: float
+) -> list[tuple]:
+    """Rows of `STEP_HEADER` for 1, 2, 4, 8 and 16 times the replicas.
+
+    Args:
+        ring: the fitted cost model.
+        step_without_comm: seconds of a step without communication.
+        num_bytes: of the gradients, as sent.
+        replicas: that took part in the measurement.
+        measured: seconds of a whole step on them.
+    """
     rows = []
     for factor in (1, 2, 4, 8, 16):
         number = factor * replicas
-        predicted = bare + ring.seconds(num_bytes, number)
-        known = round(1e3 * measured, 3) if factor == 1 else None
-        rows.append((number, round(1e3 * predicted, 3), known, round(bare / predicted, 3)))
+        predicted = step_without_comm + ring.seconds(num_bytes, number)
+        observed = round(1e3 * measured, 3) if factor == 1 else None
+        rows.append((number, round(1e3 * predicted, 3), observed, round(step_without_comm / predicted, 3)))
     return rows
 
 
 def run() -> int:
-    """Measures, and on the chief prints and writes; returns the exit code."""
+    """Measures on all workers, prints and writes the tables on the chief; returns the exit code."""
     from tfdist.cluster import cluster as cluster_lib
     from tfdist.training import setup
 
@@ -77,15 +92,15 @@ def run() -> int:
     started = setup.build_run(config, workdir)
     cluster = started.cluster
     if cluster.num_replicas == 1:
-        raise ValueError("One replica has nothing to sum: start several, as tfdist.main is started (docs/studies.md).")
+        raise ValueError("There is one replica, so there is no all-reduce: start several workers, as for tfdist.main.")
     replicas = cluster.num_replicas
     largest = max(4, int(flags.FLAGS.largest_mb * 2**20))
     sizes = [*itertools.takewhile(lambda size: size < largest, (4 * 16**power for power in itertools.count())), largest]
-    seconds = [measure.measure(cluster, size) for size in sizes]
+    seconds = [measure.all_reduce_seconds(cluster, size) for size in sizes]
     ring = fit(sizes, seconds, replicas)
     wire_bytes = 2 if config.communication.dtype != "float32" else 4
     num_bytes = wire_bytes * sum(int(np.prod(v.shape)) for v in started.trainer.model.trainable_variables)
-    bare = measure.step_seconds(started, flags.FLAGS.steps, communication=False)
+    without_comm = measure.step_seconds(started, flags.FLAGS.steps, communication=False)
     whole = measure.step_seconds(started, flags.FLAGS.steps)
     if cluster.is_chief:
         rows = []
@@ -95,9 +110,9 @@ def run() -> int:
             rows.append((size, int(sent), *times, round(8e-9 * sent / took, 4)))
         print("\n".join(cluster.roster))
         print(tables.text(HEADER, rows))
-        print(f"as a ring: {1e3 * ring.latency:.3f} ms a message, {8e-9 * ring.bandwidth:.3f} Gbit/s")
-        print(f"a step without communication: {1e3 * bare:.3f} ms; its gradients: {num_bytes:,} bytes")
-        print(tables.text(STEP_HEADER, predictions(ring, bare, num_bytes, replicas, whole)))
+        print(f"fitted ring: {1e3 * ring.latency:.3f} ms per message, {8e-9 * ring.bandwidth:.3f} Gbit/s")
+        print(f"step without communication: {1e3 * without_comm:.3f} ms; gradients: {num_bytes:,} bytes")
+        print(tables.text(STEP_HEADER, predictions(ring, without_comm, num_bytes, replicas, whole)))
         tables.write_csv(workdir / "all_reduce.csv", HEADER, rows)
     cluster_lib.leave(cluster)
     return 0

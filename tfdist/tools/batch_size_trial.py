@@ -1,4 +1,4 @@
-"""One trial of a batch size: a few training steps in this process, and the memory that they take."""
+"""One trial of a batch size: a few training steps in this process, and their memory."""
 
 import json
 import os
@@ -6,30 +6,34 @@ import resource
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tfdist import config as config_lib
 from tfdist.report import files
 from tfdist.tools import measure
 
 FITS, OUT_OF_MEMORY, TOO_FEW = "fits", "out of memory", "more than the examples"
-# Ended by itself because it took more than its share, as the kernel would have ended it: SIGKILL.
+# Exit code of a worker that exceeded its limit: that of a process killed by the kernel (128 + SIGKILL).
 _EXIT_OUT_OF_MEMORY = 137
-_LOOK_SECONDS = 0.01
-# What is left of the free memory to everything else.
-_SHARE = 0.9
+_POLL_SECONDS = 0.01
+# Fraction of the free memory that the workers of a host may use.
+_FREE_FRACTION = 0.9
 _STEPS = 2
 
 
 def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: float | None) -> int:
-    """Runs a few steps with `batch` examples on each replica, and writes what it found into `folder`.
+    """Runs a few steps with `batch` examples per replica, and writes the result into `folder`.
 
     Args:
-        config: of the run; its batch size is replaced, evaluations and callbacks are left out.
-        batch: examples of a replica.
-        folder: gets a file from each worker; see `judge`.
-        memory_mb: what this worker may take on a CPU, in MiB; None: its share of what is free.
+        config: of the run; this function changes its batch size and removes evaluations and callbacks.
+        batch: the per-replica batch.
+        folder: gets a file of each worker, for `combine`.
+        memory_mb: limit of this worker on CPUs, in MiB; None: 90 % of the free memory, divided among the host's
+            workers.
 
     Returns:
         The exit code.
@@ -44,17 +48,17 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
 
     plan = strategy.plan(config.cluster)
     rank, replicas = plan.worker_spec.rank, plan.num_replicas
-    pieces = config.train.micro_batches * config.train.local_steps
+    micro_batches = config.train.micro_batches * config.train.local_steps
     found: dict[str, Any] = {"replicas": replicas}
     config.data.batch_size = batch * replicas
     config.data.evaluation_split = config.checkpoint.best_metric = None
-    config.callbacks = []  # They may look for an evaluation.
+    config.callbacks = []  # They may need an evaluation.
     config.train.epochs, config.train.steps, config.learning_rate.warmup_epochs = None, _STEPS + 1, 0.0
     if not plan.gpus:
-        limit = memory_mb * 2**20 if memory_mb else _SHARE * measure.free_bytes() / plan.worker_spec.local_size
-        _watch(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
+        limit = memory_mb * 2**20 if memory_mb else _FREE_FRACTION * measure.free_bytes() / plan.worker_spec.local_size
+        _limit_memory(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
     try:
-        if batch % pieces == 0 and batch * replicas > len(setup.open_source(config, config.data.train_split)):
+        if batch % micro_batches == 0 and batch * replicas > len(setup.open_source(config, config.data.train_split)):
             _write(folder, rank, found | {"result": TOO_FEW})
             return 0
         run = setup.build_run(config, folder / "run")
@@ -71,22 +75,30 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
 
 
 def is_memory(error: Any) -> bool:
-    """Whether an error of TensorFlow, a `tf.errors.OpError`, says that a device has no memory left."""
+    """Returns True if a `tf.errors.OpError` means that a device is out of memory."""
     import tensorflow as tf
 
-    # CUDA's libraries say it in words of their own, under other codes.
+    # CUDA's libraries report it with their own texts and other error codes.
     words = ("out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED", "OOM when allocating")
     return isinstance(error, tf.errors.ResourceExhaustedError) or any(word in str(error) for word in words)
 
 
 def combine(folder: Path, code: int) -> dict[str, Any] | None:
-    """Puts together what the workers of a trial have written; None where it failed of something else than memory."""
+    """Combines the results that the workers of a trial have written.
+
+    Args:
+        folder: of the trial.
+        code: exit code of the trial.
+
+    Returns:
+        {"result": FITS, OUT_OF_MEMORY or TOO_FEW, ...}; None if the trial failed for another reason.
+    """
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("worker-*.json"))]
     for result in (OUT_OF_MEMORY, TOO_FEW):
         for one in found:
             if one["result"] == result:
                 return one
-    if code in (-9, _EXIT_OUT_OF_MEMORY):  # The kernel was quicker.
+    if code in (-9, _EXIT_OUT_OF_MEMORY):  # Killed by the kernel.
         return {"result": OUT_OF_MEMORY}
     if code or not found:
         return None
@@ -94,13 +106,13 @@ def combine(folder: Path, code: int) -> dict[str, Any] | None:
 
 
 def clear(folder: Path) -> None:
-    """Removes what an earlier trial has left."""
+    """Removes the results of an earlier trial, and creates the folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
 def _peak_bytes(plan: Any) -> float:
-    """The most memory that a replica has taken; on CPUs of the whole process, over its replicas."""
+    """Peak memory of a replica, in bytes; on CPUs, of the process divided by its replicas."""
     import tensorflow as tf
 
     if plan.gpus:
@@ -109,19 +121,18 @@ def _peak_bytes(plan: Any) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / plan.local_replicas
 
 
-def _watch(limit: float, say: Any) -> None:
-    """Ends this process as soon as it holds more than `limit` bytes of memory."""
-    page = os.sysconf("SC_PAGE_SIZE")
+def _limit_memory(limit: float, report: Callable[[], None]) -> None:
+    """Starts a thread that calls `report` and ends this process once its resident memory exceeds `limit` bytes."""
+    process = psutil.Process()
 
-    def look() -> None:
+    def poll() -> None:
         while True:
-            if int(Path("/proc/self/statm").read_text().split()[1]) * page > limit:
-                say()
+            if process.memory_info().rss > limit:
+                report()
                 os._exit(_EXIT_OUT_OF_MEMORY)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    if os.path.exists("/proc/self/statm"):
-        threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=poll, daemon=True).start()
 
 
 def _write(folder: Path, rank: int, found: dict[str, Any]) -> None:

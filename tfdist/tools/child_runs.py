@@ -1,7 +1,4 @@
-"""Trainings of one config on several numbers of replicas, one after another, each in processes of its own.
-
-Used by the commands that compare them. Imports no TensorFlow.
-"""
+"""Runs trainings as child processes, for the tools that compare them. Imports no TensorFlow."""
 
 import json
 import os
@@ -12,47 +9,55 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import flags
+
 from tfdist.cluster.discovery import slurm
 from tfdist.launch import local_workers, processes
 from tfdist.report import metrics_file
 
-WAYS = ("auto", "processes", "devices", "slurm")
+# How replicas are started: as workers on this machine, as logical devices of one process, as tasks of a Slurm step.
+BACKENDS = ("auto", "processes", "devices", "slurm")
 
 
-def choose_way(way: str, env: Mapping[str, str]) -> str:
-    """Returns how replicas are started: for "auto", as steps of the Slurm allocation where there is one.
+def define_by() -> None:
+    """Defines the flag --by; not at import, because several tools have it."""
+    flags.DEFINE_enum("by", "auto", list(BACKENDS), "What a replica is: a process, a logical device, or a Slurm task.")
+
+
+def choose_backend(name: str, env: Mapping[str, str]) -> str:
+    """Returns the backend of a name of `BACKENDS`: for "auto", "slurm" within an allocation, else "processes".
 
     Raises:
-        ValueError: "slurm" is asked for outside of an allocation, or a launcher has started this process among others.
+        ValueError: "slurm" outside of an allocation, or a launcher started several of this process.
     """
-    if way == "slurm" and not slurm.in_allocation(env):
-        raise ValueError("--by=slurm starts steps with srun, and needs an allocation: call it from sbatch or salloc.")
-    if way == "auto":
-        way = "slurm" if slurm.in_allocation(env) else "processes"
-    if way != "slurm":
+    if name == "slurm" and not slurm.in_allocation(env):
+        raise ValueError("--by=slurm starts steps with srun and needs an allocation: run it within sbatch or salloc.")
+    if name == "auto":
+        name = "slurm" if slurm.in_allocation(env) else "processes"
+    if name != "slurm":
         local_workers.refuse_other_launchers(env)
-    return way
+    return name
 
 
-def train(arguments: Sequence[str], *, replicas: int, way: str, workdir: Path, log: Path) -> None:
-    """Trains on so many replicas, from the newest checkpoint in `workdir` on; what it says goes to `log`.
+def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Path, log: Path) -> None:
+    """Trains on `replicas` replicas, from the newest checkpoint in `workdir` on; writes its output to `log`.
 
     Args:
         arguments: flags of tfdist.main.
-        replicas: how many; with "processes" and "slurm" each is a worker of its own.
-        way: what `choose_way` has returned.
-        workdir: of this training.
-        log: the file, replaced.
+        replicas: with "processes" and "slurm", each is one worker.
+        backend: a result of `choose_backend`.
+        workdir: of the training.
+        log: a file; it is overwritten.
 
     Raises:
-        ValueError: there are fewer GPUs than replicas, or the training has failed; shows the end of its log.
+        ValueError: there are fewer GPUs than replicas, or the training failed; contains the end of its log.
     """
     arguments = [*arguments, f"--workdir={workdir}"]
-    gpus = local_workers.first_gpus(os.environ, replicas) if way != "slurm" else {}
+    gpus = local_workers.first_gpus(os.environ, replicas) if backend != "slurm" else {}
     main = [sys.executable, "-m", "tfdist.main", *arguments]
-    if way == "slurm":
+    if backend == "slurm":
         command = ["srun", f"--ntasks={replicas}", "--kill-on-bad-exit=0", *main]
-    elif way == "devices":
+    elif backend == "devices":
         on_cpu = [] if gpus else [f"--config.cluster.logical_devices={replicas}"]
         command = [*main, *on_cpu]
     else:
@@ -61,11 +66,11 @@ def train(arguments: Sequence[str], *, replicas: int, way: str, workdir: Path, l
     code = run(command, log, dict(os.environ) | gpus)
     if code:
         end = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])
-        raise ValueError(f"The training on {replicas} replica(s) ended with exit code {code}; the end of {log}:\n{end}")
+        raise ValueError(f"The training on {replicas} replica(s) exited with code {code}; the end of {log}:\n{end}")
 
 
 def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> int:
-    """Runs a command to its end, its output in `log`; it gets SIGTERM when this process ends before it."""
+    """Runs a command, with its output in `log`; returns its exit code. It gets SIGTERM if this process exits first."""
     log.parent.mkdir(parents=True, exist_ok=True)
     bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
     with processes.cleanup_on_sigterm(), log.open("wb") as file:
@@ -81,6 +86,6 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None)
 
 
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
-    """The lines of one kind in the metrics.jsonl of a training, in order."""
+    """The records of one kind in the metrics.jsonl of a training, in order."""
     lines = (json.loads(line) for line in (workdir / metrics_file.METRICS).read_text().splitlines())
     return [line for line in lines if line["kind"] == kind]

@@ -1,7 +1,7 @@
-"""Looks for what wastes hours, in a minute, before a job: `srun python -m tfdist doctor --config=...`.
+"""Checks the environment of a job within a minute: `srun python -m tfdist doctor --config=...`.
 
-Started as tfdist.main is, alone or under any launcher, with the same flags. The chief prints a table with one line a
-finding, and what to do about it. Exit code 1: something is BAD, and a training would end or hang.
+Start it like tfdist.main, alone or under any launcher, with the same flags. The chief prints a table with one line for
+each finding, and advice. Exit code 1: a finding is BAD, and a training would fail or hang.
 """
 
 import os
@@ -25,14 +25,14 @@ _STEPS = 3
 
 
 def define_flags() -> None:
-    """Defines the flags; not at import, for each command has flags of the same names."""
+    """Defines the flags; not at import, because other tools use the same names."""
     config_flags.define_config()
-    flags.DEFINE_string("workdir", None, "The workdir of the run to come. Default: runs/NAME for NAME.py.")
-    flags.DEFINE_float("seconds", 2.0, "How long reading is measured.", lower_bound=0.1)
+    flags.DEFINE_string("workdir", None, "Workdir of the planned run. Default: runs/NAME for NAME.py.")
+    flags.DEFINE_float("seconds", 2.0, "Seconds for which reading is measured.", lower_bound=0.1)
 
 
 def run() -> int:
-    """Looks at everything that can be looked at; returns the exit code."""
+    """Runs all checks that are possible and prints the findings; returns the exit code."""
     from tfdist.cluster import strategy
 
     config = flags.FLAGS["config"].value
@@ -46,15 +46,19 @@ def run() -> int:
         rank = plan.worker_spec.rank
     except ValueError as error:
         findings.append(doctor_checks.failed("config", error))
-        return tell(findings, rank)
-    workers = meet(plan, workdir, findings)
+        return report(findings, rank)
+    workers = check_workers(plan, workdir, findings)
     if workers and all(finding.verdict != BAD for finding in findings):
-        train(config, plan, workdir, findings)
-    return tell(findings, rank)
+        check_training(config, plan, workdir, findings)
+    return report(findings, rank)
 
 
-def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, Any]]:
-    """All workers find each other, and compare what they say of themselves; returns that, or nothing on a failure."""
+def check_workers(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, Any]]:
+    """Runs the rendezvous and compares the workers; adds to `findings`.
+
+    Returns:
+        The metadata of each worker in rank order; empty if the rendezvous failed.
+    """
     import keras
     import tensorflow as tf
 
@@ -64,7 +68,7 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
 
     preflight.unset_proxies(os.environ)
     place = plan.worker_spec
-    about = {
+    metadata = {
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
         "gpus": len(plan.gpus),
         "on_host": len(plan.gpus) or len(local_workers.gpus(os.environ)),
@@ -77,27 +81,27 @@ def meet(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, An
             place,
             must_match={},
             seconds=plan.options.connect_seconds,
-            metadata=about,
+            metadata=metadata,
             exclusive=worker_spec.held_gpus(place, plan.gpus),
             workdir=workdir,
         )
     except (ValueError, OSError) as error:
         findings.append(doctor_checks.failed("workers", error))
         return []
-    told = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in workers[:8])
-    findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {told}"))
+    hosts = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in workers[:8])
+    findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {hosts}"))
     if place.note:
         findings.append(Finding("workers", doctor_checks.LOOK, place.note))
     if place.num_workers > 1:
         ports = sorted({int(worker["address"].rpartition(":")[2]) for worker in workers})
-        findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all reach all"))
-    findings.append(Finding("workdir", OK, f"{workdir} can be written, and all workers share it"))
-    findings += [*doctor_checks.versions(workers), doctor_checks.names(workers), *doctor_checks.gpus(workers)]
+        findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all workers can connect to each other"))
+    findings.append(Finding("workdir", OK, f"{workdir} is writable and shared by all workers"))
+    findings += [*doctor_checks.versions(workers), doctor_checks.host_names(workers), *doctor_checks.gpus(workers)]
     return workers
 
 
-def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> None:
-    """Opens the data, builds the model, and runs a few steps: what a training does first."""
+def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> None:
+    """Opens the data, builds the model and runs a few steps, as a training does; adds to `findings`."""
     import tensorflow as tf
 
     from tfdist.checkpoint import format as checkpoint_format
@@ -112,7 +116,7 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
         return
     cluster, replicas = started.cluster, plan.num_replicas
     batch = config.data.batch_size
-    findings.append(Finding("batch", OK, f"{batch} examples among {replicas} replica(s): {batch // replicas} each"))
+    findings.append(Finding("batch", OK, f"{batch} examples / {replicas} replica(s): {batch // replicas} per replica"))
     times = gather(cluster, lambda: time.time() % 1e6)
     findings.append(doctor_checks.clocks(times))
     rate = read_rate(started, flags.FLAGS.seconds, batch // plan.num_workers)
@@ -124,36 +128,42 @@ def train(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> Non
     findings.append(doctor_checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(doctor_checks.disk(workdir, stored, config.checkpoint.keep))
     try:
-        bare = measure.step_seconds(started, _STEPS, communication=False)
+        step_seconds = measure.step_seconds(started, _STEPS, communication=False)
     except (ValueError, tf.errors.OpError) as error:
         findings.append(doctor_checks.failed("step", error))
         return
-    seconds = measure.measure(cluster, num_bytes) if replicas > 1 else 0.0
-    findings.append(doctor_checks.communication(seconds, num_bytes, replicas, bare))
+    seconds = measure.all_reduce_seconds(cluster, num_bytes) if replicas > 1 else 0.0
+    findings.append(doctor_checks.communication(seconds, num_bytes, replicas, step_seconds))
     cluster_lib.leave(cluster)
 
 
 def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
-    """What every worker has for `value`, in rank order, read when all have come."""
+    """Calls `value` on all workers at about the same time; returns the results in rank order."""
     cluster.broadcast(0)
     return cluster.all_gather([float(value())])[:, 0].tolist()
 
 
 def read_rate(started: Any, seconds: float, batch: int) -> float:
-    """Examples per second that this worker reads and prepares, `batch` of them in a step; the first is not counted."""
+    """Measures the examples per second that this worker reads and prepares; the first step is not measured.
+
+    Args:
+        started: the run.
+        seconds: length of the measurement.
+        batch: examples of this worker in a step.
+    """
     local_replicas = started.cluster.num_replicas // started.cluster.num_workers
     elements = iter(started.training_data(0, started.steps_per_epoch))
     for _ in range(local_replicas):
         next(elements)
-    begun, count = time.perf_counter(), 0
-    while time.perf_counter() - begun < seconds:
+    started_at, count = time.perf_counter(), 0
+    while time.perf_counter() - started_at < seconds:
         next(elements)
         count += batch // local_replicas
-    return count / (time.perf_counter() - begun)
+    return count / (time.perf_counter() - started_at)
 
 
 def device_bytes(plan: Any) -> int:
-    """Memory of the smallest of this worker's GPUs; 0 on CPUs."""
+    """Memory in bytes of the smallest of this worker's GPUs; 0 on CPUs."""
     import subprocess
 
     if not plan.gpus:
@@ -163,8 +173,8 @@ def device_bytes(plan: Any) -> int:
     return min((int(line) for line in done.stdout.split() if line.isdecimal()), default=0) * 2**20
 
 
-def tell(findings: list[Finding], rank: int) -> int:
-    """Prints the table on the chief, and on another worker what is BAD; returns the exit code."""
+def report(findings: list[Finding], rank: int) -> int:
+    """Prints the table on the chief, and the first BAD finding on other workers; returns the exit code."""
     bad = [finding for finding in findings if finding.verdict == BAD]
     if rank == 0:
         rows = [(f.check, f.verdict, f.finding) for f in findings]
@@ -172,7 +182,7 @@ def tell(findings: list[Finding], rank: int) -> int:
         for finding in findings:
             if finding.advice:
                 print(f"{finding.check}: {finding.advice}")
-        print(f"BAD: {len(bad)} of {len(findings)} findings." if bad else "Nothing stands against this run.")
+        print(f"BAD: {len(bad)} of {len(findings)} findings." if bad else "No problems found.")
     elif bad:
         print(f"tfdist: worker {rank}: {bad[0].check}: {bad[0].finding}", file=sys.stderr)
     return 1 if bad else 0

@@ -1,4 +1,4 @@
-"""What the doctor looks at: each check turns facts of the workers into findings. Imports no TensorFlow."""
+"""The doctor's checks: each turns measurements of the workers into findings. Imports no TensorFlow."""
 
 import dataclasses
 import shutil
@@ -10,9 +10,9 @@ from typing import Any
 from tfdist.cluster.discovery import hostlist
 
 OK, LOOK, BAD = "ok", "look", "BAD"
-# Clocks that are further apart confuse logs, file dates and certificates.
+# Larger differences between clocks affect logs, file dates and certificates.
 _CLOCK_SECONDS = 2.0
-# Beside those of checkpoint.keep: the best, and the one being written.
+# In addition to checkpoint.keep: the best, and the one that is being written.
 _MORE_CHECKPOINTS = 2
 
 
@@ -27,12 +27,12 @@ class Finding:
 
 
 def failed(check: str, error: Exception, advice: str = "") -> Finding:
-    """The finding that something ended with an error, whose own words say what to do."""
+    """The finding for an error, whose message says what to do."""
     return Finding(check, BAD, " ".join(str(error).split()), advice)
 
 
 def versions(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether all workers run the same Python, TensorFlow and Keras. A worker holds {"versions": {name: version}}."""
+    """Compares Python, TensorFlow and Keras. The metadata of a worker has {"versions": {name: version}}."""
     found = []
     for name in workers[0]["versions"]:
         by_version: dict[str, list[int]] = {}
@@ -41,23 +41,23 @@ def versions(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
         if len(by_version) == 1:
             found.append(Finding("versions", OK, f"{name} {next(iter(by_version))}"))
             continue
-        told = "; ".join(f"{version} on rank {_few(ranks)}" for version, ranks in by_version.items())
-        found.append(Finding("versions", BAD, f"{name}: {told}", "Load the same environment on all nodes."))
+        text = "; ".join(f"{version} on rank {_few(ranks)}" for version, ranks in by_version.items())
+        found.append(Finding("versions", BAD, f"{name}: {text}", "Load the same environment on all nodes."))
     return found
 
 
-def names(workers: Sequence[Mapping[str, Any]]) -> Finding:
-    """Whether every worker can look up the others' names. A worker holds {"unresolved": [host]}."""
+def host_names(workers: Sequence[Mapping[str, Any]]) -> Finding:
+    """Checks that every worker resolves all host names. The metadata of a worker has {"unresolved": [host]}."""
     bad = {rank: worker["unresolved"] for rank, worker in enumerate(workers) if worker["unresolved"]}
     if not bad:
-        return Finding("host names", OK, f"{len(workers)} worker(s) can look all names up")
+        return Finding("host names", OK, f"{len(workers)} worker(s) can resolve all names")
     missing = dict.fromkeys(host for unresolved in bad.values() for host in unresolved)
-    told = f"rank {_few(bad)} cannot look up {_few(missing)}"
-    return Finding("host names", BAD, told, "Ask the site which names its nodes have on the network between them.")
+    text = f"rank {_few(bad)} cannot resolve {_few(missing)}"
+    return Finding("host names", BAD, text, "Ask the site's administrators for the nodes' names on their network.")
 
 
 def unresolved(addresses: Sequence[str]) -> list[str]:
-    """The hosts of "host:port" addresses that this machine cannot look up."""
+    """The hosts of "host:port" addresses that this machine cannot resolve."""
     found = []
     for host in dict.fromkeys(hostlist.split_address(address)[0] for address in addresses):
         try:
@@ -68,72 +68,87 @@ def unresolved(addresses: Sequence[str]) -> list[str]:
 
 
 def gpus(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether GPUs that a host has are seen. A worker holds {"gpus": seen by TensorFlow, "on_host": by nvidia-smi}."""
+    """Compares the numbers of GPUs.
+
+    The metadata of a worker has {"gpus": number that TensorFlow lists, "on_host": number that nvidia-smi lists}.
+    """
     blind = [rank for rank, worker in enumerate(workers) if worker["on_host"] and not worker["gpus"]]
     if blind:
-        advice = "TensorFlow lacks CUDA's libraries: install tensorflow[and-cuda], or load the site's modules."
-        told = f"rank {_few(blind)}: the host has {workers[blind[0]]['on_host']} GPU(s), and TensorFlow lists none"
-        return [Finding("GPUs", BAD, told, advice)]
+        advice = "TensorFlow does not find CUDA's libraries: install tensorflow[and-cuda], or load the site's modules."
+        text = f"rank {_few(blind)}: the host has {workers[blind[0]]['on_host']} GPU(s), but TensorFlow lists none"
+        return [Finding("GPUs", BAD, text, advice)]
     counts = sorted({worker["gpus"] for worker in workers})
     if counts == [0]:
-        return [Finding("GPUs", LOOK, "none: the replicas run on processors", "Ask for GPUs if you meant to have any.")]
+        return [Finding("GPUs", LOOK, "none: the replicas run on CPUs", "Request GPUs if the run should use them.")]
     if len(counts) > 1:
-        return [Finding("GPUs", BAD, f"between {counts[0]} and {counts[-1]} a worker", "Ask for as many on each node.")]
-    return [Finding("GPUs", OK, f"{counts[0]} a worker, none held by two workers")]
+        return [
+            Finding(
+                "GPUs", BAD, f"between {counts[0]} and {counts[-1]} per worker", "Request the same number on each node."
+            )
+        ]
+    return [Finding("GPUs", OK, f"{counts[0]} per worker, none used by two workers")]
 
 
 def clocks(times: Sequence[float]) -> Finding:
-    """Whether the workers' clocks agree; `times` in seconds, all read at about the same moment."""
-    apart = max(times) - min(times)
-    if apart > _CLOCK_SECONDS:
-        late = max(range(len(times)), key=lambda rank: abs(times[rank] - sorted(times)[len(times) // 2]))
-        return Finding("clocks", LOOK, f"{apart:.1f} s apart; rank {late} is the odd one", "Tell the site.")
-    return Finding("clocks", OK, f"within {apart:.2f} s, the time of asking included")
+    """Compares the workers' clocks; `times` in seconds, read at about the same time."""
+    difference = max(times) - min(times)
+    if difference > _CLOCK_SECONDS:
+        rank = max(range(len(times)), key=lambda index: abs(times[index] - sorted(times)[len(times) // 2]))
+        text = f"differ by up to {difference:.1f} s (rank {rank} is off)"
+        return Finding("clocks", LOOK, text, "Report it to the site's administrators.")
+    return Finding("clocks", OK, f"differ by up to {difference:.2f} s, including the time of the measurement")
 
 
-def data(rates: Sequence[float], batch_of_a_worker: int) -> Finding:
-    """How fast each worker reads and prepares; `rates` in examples per second."""
+def data(rates: Sequence[float], worker_batch: int) -> Finding:
+    """Compares how fast the workers read and prepare.
+
+    Args:
+        rates: examples per second of each worker, in rank order.
+        worker_batch: examples of a worker in a step.
+    """
     slowest = min(range(len(rates)), key=lambda rank: rates[rank])
-    told = f"{rates[slowest]:,.0f} examples/s on the slowest worker (rank {slowest})"
-    step = f"a step's {batch_of_a_worker} take {1e3 * batch_of_a_worker / max(rates[slowest], 1e-9):,.1f} ms"
+    text = f"{rates[slowest]:,.0f} examples/s on the slowest worker (rank {slowest})"
+    step = f"a step's {worker_batch} take {1e3 * worker_batch / max(rates[slowest], 1e-9):,.1f} ms"
     if len(rates) > 1 and rates[slowest] < 0.5 * max(rates):
-        advice = "One slow node slows all: look at its disk, or keep the examples (config.data.cache)."
-        return Finding("data", LOOK, f"{told}, {max(rates):,.0f} on the fastest; {step}", advice)
-    return Finding("data", OK, f"{told}; {step}")
+        advice = "One slow node slows all: check its disk, or cache the examples (config.data.cache)."
+        return Finding("data", LOOK, f"{text}, {max(rates):,.0f} on the fastest; {step}", advice)
+    return Finding("data", OK, f"{text}; {step}")
 
 
 def memory(variables: int, gradients: int, free: int) -> Finding:
-    """Whether weights, slots and gradients (bytes) fit into what a replica has free; activations come on top."""
+    """Checks that weights, slots and gradients fit into the free memory of a replica; all arguments in bytes."""
     needed = variables + gradients
-    told = f"weights, slots and gradients take {needed / 2**20:,.0f} MiB of {free / 2**20:,.0f} MiB a replica has free"
+    text = f"weights, slots and gradients take {needed / 2**20:,.0f} MiB of {free / 2**20:,.0f} MiB free per replica"
     if needed > free:
-        return Finding("memory", BAD, told, "Take a smaller model, or an optimizer with fewer slots.")
+        return Finding("memory", BAD, text, "Use a smaller model, or an optimizer with fewer slots.")
     if needed > 0.5 * free:
-        return Finding("memory", LOOK, told, "Little is left for activations: run tfdist batch_size.")
-    return Finding("memory", OK, f"{told}; the rest is for activations (tfdist batch_size)")
+        return Finding("memory", LOOK, text, "Little memory is left for activations: run tfdist batch_size.")
+    return Finding("memory", OK, f"{text}; the rest is for activations (tfdist batch_size)")
 
 
 def disk(workdir: Path, checkpoint_bytes: int, keep: int) -> Finding:
-    """Whether the checkpoints that are kept, and those being written, fit into what is free in `workdir`."""
+    """Checks that the checkpoints of a run, `keep` and `_MORE_CHECKPOINTS`, fit into the free space of `workdir`."""
     free = shutil.disk_usage(workdir).free
     needed = (keep + _MORE_CHECKPOINTS) * checkpoint_bytes
-    told = f"{keep} checkpoints and the best take {needed / 2**20:,.0f} MiB of {free / 2**20:,.0f} MiB free"
+    text = f"{keep} checkpoints and the best take {needed / 2**20:,.0f} MiB of {free / 2**20:,.0f} MiB free"
     if needed > free:
-        return Finding("disk", BAD, told, "Free space, choose another --workdir, or lower config.checkpoint.keep.")
-    return Finding("disk", OK, told)
+        return Finding("disk", BAD, text, "Free space, choose another --workdir, or lower config.checkpoint.keep.")
+    return Finding("disk", OK, text)
 
 
 def communication(seconds: float, num_bytes: int, replicas: int, step_seconds: float) -> Finding:
-    """What the sum of the gradients costs beside a step (both in seconds)."""
+    """Compares the all-reduce of `num_bytes` of gradients with the rest of a step, both in seconds."""
     if replicas == 1:
-        return Finding("all-reduce", OK, "one replica: nothing to sum")
+        return Finding("all-reduce", OK, "one replica: no communication")
     sent = 2 * (replicas - 1) / replicas * num_bytes
     rate = f"{8e-9 * sent / seconds:.3g} Gbit/s"
-    told = f"{num_bytes / 2**20:.3g} MiB of gradients over {replicas} replicas: {1e3 * seconds:.3g} ms, {rate}"
+    text = f"{num_bytes / 2**20:.3g} MiB of gradients over {replicas} replicas: {1e3 * seconds:.3g} ms, {rate}"
     if seconds > step_seconds:
-        advice = "More than half of a step: larger batches, config.communication.dtype=bfloat16, or the fast network."
-        return Finding("all-reduce", LOOK, f"{told}; the rest of a step {1e3 * step_seconds:.3g} ms", advice)
-    return Finding("all-reduce", OK, f"{told}; the rest of a step {1e3 * step_seconds:.3g} ms")
+        advice = (
+            "More than half of a step: use larger batches, config.communication.dtype=bfloat16, or a faster network."
+        )
+        return Finding("all-reduce", LOOK, f"{text}; the rest of a step {1e3 * step_seconds:.3g} ms", advice)
+    return Finding("all-reduce", OK, f"{text}; the rest of a step {1e3 * step_seconds:.3g} ms")
 
 
 def _few(names: Iterable[Any]) -> str:

@@ -1,19 +1,25 @@
-"""UNDOCUMENTED."""
+"""Measures all-reduces, training steps and free memory, for the tools. Imports TensorFlow in functions only."""
 
 import dataclasses
 import functools
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from tfdist import config as config_lib
 
+# (limit, usage) of a control group's memory, in versions 2 and 1.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
-def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
-    """Seconds for the sum of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`."""
+
+def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
+    """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`."""
     import tensorflow as tf
 
     from tfdist.training.step import gradients
@@ -26,7 +32,7 @@ def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
         sums = cluster.strategy.run(replica, args=(tensor,))
         return tf.add_n(cluster.strategy.experimental_local_results(sums))
 
-    # An argument, since the sum of a constant would be computed beforehand.
+    # An argument: TensorFlow would fold the sum of a constant.
     tensor = tf.ones([max(1, num_bytes // 4)])
     call(tensor).numpy()
     times = []
@@ -37,20 +43,13 @@ def measure(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
     return float(np.median(times))
 
 
-# (limit, usage) of a control group's memory, in versions 2 and 1.
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
-
-
 def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
-    """Seconds of a training step of `run`, an `experiment.Run`; the first, which compiles, is not counted.
+    """Seconds of a training step of `run`, a `training.run.Run`; the first, which compiles, is not measured.
 
     Args:
-        run: its weights are spoilt where replicas do not communicate.
-        steps: how many are measured.
-        communication: False: without the sum over replicas.
+        run: its weights change; without communication, differently on each replica.
+        steps: number of steps to measure.
+        communication: False: without the all-reduce.
     """
     import tensorflow as tf
 
@@ -58,7 +57,7 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 
     trainer = run.trainer
     if not communication:
-        # One replica has nothing to sum.
+        # The step of one replica has no all-reduce.
         trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
     call = multi_step.make_multi_step_fn(
         run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer)
@@ -72,16 +71,16 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 
 
 def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of host memory that are free: what Linux calls available, or what the `cgroup` of this process leaves."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of free host memory: what the system calls available, but at most what the control group has left.
+
+    Args:
+        cgroup: folder with the memory limit and usage of this process' control group (version 2 or 1).
+    """
+    free = psutil.virtual_memory().available
     for limit, used in _CGROUP_FILES:
         texts = [cgroup / name for name in (limit, used)]
         if all(path.exists() for path in texts):
-            most, now = (path.read_text().strip() for path in texts)
-            if most.isdecimal():
-                free = min(free, max(0, int(most) - int(now)))
+            maximum, usage = (path.read_text().strip() for path in texts)
+            if maximum.isdecimal():
+                free = min(free, max(0, int(maximum) - int(usage)))
     return free

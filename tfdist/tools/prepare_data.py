@@ -1,8 +1,8 @@
-"""Fetches and prepares data before a job needs them: `python -m tfdist prepare --config=...`.
+"""Downloads and prepares data before a job: `python -m tfdist prepare --config=...`.
 
-For a login node that has internet, where compute nodes have none. It fetches what the config's source can fetch, opens
-both splits, and reads and prepares the first batch of each: what would go wrong at the start of the job goes wrong
-here. It can be repeated: what is there is not fetched again.
+For login nodes with internet access, if the compute nodes have none. It downloads what the config's source can
+download, opens both splits, and reads and prepares the first batch of each, so that errors in the data appear here and
+not at the start of the job. It can be repeated: existing data is not downloaded again.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from tfdist.config import flags as config_flags
 from tfdist.config import specs, validate
 from tfdist.tools import tables
 
-HEADER = ("split", "examples", "a batch", "seconds")
+HEADER = ("split", "examples", "batch", "seconds")
 
 
 def define_flags() -> None:
@@ -26,17 +26,17 @@ def define_flags() -> None:
     config_flags.define_config()
 
 
-def fetching(spec: dict[str, Any]) -> dict[str, Any]:
-    """The source's spec with `download` on, where its function takes such an argument."""
+def with_download(spec: dict[str, Any]) -> dict[str, Any]:
+    """The source's spec with `download=True`, if its function has such an argument."""
     parameters = inspect.signature(specs.resolve(spec, field="config.data.source")).parameters
     return {**spec, "download": True} if "download" in parameters else spec
 
 
-def look(options: config_lib.Data, source: Any, prepare: Callable[..., dict[str, Any]], *, training: bool) -> str:
-    """Reads and prepares the first batch of a split; returns what is in it, such as "image float32 [128, 32, 32, 3]".
+def read_batch(options: config_lib.Data, source: Any, prepare: Callable[..., dict[str, Any]], *, training: bool) -> str:
+    """Reads and prepares the first batch of a split; describes it, such as "image float32 [128, 32, 32, 3]".
 
     Raises:
-        ValueError: an example cannot be read; names it.
+        ValueError: an example cannot be read; contains its name.
     """
     import tensorflow as tf
 
@@ -57,33 +57,33 @@ def look(options: config_lib.Data, source: Any, prepare: Callable[..., dict[str,
 
 
 def prepare(config: config_lib.Config) -> list[tuple]:
-    """Fetches and opens both splits, and reads the first batch of each.
+    """Downloads and opens both splits, and reads the first batch of each.
 
     Returns:
         A row of `HEADER` for each split.
 
     Raises:
         ValueError: the config cannot be used, or an example cannot be read.
-        OSError: the data are not there and cannot be fetched.
+        OSError: the data does not exist and cannot be downloaded.
     """
     from tfdist.training import setup
 
     validate.validate(config)
     function = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
-    config.data.source = fetching(config.data.source)
+    config.data.source = with_download(config.data.source)
     rows = []
     for split, training in ((config.data.train_split, True), (config.data.evaluation_split, False)):
         if split is None:
             continue
         started = time.perf_counter()
         source = setup.open_source(config, split)
-        content = look(config.data, source, function, training=training)
+        content = read_batch(config.data, source, function, training=training)
         rows.append((split, len(source), content, round(time.perf_counter() - started, 2)))
     return rows
 
 
 def run() -> int:
-    """Prepares what the flags name; returns the exit code."""
+    """Prepares the data of the config, and prints a table; returns the exit code."""
     print(tables.text(HEADER, prepare(flags.FLAGS["config"].value)))
     return 0
 

@@ -1,10 +1,10 @@
-"""How training time falls with the number of replicas: `python -m tfdist scaling --config=... --replicas=1,2,4`.
+"""Measures training time for several numbers of replicas: `python -m tfdist scaling --config=... --replicas=1,2,4`.
 
 Trains the config on each number of replicas, one after another, and writes scaling.csv and scaling.png into the
-workdir: the time of an epoch, examples per second, speedup and efficiency against the smallest number. The first epoch,
-in which everything starts and is compiled, stands apart. Replicas are workers on this machine, logical CPU devices of
-one process, or, within a Slurm allocation, tasks of a step each. What was measured before stays: the same command goes
-on.
+workdir: the time of an epoch, examples per second, speedup and efficiency relative to the smallest number. The first
+epoch, which includes start-up and compilation, is a separate column. Replicas are workers on this machine, logical CPU
+devices of one process, or, within a Slurm allocation, tasks of a Slurm step. Finished trainings are not repeated: run
+the same command to resume.
 """
 
 import dataclasses
@@ -26,25 +26,23 @@ HEADER = (
 
 
 def define_flags() -> None:
-    """Defines the flags; not at import, for each command has flags of the same names."""
+    """Defines the flags; not at import, because other tools use the same names."""
     config_flags.define_config()
     flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
-    flags.DEFINE_enum(
-        "by", "auto", list(child_runs.WAYS), "What a replica is: a process, a logical device, a task of a Slurm step."
-    )
+    child_runs.define_by()
     flags.DEFINE_enum(
         "batch",
         "weak",
         ["weak", "strong"],
-        "weak: config.data.batch_size for each replica; strong: the same batch, divided among them.",
+        "weak: config.data.batch_size per replica; strong: the same global batch for all numbers.",
     )
-    flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not counted.", lower_bound=2)
-    flags.DEFINE_string("workdir", None, "Where results go. Default: runs/NAME-scaling for a config NAME.py.")
+    flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not measured.", lower_bound=2)
+    flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-scaling for a config NAME.py.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One training: seconds of its first epoch and of a later one, and the examples of an epoch."""
+    """One training: seconds of its first and of a later epoch (median), and the examples of an epoch."""
 
     replicas: int
     batch_size: int
@@ -54,17 +52,19 @@ class Measured:
 
     @property
     def examples_per_second(self) -> float:
-        """In an epoch that is not the first, over all replicas."""
+        """In a later epoch, over all replicas."""
         return self.examples / self.epoch_seconds
 
 
-def measure(arguments: Sequence[str], batch_size: int, *, replicas: int, epochs: int, way: str, to: Path) -> Measured:
+def measure(
+    arguments: Sequence[str], batch_size: int, *, replicas: int, epochs: int, backend: str, to: Path
+) -> Measured:
     """Trains `epochs` epochs on `replicas` replicas in the folder `to`, and reads its reports.
 
-    Evaluations and callbacks are left out: these may look for an evaluation, or end the training early.
+    There are no evaluations and no callbacks, which may need an evaluation or stop the training.
 
     Raises:
-        ValueError: the training has failed, or has left fewer than two reports.
+        ValueError: the training failed, or wrote fewer than two reports.
     """
     settings = {
         "data.batch_size": batch_size,
@@ -81,12 +81,12 @@ def measure(arguments: Sequence[str], batch_size: int, *, replicas: int, epochs:
         "checkpoint.export": "false",
     }
     changes = [f"--config.{name}={value}" for name, value in settings.items()]
-    child_runs.train([*arguments, *changes], replicas=replicas, way=way, workdir=to, log=to.with_suffix(".log"))
+    child_runs.train([*arguments, *changes], replicas=replicas, backend=backend, workdir=to, log=to.with_suffix(".log"))
     lines = child_runs.reports(to)
     if len(lines) < 2:
         raise ValueError(
-            f"{to} holds the reports of {len(lines)} epoch(s), and two are needed: the first is not counted. Remove "
-            "that folder, and give the command again."
+            f"{to} has the reports of {len(lines)} epoch(s), but two are needed: the first is not measured. Remove "
+            "that folder and run the command again."
         )
     steps = lines[-1]["step"] - lines[-2]["step"]
     return Measured(
@@ -99,7 +99,7 @@ def measure(arguments: Sequence[str], batch_size: int, *, replicas: int, epochs:
 
 
 def rows(measured: Sequence[Measured]) -> list[tuple[float, ...]]:
-    """The table: speedup is against the first training, per replica of it; efficiency is speedup by replicas."""
+    """Rows of `HEADER`: speedup relative to one replica of the first training; efficiency is speedup / replicas."""
     base = measured[0].examples_per_second / measured[0].replicas
     found = []
     for each in measured:
@@ -111,7 +111,7 @@ def rows(measured: Sequence[Measured]) -> list[tuple[float, ...]]:
 
 
 def draw(path: Path, table: Sequence[Sequence[float]], title: str) -> bool:
-    """Draws speedup and epoch time with their ideal lines; returns False where matplotlib is not installed."""
+    """Plots speedup and epoch time with their ideal lines; returns False if matplotlib is not installed."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -123,7 +123,7 @@ def draw(path: Path, table: Sequence[Sequence[float]], title: str) -> bool:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 4), layout="constrained")
     left.plot(replicas, speedup, "o-", label="measured")
     left.plot(replicas, replicas, "--", color="grey", label="ideal")
-    left.set(xlabel="replicas", ylabel=f"speedup against {replicas[0]} replica(s)", title="examples per second")
+    left.set(xlabel="replicas", ylabel=f"speedup relative to {replicas[0]} replica(s)", title="examples per second")
     right.plot(replicas, epoch, "o-", label="measured")
     right.plot(replicas, [epoch[0] * replicas[0] / n for n in replicas], "--", color="grey", label="ideal")
     right.set(xlabel="replicas", ylabel="seconds", title="time of an epoch", ylim=(0, None))
@@ -138,35 +138,35 @@ def draw(path: Path, table: Sequence[Sequence[float]], title: str) -> bool:
 
 
 def parse_replicas(words: Sequence[str]) -> list[int]:
-    """Reads the flag; raises a ValueError where it is no list of different numbers from 1 on."""
+    """Reads a list of numbers, sorted and without duplicates; raises a ValueError if one is not an integer >= 1."""
     if not words or not all(word.strip().isdecimal() and int(word) > 0 for word in words):
         raise ValueError(f"--replicas must be numbers from 1 on, as 1,2,4. Received: {','.join(words)!r}")
     return sorted({int(word) for word in words})
 
 
 def study(argv: list[str]) -> None:
-    """Runs what the flags say, and writes the results."""
+    """Runs the trainings that the flags name, and writes the results."""
     name = config_flags.config_name()
     workdir = Path(flags.FLAGS.workdir or f"runs/{name}-scaling").expanduser()
     batch = flags.FLAGS["config"].value.data.batch_size
-    way = child_runs.choose_way(flags.FLAGS.by, os.environ)
+    backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     measured = []
     for replicas in parse_replicas(flags.FLAGS.replicas):
         own = batch * replicas if flags.FLAGS.batch == "weak" else batch
-        print(f"{replicas} replica(s) by {way}, batch {own} ...", flush=True)
+        print(f"{replicas} replica(s) by {backend}, batch {own} ...", flush=True)
         to = workdir / f"{flags.FLAGS.batch}-{replicas}"
         arguments = config_flags.config_arguments(argv)
-        measured.append(measure(arguments, own, replicas=replicas, epochs=flags.FLAGS.epochs, way=way, to=to))
+        measured.append(measure(arguments, own, replicas=replicas, epochs=flags.FLAGS.epochs, backend=backend, to=to))
     table = rows(measured)
     print(tables.text(HEADER, table))
     tables.write_csv(workdir / "scaling.csv", HEADER, table)
-    drawn = draw(workdir / "scaling.png", table, f"{name}, {flags.FLAGS.batch} scaling, by {way}")
-    picture = "scaling.png" if drawn else "no picture: pip install matplotlib, and give the command again"
+    drawn = draw(workdir / "scaling.png", table, f"{name}, {flags.FLAGS.batch} scaling, by {backend}")
+    picture = "scaling.png" if drawn else "no plot: pip install matplotlib, and run the command again"
     print(f"{workdir / 'scaling.csv'}, {picture}")
 
 
 def main(argv: list[str]) -> int:
-    """Runs the study; a mistake ends it with one message."""
+    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
     with config_flags.one_message("tfdist scaling"):
         study(sys.argv)
     return 0

@@ -10,7 +10,7 @@ from tfdist.report import files
 
 
 def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Returns a table with columns as wide as their entries; numbers stand at the right, None is a dash."""
+    """Returns a table as text: columns as wide as their entries, numbers aligned right, None as a dash."""
     lines = [[str(word) for word in header], *[[_shown(value) for value in row] for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     right = [all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(header))]
@@ -23,7 +23,7 @@ def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a CSV file, whole or not at all; None is an empty field."""
+    """Writes a CSV file atomically; None is an empty field."""
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(header)

@@ -37,6 +37,6 @@ def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
     assert all(float(row["measured_ms"]) > 0 for row in rows)
     # The weights of configs/digits.py: two normalised convolutions and the logits.
     weights = 9 * 32 + 64 + 9 * 32 * 64 + 128 + 4 * 4 * 64 * 10 + 10
-    assert f"its gradients: {4 * weights:,} bytes" in done.stdout and "ms a message" in done.stdout
+    assert f"; gradients: {4 * weights:,} bytes" in done.stdout and "ms per message" in done.stdout
     assert re.search(r"^ +2 +[\d.,]+ +[\d.,]+ +[\d.]+$", done.stdout, re.MULTILINE)
     assert re.search(r"^ +32 +[\d.,]+ +- +[\d.]+$", done.stdout, re.MULTILINE)

@@ -40,14 +40,14 @@ def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
     found = run(*options, "--config.data.train_split=train[:40]")
     with (tmp_path / "batch_size.csv").open(newline="") as file:
-        rows = {int(row["batch_a_replica"]): row for row in csv.DictReader(file)}
+        rows = {int(row["batch_per_replica"]): row for row in csv.DictReader(file)}
     # 40 examples are 20 for each of two replicas.
     assert {batch: row["result"] for batch, row in rows.items()} == {
         16: batch_size_trial.FITS,
         32: batch_size_trial.TOO_FEW,
     }
-    assert float(rows[16]["memory_mb_a_replica"]) > 100 and float(rows[16]["step_ms"]) > 0
-    assert found.rstrip().endswith("16 a replica, 32 over 2 replica(s): --config.data.batch_size=32")
+    assert float(rows[16]["memory_mb_per_replica"]) > 100 and float(rows[16]["step_ms"]) > 0
+    assert found.rstrip().endswith("16 per replica, 32 over 2 replica(s): --config.data.batch_size=32")
 
 
 @pytest.mark.workers
@@ -59,11 +59,9 @@ def test_a_trial_that_takes_more_than_its_share_ends_alone(tmp_path):
 
 @pytest.mark.workers
 def test_what_fails_of_something_else_is_shown(tmp_path):
-    bench = batch_size.TrialRunner(arguments=["--config=nowhere.py"], way="devices", workdir=tmp_path)
-    with pytest.raises(
-        ValueError, match=r"(?s)The trial of batch 16 ended with exit code 1; .*there is no file .*nowhere"
-    ):
-        bench.fits(16)
+    runner = batch_size.TrialRunner(arguments=["--config=nowhere.py"], backend="devices", workdir=tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)The trial of batch 16 exited with code 1; .*there is no file .*nowhere"):
+        runner.fits(16)
 
 
 def test_what_the_workers_of_a_trial_say_is_put_together(tmp_path):

@@ -24,12 +24,12 @@ def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
     words = {
         "config": "types, ranges and names",
         "workers": "2 by tf_config: rank 0 on ",
-        "ports": "all reach all",
-        "workdir": "all workers share it",
+        "ports": "all workers can connect to each other",
+        "workdir": "is writable and shared by all workers",
         "versions": "keras 3",
-        "host names": "2 worker(s) can look all names up",
+        "host names": "2 worker(s) can resolve all names",
         "GPUs": "none",
-        "batch": "64 examples among 2 replica(s): 32 each",
+        "batch": "64 examples / 2 replica(s): 32 per replica",
         "clocks": "",
         "data": "a step's 32 take",
         "memory": "weights, slots and gradients take",
@@ -38,7 +38,7 @@ def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
     }
     for check, finding in words.items():
         assert re.search(rf"^{check} +(ok|look) +.*{re.escape(finding)}", lines.get(check, "")), check + chief
-    assert chief.rstrip().endswith("Nothing stands against this run.") and "finding" not in other
+    assert chief.rstrip().endswith("No problems found.") and "finding" not in other
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -71,22 +71,22 @@ def worker(**facts):
     [
         (doctor_checks.versions([worker(), worker()])[0], "ok", "tensorflow 2.21.0"),
         (doctor_checks.versions([worker(), worker(versions={"tensorflow": "2.20"})])[0], "BAD", "2.20 on rank 1"),
-        (doctor_checks.names([worker(), worker(unresolved=["n9"])]), "BAD", "rank 1 cannot look up n9"),
+        (doctor_checks.host_names([worker(), worker(unresolved=["n9"])]), "BAD", "rank 1 cannot resolve n9"),
         (
-            doctor_checks.names([worker(unresolved=["n9"])] * 9),
+            doctor_checks.host_names([worker(unresolved=["n9"])] * 9),
             "BAD",
-            "rank 0, 1, 2, 3, 4, 5 and 3 more cannot look up n9",
+            "rank 0, 1, 2, 3, 4, 5 and 3 more cannot resolve n9",
         ),
-        (doctor_checks.gpus([worker(), worker()])[0], "ok", "4 a worker"),
+        (doctor_checks.gpus([worker(), worker()])[0], "ok", "4 per worker"),
         (
             doctor_checks.gpus([worker(), worker(gpus=0)])[0],
             "BAD",
-            "rank 1: the host has 4 GPU(s), and TensorFlow lists none",
+            "rank 1: the host has 4 GPU(s), but TensorFlow lists none",
         ),
-        (doctor_checks.gpus([worker(), worker(gpus=3)])[0], "BAD", "between 3 and 4 a worker"),
-        (doctor_checks.gpus([worker(gpus=0, on_host=0)])[0], "look", "run on processors"),
-        (doctor_checks.clocks([10.0, 10.2, 10.1]), "ok", "within 0.20 s"),
-        (doctor_checks.clocks([10.0, 70.0, 10.1]), "look", "60.0 s apart; rank 1 is the odd one"),
+        (doctor_checks.gpus([worker(), worker(gpus=3)])[0], "BAD", "between 3 and 4 per worker"),
+        (doctor_checks.gpus([worker(gpus=0, on_host=0)])[0], "look", "run on CPUs"),
+        (doctor_checks.clocks([10.0, 10.2, 10.1]), "ok", "differ by up to 0.20 s"),
+        (doctor_checks.clocks([10.0, 70.0, 10.1]), "look", "differ by up to 60.0 s (rank 1 is off)"),
         (
             doctor_checks.data([1000.0, 400.0], 100),
             "look",
@@ -100,7 +100,7 @@ def worker(**facts):
         (doctor_checks.disk(REPOSITORY, 1 << 10, 3), "ok", "MiB free"),
         (doctor_checks.communication(0.1, 1 << 20, 2, 0.05), "look", "1 MiB of gradients over 2 replicas: 100 ms"),
         (doctor_checks.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
-        (doctor_checks.communication(0.0, 0, 1, 0.05), "ok", "nothing to sum"),
+        (doctor_checks.communication(0.0, 0, 1, 0.05), "ok", "no communication"),
     ],
 )
 def test_findings(found, verdict, words):

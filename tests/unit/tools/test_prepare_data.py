@@ -55,4 +55,4 @@ def test_data_are_fetched_once_and_a_batch_of_each_split_is_read(tmp_path):
 
 def test_what_cannot_be_fetched_is_left_as_it_is():
     spec = {"target": "tfdist.zoo.sources:digits"}
-    assert prepare_data.fetching(spec) == spec
+    assert prepare_data.with_download(spec) == spec

@@ -56,36 +56,39 @@ def test_scaling_trains_on_each_number_of_replicas_and_the_same_command_goes_on(
     path = tmp_path / "weak-1" / "metrics.jsonl"
     path.write_text("")  # As if it had been tidied away, and the checkpoints had not.
     error = study("scaling", *options, code=1)
-    assert "weak-1 holds the reports of 0 epoch(s), and two are needed" in error
+    assert "weak-1 has the reports of 0 epoch(s), but two are needed" in error
 
 
 @pytest.mark.workers
 def test_trajectories_on_one_replica_and_on_two_are_one(tmp_path):
     words = ["--config.train.steps=20", "--batches=1,8", "--replicas=1,2", "--by=devices", f"--workdir={tmp_path}"]
     written = study("trajectories", *words)
-    assert "batch 1 cannot be divided among 2 replicas: left out" in written
+    assert "batch 1 is not divisible by 2 replicas: skipped" in written
     rows = read(tmp_path / "trajectories.csv")
     assert len(rows) == 3 * 20
-    ways = {
+    trajectories_found = {
         key: np.array(
             [(float(row["m"]), float(row["n"])) for row in rows if (row["batch_size"], row["replicas"]) == key]
         )
         for key in (("1", "1"), ("8", "1"), ("8", "2"))
     }
-    np.testing.assert_array_equal(ways["8", "1"][0], [-1.0, 2.0])
-    np.testing.assert_allclose(ways["8", "1"], ways["8", "2"], atol=1e-6)
-    assert np.abs(ways["1", "1"] - ways["8", "1"]).max() > 0.05
-    assert np.abs(ways["8", "1"][-1] - [2.0, 0.5]).max() < np.abs(ways["8", "1"][0] - [2.0, 0.5]).max() / 2
+    np.testing.assert_array_equal(trajectories_found["8", "1"][0], [-1.0, 2.0])
+    np.testing.assert_allclose(trajectories_found["8", "1"], trajectories_found["8", "2"], atol=1e-6)
+    assert np.abs(trajectories_found["1", "1"] - trajectories_found["8", "1"]).max() > 0.05
+    assert (
+        np.abs(trajectories_found["8", "1"][-1] - [2.0, 0.5]).max()
+        < np.abs(trajectories_found["8", "1"][0] - [2.0, 0.5]).max() / 2
+    )
     pytest.importorskip("matplotlib")
     assert min(size_of_picture(tmp_path / "trajectories.png")) > 300
 
 
 @pytest.mark.workers
-def test_a_training_that_fails_is_told_with_the_end_of_its_log(tmp_path):
+def test_a_training_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.source.noise=lots", code=1)
     assert "--config.data.source.noise" in error
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.batch_size=100", code=1)
-    assert "The training on 1 replica(s) ended with exit code 1; the end of" in error
+    assert "The training on 1 replica(s) exited with code 1; the end of" in error
     assert "config.data.batch_size=100 is more than the 64 examples" in error
     assert "--replicas must be numbers" in study("scaling", "--replicas=1,x", code=1)
     assert "--by=slurm starts steps with srun" in study("scaling", "--by=slurm", code=1)
@@ -98,14 +101,14 @@ def test_the_commands_can_be_imported_side_by_side():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_way_follows_the_allocation():
-    assert child_runs.choose_way("auto", {}) == "processes"
-    assert child_runs.choose_way("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == "slurm"
-    assert child_runs.choose_way("devices", {"SLURM_JOB_ID": "7"}) == "devices"
+def test_the_backend_follows_the_allocation():
+    assert child_runs.choose_backend("auto", {}) == "processes"
+    assert child_runs.choose_backend("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == "slurm"
+    assert child_runs.choose_backend("devices", {"SLURM_JOB_ID": "7"}) == "devices"
     ranks = {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
     ranks |= {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
     with pytest.raises(ValueError, match="already process 1 of 2"):
-        child_runs.choose_way("auto", ranks)
+        child_runs.choose_backend("auto", ranks)
 
 
 def test_speedup_is_against_the_first_and_its_replicas():
@@ -127,6 +130,6 @@ def test_tables_and_what_is_handed_on(tmp_path):
     assert config_flags.config_arguments(words) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
 
 
-def test_ways_apart_are_measured_against_the_fewest_replicas():
-    ways = {(8, 1): np.zeros((3, 2)), (8, 2): np.full((3, 2), 0.5), (1, 1): np.ones((3, 2))}
-    assert trajectories.distance(ways) == [(8, 1, 0.0), (8, 2, 0.5), (1, 1, 0.0)]
+def test_distances_are_measured_against_the_fewest_replicas():
+    trajectories_found = {(8, 1): np.zeros((3, 2)), (8, 2): np.full((3, 2), 0.5), (1, 1): np.ones((3, 2))}
+    assert trajectories.distance(trajectories_found) == [(8, 1, 0.0), (8, 2, 0.5), (1, 1, 0.0)]

@@ -84,7 +84,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Where the workers run: each one's host name, and the words to put before its command."""
+    """Where the workers run: the host name of each, and the words to put before its command."""
 
     prefixes: Sequence[Sequence[str]] = ()
     names: Sequence[str] = ()

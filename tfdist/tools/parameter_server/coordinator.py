@@ -47,7 +47,7 @@ def train(
     *,
     allow_config_changes: bool,
 ) -> int:
-    """Trains as the chief, in whose process the model, the data and the checkpoints are.
+    """Trains as the chief: reads the data, schedules the updates, evaluates, saves and reports.
 
     Args:
         config: of the run; `train.asynchronous` is True.
