@@ -34,14 +34,14 @@ def test_pbsdsh_starts_a_worker_on_each_host_in_the_order_of_the_node_file(nodef
     assert places[0].addresses == (f"cn9:{port}", f"cn10:{port}", f"cn1:{port}") and 10000 <= port < 20000
     other = environment.resolve(task(nodefile, 0, PBS_JOBID="4712.isrv1"), **PORTS)
     assert other.port != port and other.job != places[0].job
-    with pytest.raises(ValueError, match="this is already process 0 of 3, started through pbs"):
+    with pytest.raises(ValueError, match="this is already process 0 of 3, started by pbs"):
         local_workers.refuse_other_launchers(task(nodefile, 0))
 
 
 def test_the_jobs_script_is_alone_and_says_so(nodefile):
     place = environment.resolve(task(nodefile, 0, number=1), **PORTS)
     assert place.launcher == "local" and place.num_workers == 1
-    assert "PBS job 4711.isrv1 has room for 6 ranks" in place.note and "Put mpirun before the command" in place.note
+    assert "PBS job 4711.isrv1 has slots for 6 ranks" in place.note and "Prefix the command with mpirun" in place.note
     nodefile.write_text("cn9\n")
     assert environment.resolve(task(nodefile, 0, number=1), **PORTS).note == ""
 
@@ -55,7 +55,7 @@ def test_mpirun_and_slurm_come_before_pbs(nodefile):
 
 def test_what_is_missing_or_wrong_is_named(nodefile):
     without = {name: value for name, value in task(nodefile, 0).items() if name != "PBS_NODEFILE"}
-    with pytest.raises(ValueError, match="pbsdsh started this process, and its environment lacks PBS_NODEFILE"):
+    with pytest.raises(ValueError, match="pbsdsh started this process, but these variables are not set: PBS_NODEFILE"):
         environment.resolve(without, **PORTS)
     with pytest.raises(ValueError, match=r"PBS_NODEFILE cannot be read .* Copy it to a shared directory"):
         environment.resolve(task(nodefile.with_name("none"), 0), **PORTS)

@@ -207,20 +207,20 @@ import os, signal, sys, time
 from tfdist import config
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.liveness import heartbeat, peer_loss
 from tfdist.cluster.rendezvous import preflight
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
 listener = heartbeat.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-roster = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
-heartbeat.start(rank=place.rank, roster=roster, listener=listener, options=config.Cluster(connect_seconds=20))
+members = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
+heartbeat.start(rank=place.rank, members=members, listener=listener, options=config.Cluster(connect_seconds=20))
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(3)
 if place.rank == int(sys.argv[1]):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    heartbeat.claim_exit()
-    heartbeat.announce_failure("the disk is full.")
+    peer_loss.claim_exit()
+    peer_loss.announce_failure("the disk is full.")
     os._exit(1)
 time.sleep(600)
 """
@@ -244,9 +244,9 @@ def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm,
         found = "" if state == "PENDING" and "Restarts=1" not in shown else found
     assert slurm.run(["scancel", job]).returncode == 0
     said = (tmp_path / "log").read_text()
-    told = said.count(f"tfdist: job {job} is put back into the queue")
+    told = said.count(f"tfdist: job {job} requeued")
     # Slurm ends the worker that has asked for it, sometimes before it can say so.
-    assert said.count("put back") == told <= (how == "killed")
+    assert said.count(" requeued") == told <= (how == "killed")
 
 
 PUT_BACK = """
@@ -264,15 +264,15 @@ slurm_requeue.requeue(lost_chief=lost_chief == "yes")
 @pytest.mark.parametrize(
     ("prefix", "arguments", "said"),
     [
-        ("srun -n1", "yes no SIGUSR1 no", "scontrol refuses: "),
+        ("srun -n1", "yes no SIGUSR1 no", "scontrol failed: "),
         (
             "srun -n1 env PATH=",
             "yes no SIGUSR1 no",
-            "there is no scontrol here. In a container, mount Slurm's programs",
+            "scontrol not found. In a container, mount Slurm's programs",
         ),
-        ("srun -n1", "no no SIGUSR1 no", "this start has saved nothing new, and the next one would not either"),
+        ("srun -n1", "no no SIGUSR1 no", "this attempt saved no new checkpoint, so a restart would not either"),
         ("srun -n1", "yes yes SIGUSR1 no", "Slurm is ending it already (C"),  # COMPLETING, or CANCELLED by then
-        ("", "yes no SIGUSR1 no", "SLURM_JOB_ID is not set, so that this is no job of Slurm"),
+        ("", "yes no SIGUSR1 no", "SLURM_JOB_ID is not set: not a Slurm job"),
         # Ended by the user; or another worker does it.
         ("srun -n1", "yes no SIGTERM no", None),
         ("srun -n1", "yes no SIGINT no", None),
@@ -287,8 +287,8 @@ def test_why_a_job_is_not_put_back_is_said_in_a_line(slurm, prefix, arguments, s
         assert lines == [] and done.returncode == 0
     else:
         (line,) = lines
-        assert line.startswith(f"tfdist: the job is not put back into the queue: {said}"), line
-        assert line.endswith(". The same command goes on")
+        assert line.startswith(f"tfdist: job not requeued: {said}"), line
+        assert line.endswith(". Run the same command to resume")
 
 
 def test_the_messages_that_the_page_explains_are_those_of_the_code():
@@ -315,7 +315,10 @@ def test_the_variables_that_the_page_lists_are_those_that_are_read():
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     rows = [line for line in page.split("| Variables |")[1].split("\n\n")[0].splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    modules = [REPOSITORY / f"tfdist/cluster/{name}.py" for name in ("slurm", "placement", "batch")]
+    modules = [
+        REPOSITORY / f"tfdist/cluster/{name}.py"
+        for name in ("discovery/slurm", "discovery/worker_spec", "slurm_requeue")
+    ]
     read = {text for module in modules for text in texts(module)}
     beginnings = {"SLURM_STEP"}
     assert listed == {text for text in read if re.fullmatch(r"(SLURMD?|CUDA)_[A-Z_]+", text)} - beginnings

@@ -26,7 +26,7 @@ def test_a_missing_task_is_named(slurm, tmp_path):
     command = f"if [ $SLURM_PROCID = 1 ]; then exit 3; else exec {train}; fi"
     done = slurm.run(["srun", "-N2", "--ntasks-per-node=1", "bash", "-c", command], env=ON_CPUS, cwd=REPOSITORY)
     assert done.returncode == 3
-    assert re.search(r"worker 0: 1 of 2 workers were not found within 5 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL)
+    assert re.search(r"worker 0: 1 of 2 workers did not connect within 5 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL)
 
 
 def submit(
@@ -113,7 +113,7 @@ def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing
     await_progress(slurm, job, log, 0)
     assert slurm.run(["scancel", job]).returncode == 0
     wait_for(lambda: job_state(slurm, job)["JobState"] == "CANCELLED" and "saved" in log.read_text(), log)
-    assert (job_state(slurm, job)["Restarts"], "put back" in log.read_text()) == ("0", False)
+    assert (job_state(slurm, job)["Restarts"], "requeued" in log.read_text()) == ("0", False)
     assert "stopped by SIGTERM and saved" in log.read_text()
 
     # The second start of the next job finds that its time is over; it makes a step all the same.
@@ -127,7 +127,7 @@ def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing
     before = records(tmp_path)
     start_again(slurm, job, log, 2)
     assert "stopped by the time limit and saved" in log.read_text()
-    assert log.read_text().count(f"tfdist: job {job} is put back into the queue\n") == 2
+    assert log.read_text().count(f"tfdist: job {job} requeued\n") == 2
     await_progress(slurm, job, log, before + 1)
     assert slurm.run(["scontrol", "requeue", job]).returncode == 0
     start_again(slurm, job, log, 3)

@@ -28,15 +28,15 @@ WORKER = """
 import os, sys, threading, time
 from tfdist import config
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.liveness import heartbeat, peer_loss
 from tfdist.cluster.rendezvous import preflight
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
 listener = heartbeat.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-roster = preflight.rendezvous(found, must_match={}, seconds=60, metadata=port)
+members = preflight.rendezvous(found, must_match={}, seconds=60, metadata=port)
 options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0 if what == "stall" else None)
-watching = heartbeat.start(rank=rank, roster=roster, listener=listener, options=options)
+watching = heartbeat.start(rank=rank, members=members, listener=listener, options=options)
 watching.heartbeat(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"leave": 1.0, "fail": 1.0, "write": 1.0, "wait": 1.0, "stall": 0.0}.get(what, 600.0)
@@ -52,8 +52,8 @@ def nowhere():
 if what in ("stall", "write"):
     nowhere()
 if what == "fail":
-    heartbeat.claim_exit()
-    heartbeat.announce_failure("the disk is full.")
+    peer_loss.claim_exit()
+    peer_loss.announce_failure("the disk is full.")
     os._exit(1)
 watching.finish(60)
 """
@@ -96,9 +96,8 @@ def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
     """Asserts that each survivor wrote one line that names the worker, and for how many seconds it was silent."""
     who = rf"worker {lost} \(host {re.escape(host or os.uname().nodename)}, pid {process.pid}\)"
     for rank, text in said.items():
-        line = (
-            rf"tfdist: worker {rank}: {who} is lost: last heard of at step ({step}), (\d+\.\d) s ago\. Start all .*\n"
-        )
+        lost_line = rf"{who} is lost: last heartbeat at step ({step}), (\d+\.\d) s ago\. Restart all .*\n"
+        line = rf"tfdist: worker {rank}: {lost_line}"
         match = re.fullmatch(line, text)
         assert match, text
         assert silent[0] <= float(match[2]) <= silent[1], text
@@ -130,7 +129,7 @@ def test_a_worker_whose_calls_never_end_says_so_with_all_stacks():
     assert codes == [LOST, LOST]
     for rank, text in enumerate(said):
         line = (
-            rf"tfdist: worker {rank}: worker 0 \(host .*\) has finished no step for 3\.\d s: the last was step \d+\. "
+            rf"tfdist: worker {rank}: worker 0 \(host .*\) has not completed a step for 3\.\d s \(last step: \d+\)\. "
         )
         assert re.search(line, text), text
         assert text.count("is lost") == 0 and text.count("tfdist: ") == 1
@@ -144,8 +143,8 @@ def test_workers_that_the_chief_reaches_and_that_do_not_reach_each_other_say_so(
     assert codes == [LOST] * 3
     for rank, text in enumerate(said):
         line = (
-            rf"tfdist: worker {rank}: worker (1|2) \(host .*\) cannot reach worker (1|2) \(host .*\): "
-            r"(?:Connection refused|Multiple exceptions.*)\. Start all workers again\n"
+            rf"tfdist: worker {rank}: worker (1|2) \(host .*\) cannot connect to worker (1|2) \(host .*\): "
+            r"(?:Connection refused|Multiple exceptions.*)\. Restart all workers\n"
         )
         match = re.fullmatch(line, text)
         assert match and match[1] != match[2], text
@@ -156,7 +155,7 @@ def test_the_reason_of_a_worker_that_fails_is_told_to_the_others():
         codes, said = workers.ends([0, 1, 2])
     assert codes == [LOST, 1, LOST]
     for rank in (0, 2):
-        line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has ended: the disk is full\. Start all workers again\n"
+        line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has ended: the disk is full\. Restart all workers\n"
         assert re.fullmatch(line, said[rank]), said[rank]
 
 

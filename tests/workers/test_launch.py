@@ -363,9 +363,9 @@ TWO = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (SLURM, "already process 0 of 2, started through slurm, .* srun python -m tfdist.main"),
-        (MPI, "already process 1 of 4, started through mpi, .* mpirun ... python -m tfdist.main"),
-        (TWO, "already process 1 of 2, started through tf_config, .* unset TF_CONFIG"),
+        (SLURM, "already process 0 of 2, started by slurm; .* srun python -m tfdist.main"),
+        (MPI, "already process 1 of 4, started by mpi; .* mpirun ... python -m tfdist.main"),
+        (TWO, "already process 1 of 2, started by tf_config; .* unset TF_CONFIG"),
     ],
 )
 def test_under_another_launcher_it_refuses_and_says_what_to_use(env, words):

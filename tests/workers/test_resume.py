@@ -62,7 +62,7 @@ def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: i
         assert codes == [interruption.EXIT_PEER_LOST] * (workers - 1), said
         for rank, output in enumerate(outputs):
             host = r"\(host \S+, pid " + str(processes[victim].pid)
-            words = rf"tfdist: worker {rank}: worker {victim} {host}\) is lost: .* Start all workers again\n"
+            words = rf"tfdist: worker {rank}: worker {victim} {host}\) is lost: .* Restart all workers\n"
             assert rank == victim or len(re.findall(words, output)) == 1, output
     else:
         assert codes == [interruption.EXIT_STOPPED] * workers, said

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import collective_guard, distributed_dataset
-from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
@@ -30,7 +30,7 @@ class Cluster:
     # such as a forgotten srun.
     roster: tuple[str, ...]
     # Monitors the other workers; None if there are none.
-    monitor: heartbeat.HeartbeatMonitor | None
+    monitor: HeartbeatMonitor | None
     # Compiled collectives: they are traced once, not in every call.
     _compiled: dict[tuple[str, tf.DType], Callable[..., tf.Tensor]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False

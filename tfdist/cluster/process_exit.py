@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.liveness import peer_loss
 
 _PACKAGE = str(Path(__file__).parents[1])
 # How long it may take until it is known which worker was lost, after TensorFlow knows that one was.
@@ -26,8 +26,8 @@ def run_and_exit(body: Callable[[], int]) -> None:
         _say(str(stop))
         code = interruption.EXIT_STOPPED
     except KeyboardInterrupt:
-        heartbeat.claim_exit()
-        heartbeat.announce_failure("interrupted before the run was saved")
+        peer_loss.claim_exit()
+        peer_loss.announce_failure("interrupted before the run was saved")
         _say("interrupted before the run was saved")
         code = 130
     except Exception as error:
@@ -36,7 +36,7 @@ def run_and_exit(body: Callable[[], int]) -> None:
     if code == interruption.EXIT_STOPPED:
         slurm_requeue.requeue()
     elif code == interruption.EXIT_PEER_LOST:
-        heartbeat.requeue()
+        peer_loss.requeue()
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):
@@ -60,15 +60,15 @@ def report_exception(error: Exception) -> int:
         tf.errors.DeadlineExceededError,
     )
     perhaps = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's, when a worker is gone.
-    named = heartbeat.lost_peer(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
+    named = peer_loss.lost_peer(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
     if named or isinstance(error, lost):
-        text = f"another worker was lost: start all workers again. TensorFlow says: {_first_line(str(error))}"
-        heartbeat.announce_failure(text)
+        text = f"another worker was lost: restart all workers. TensorFlow error: {_first_line(str(error))}"
+        peer_loss.announce_failure(text)
         _say(named or text)
         return interruption.EXIT_PEER_LOST
     text, file = _cause(error)
-    heartbeat.claim_exit()
-    heartbeat.announce_failure(_first_line(text))
+    peer_loss.claim_exit()
+    peer_loss.announce_failure(_first_line(text))
     # Ours is what this package raises, of a kind for users' mistakes.
     if isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE):
         _say(text)

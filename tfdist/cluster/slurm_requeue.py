@@ -59,15 +59,15 @@ def requeue(*, lost_chief: bool = False) -> None:
     if wanted is None or wanted.rank != (1 if lost_chief else 0) or wanted.stop.reason in _BY_USER:
         return
     if "SLURM_JOB_ID" not in env:
-        problem = "SLURM_JOB_ID is not set, so that this is no job of Slurm"
+        problem = "SLURM_JOB_ID is not set: not a Slurm job"
     elif not wanted.progressed():
-        problem = "this start has saved nothing new, and the next one would not either"
+        problem = "this attempt saved no new checkpoint, so a restart would not either"
     else:
         problem = _requeue(env["SLURM_JOB_ID"])
-    what = f"job {env.get('SLURM_JOB_ID', '')} is put back into the queue".replace("  ", " ")
+    message = f"job {env.get('SLURM_JOB_ID')} requeued"
     if problem:
-        what = f"the job is not put back into the queue: {problem}. The same command goes on"
-    print(f"tfdist: {what}", file=sys.stderr, flush=True)
+        message = f"job not requeued: {problem}. Run the same command to resume"
+    print(f"tfdist: {message}", file=sys.stderr, flush=True)
 
 
 def _requeue(job: str) -> str:
@@ -81,13 +81,13 @@ def _requeue(job: str) -> str:
         done = _scontrol("requeue", job) if shown.returncode == 0 else shown
     except FileNotFoundError:
         return (
-            "there is no scontrol here. In a container, mount Slurm's programs with its configuration, or let the "
-            "batch file call scontrol requeue when srun ends with 75"
+            "scontrol not found. In a container, mount Slurm's programs and configuration, or call scontrol requeue in "
+            "the batch file when srun exits with 75"
         )
     except subprocess.TimeoutExpired:
-        return f"scontrol has not answered within {_ANSWER_SECONDS:g} s"
-    said = (done.stderr or done.stdout).strip().rpartition("\n")[2].rstrip(".")
-    return f"scontrol refuses: {said or f'exit code {done.returncode}'}" if done.returncode else ""
+        return f"scontrol did not respond within {_ANSWER_SECONDS:g} s"
+    output = (done.stderr or done.stdout).strip().rpartition("\n")[2].rstrip(".")
+    return f"scontrol failed: {output or f'exit code {done.returncode}'}" if done.returncode else ""
 
 
 def _scontrol(*arguments: str) -> subprocess.CompletedProcess:

@@ -107,26 +107,26 @@ def connect(
         notes.append("malloc keeps freed memory; --config.cluster.keep_freed_memory=false turns that off")
     listener = heartbeat.listen(spec)
     port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-    roster = _meet(plan_or_options, must_match or {}, workdir, port, stop)
+    members = _connect_workers(plan_or_options, must_match or {}, workdir, port, stop)
     _set_visible_devices(plan_or_options)
     if plan_or_options.num_workers > 1:
-        watchdog = startup_watchdog.deadline(spec.rank, roster, plan_or_options.options.connect_seconds)
+        watchdog = startup_watchdog.deadline(spec.rank, members, plan_or_options.options.connect_seconds)
         with watchdog, interruption.blocked_signals():
-            strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in roster])
+            strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in members])
     else:
         devices = [f"/{plan_or_options.device_type}:{index}" for index in range(plan_or_options.local_replicas)]
         strategy = tf.distribute.MirroredStrategy(devices)
     assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
-    watching = None
+    monitor = None
     if plan_or_options.num_workers > 1:
-        watching = heartbeat.start(rank=spec.rank, roster=roster, listener=listener, options=plan_or_options.options)
+        monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=plan_or_options.options)
     return Cluster(
         strategy=strategy,
         rank=spec.rank,
         num_workers=plan_or_options.num_workers,
         num_replicas=plan_or_options.num_replicas,
-        roster=(*(_roster_line(worker, plan_or_options) for worker in roster), *filter(None, notes)),
-        monitor=watching,
+        roster=(*(_roster_line(worker, plan_or_options) for worker in members), *filter(None, notes)),
+        monitor=monitor,
     )
 
 
@@ -135,7 +135,7 @@ def global_seed() -> int | None:
     return context.global_seed()
 
 
-def _meet(
+def _connect_workers(
     plan_: ClusterPlan,
     must_match: Mapping[str, str],
     workdir: os.PathLike | str | None,

@@ -31,8 +31,8 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
     place = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     if place.num_workers > 1:
         raise ValueError(
-            f"this is already process {place.rank} of {place.num_workers}, started through {place.launcher}, and each "
-            f"would start workers of its own. Without tfdist.launch {_INSTEAD[place.launcher]}."
+            f"this is already process {place.rank} of {place.num_workers}, started by {place.launcher}; each one "
+            f"would start its own workers. Do not use tfdist.launch here: {_INSTEAD[place.launcher]}."
         )
     return place.note
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster import interruption
-from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.liveness import peer_loss
 from tfdist.training import checkpointing, evaluate, nonfinite, replica_consistency, setup, state, triggers
 from tfdist.training import run as run_lib
 from tfdist.training.checkpointing import FINISHED
@@ -55,7 +55,7 @@ def train(run: run_lib.Run, *, allow_config_changes: bool = False) -> int:
             checkpointing.finish(loop, progress)
         return 0
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        heartbeat.claim_exit()  # To find the example may take longer than the other workers last.
+        peer_loss.claim_exit()  # To find the example may take longer than the other workers last.
         raise damaged_data(run) or error from None
     finally:
         checkpointing.close(loop)

@@ -76,7 +76,9 @@ def test_slurm_resolver_with_several_jobs():
 
 
 def test_slurm_resolver_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match="lacks SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEP_NUM_TASKS"):
+    with pytest.raises(
+        ValueError, match="these variables are not set: SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEP_NUM_TASKS"
+    ):
         SlurmClusterResolver(env={})
     env = slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)")
     with pytest.raises(ValueError, match=r"as many tasks as the Slurm step, 4. Received: {'worker': 3}"):

@@ -137,14 +137,14 @@ def test_a_layout_that_is_not_slurms_is_refused(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"SLURM_STEP_NUM_TASKS": "5"}, "contradict one another.*SLURM_STEP_NUM_TASKS=5"),
-        ({"SLURM_PROCID": "4"}, "contradict one another.*het-group"),
-        ({"SLURM_STEP_NODELIST": "n9"}, "contradict one another"),
+        ({"SLURM_STEP_NUM_TASKS": "5"}, "are inconsistent.*SLURM_STEP_NUM_TASKS=5"),
+        ({"SLURM_PROCID": "4"}, "are inconsistent.*het-group"),
+        ({"SLURM_STEP_NODELIST": "n9"}, "are inconsistent"),
         ({"SLURM_PROCID": "one"}, "SLURM_PROCID must be a number. Received: 'one'"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2x2"}, r"no list of counts.*2\(x3\),1. Received: '2x2'"),
-        ({"SLURM_STEP_NODELIST": "n[9-10"}, r"no list of hosts.*Received: 'n\[9-10'"),
-        ({"SLURM_DISTRIBUTION": "plane"}, "lacks SLURM_DIST_PLANESIZE"),
-        ({"SLURM_DISTRIBUTION": "magic"}, "must begin with block, cyclic, plane or arbitrary. Received: 'magic'"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2x2"}, r"Not a valid Slurm list of counts.*2\(x3\),1. Received: '2x2'"),
+        ({"SLURM_STEP_NODELIST": "n[9-10"}, r"Not a valid Slurm host list.*Received: 'n\[9-10'"),
+        ({"SLURM_DISTRIBUTION": "plane"}, "these variables are not set: SLURM_DIST_PLANESIZE"),
+        ({"SLURM_DISTRIBUTION": "magic"}, "must start with block, cyclic, plane or arbitrary. Received: 'magic'"),
     ],
 )
 def test_bad_slurm_variables_are_named(change, message):
@@ -156,7 +156,9 @@ def test_every_missing_slurm_variable_is_named():
     env = slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)")
     for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"):
         del env[name]
-    with pytest.raises(ValueError, match="lacks SLURM_STEP_NODELIST, SLURM_PROCID, SLURM_LOCALID"):
+    with pytest.raises(
+        ValueError, match="these variables are not set: SLURM_STEP_NODELIST, SLURM_PROCID, SLURM_LOCALID"
+    ):
         resolve(env)
 
 
@@ -185,7 +187,7 @@ LEFT_OVER = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODE
 def test_without_srun_an_allocation_of_several_tasks_is_one_worker_and_a_note(env, launcher):
     place = resolve(env)
     assert (place.launcher, place.rank, place.num_workers) == (launcher, 0, 1)
-    assert "4 tasks" in place.note and "Put srun before the command" in place.note
+    assert "4 tasks" in place.note and "Prefix the command with srun" in place.note
 
 
 def test_a_step_of_one_task_is_one_worker():
@@ -292,7 +294,7 @@ def test_tasks_that_share_a_nodes_gpus_get_as_many_on_every_node():
 
 def test_more_tasks_than_gpus_are_refused():
     one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}
-    with pytest.raises(ValueError, match=r"2 tasks on a host are to share 1 GPU.*--gpus-per-task=1"):
+    with pytest.raises(ValueError, match=r"2 tasks on one host share 1 GPU.*--gpus-per-task=1"):
         visible_gpus(resolve(slurm(1, TWO_ON_ONE, "n9", "2", **one)), 1)
 
 
@@ -331,8 +333,8 @@ def test_a_tf_config_without_a_cluster_does_not_count(text):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"TF_CONFIG": "{'cluster': 1}"}, "no JSON object with a cluster.*Received: .*cluster"),
-        ({"TF_CONFIG": "[1]"}, "no JSON object with a cluster"),
+        ({"TF_CONFIG": "{'cluster': 1}"}, 'must be a JSON object with "cluster".*Received: .*cluster'),
+        ({"TF_CONFIG": "[1]"}, 'must be a JSON object with "cluster"'),
         ({"TF_CONFIG": '{"cluster": {"worker": "a:1"}}'}, "must hold lists"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "must be chief or worker, not None"),
         (tf_config("worker", 2, worker=["a:1", "b:1"]), "task.index must be a number below 2"),
@@ -342,8 +344,8 @@ def test_a_tf_config_without_a_cluster_does_not_count(text):
         (tf_config("worker", 0, worker=["a:1", "a:1"]), "one is listed twice"),
         (tf_config("chief", 0, chief=["a:1", "b:1"]), "there can be one chief"),
         (tf_config("evaluator", 0, worker=["a:1"], evaluator=["b:1"]), "Start no evaluator"),
-        (tf_config("worker", 0, worker=["a:1"], ps=["b:1"]), "parameter servers have no part"),
-        (tf_config("ps", 0, worker=["a:1"], ps=["b:1"]), "parameter servers have no part"),
+        (tf_config("worker", 0, worker=["a:1"], ps=["b:1"]), "synchronous training does not use parameter servers"),
+        (tf_config("ps", 0, worker=["a:1"], ps=["b:1"]), "synchronous training does not use parameter servers"),
         (tf_config("worker", 0, worker=["a:1"], master=["b:1"]), "must be chief or worker, not 'master'"),
     ],
 )
@@ -428,11 +430,11 @@ def test_mpi_over_several_hosts_without_a_trace_of_rank_0_says_what_to_set():
     [
         (
             {"OMPI_COMM_WORLD_RANK": "0"},
-            "lacks OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL",
+            "these variables are not set: OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL",
         ),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "lacks PMI_LOCAL_RANK, PMI_LOCAL_SIZE"),
-        ({"PMIX_RANK": "0"}, "lacks OMPI_COMM_WORLD_RANK"),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "contradict one another.*OMPI_COMM_WORLD_RANK=2"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "these variables are not set: PMI_LOCAL_RANK, PMI_LOCAL_SIZE"),
+        ({"PMIX_RANK": "0"}, "these variables are not set: OMPI_COMM_WORLD_RANK"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "are inconsistent.*OMPI_COMM_WORLD_RANK=2"),
     ],
 )
 def test_bad_mpi_variables_are_named(env, message):

@@ -145,8 +145,7 @@ def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
         assert isinstance(outcome.error, interruption.StopError), outcome
         assert outcome.seconds < 30
         assert outcome.message == (
-            f"stopped by SIGTERM to rank {asked} (localhost:{ports[asked]}) before the training began: "
-            "there is nothing to save"
+            f"stopped by SIGTERM to rank {asked} (localhost:{ports[asked]}) before training started: nothing to save"
         )
 
 
@@ -156,8 +155,8 @@ def test_a_missing_worker_is_named_by_all_others_at_the_deadline(absent):
     outcomes = run([(p, {"seconds": 3.0}) for p in places(ports) if p.rank != absent])
     for outcome in outcomes:
         assert isinstance(outcome.error, TimeoutError)
-        assert "1 of 4 workers were not found within 3 s" in outcome.message
-        assert f"rank {absent} (localhost:{ports[absent]}): nothing listens there" in outcome.message
+        assert "1 of 4 workers did not connect within 3 s" in outcome.message
+        assert f"rank {absent} (localhost:{ports[absent]}): nothing is listening there" in outcome.message
         assert "config.cluster.connect_seconds" in outcome.message
         assert 2.9 < outcome.seconds < 3.0 + GRACE_SECONDS
     assert len({outcome.message for outcome in outcomes}) == 1
@@ -182,8 +181,8 @@ def test_a_taken_port_is_named_by_all(rank):
         outcomes = run([(spec, {}) for spec in places(ports)])
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
-        assert f"rank {rank} (localhost:{ports[rank]}): port {ports[rank]} of host" in outcome.message
-        assert "is taken: another program listens on it" in outcome.message
+        assert f"rank {rank} (localhost:{ports[rank]}): port {ports[rank]} on host" in outcome.message
+        assert "is in use: another program is listening on it" in outcome.message
         assert "config.cluster.port_base" in outcome.message
         assert outcome.seconds < 15  # Not only at the deadline.
 
@@ -205,7 +204,7 @@ def test_a_gpu_that_two_workers_hold_is_named():
     outcomes = run([(p, {"exclusive": ["GPU 0", f"GPU {1 + p.rank}"]}) for p in places(free_ports(2))])
     for outcome in outcomes:
         assert isinstance(outcome.error, ValueError)
-        assert f"GPU 0 of host {socket.gethostname()} is held by ranks 0-1" in outcome.message
+        assert f"GPU 0 on host {socket.gethostname()} is used by ranks 0-1" in outcome.message
         assert "GPU 1" not in outcome.message
 
 
@@ -217,7 +216,7 @@ def test_two_processes_with_one_rank_are_noticed():
     outcomes = run([(spec, {}) for spec in all_places])
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
-        assert "claim to be rank 1. Each worker needs its own (in TF_CONFIG: task.index)" in outcome.message
+        assert "have rank 1. Each worker needs its own rank (in TF_CONFIG: task.index)" in outcome.message
         assert outcome.seconds < 15  # Not only at the deadline.
 
 
@@ -226,9 +225,9 @@ def test_another_job_at_a_workers_address_is_noticed():
     here, there = places(ports)
     outcomes = run([(here, {}), (dataclasses.replace(there, job="another"), {})])
     assert f"rank 1 (localhost:{ports[1]}): " in outcomes[0].message
-    assert "another job listens there ('another'" in outcomes[0].message
+    assert "a worker of another job is listening there ('another'" in outcomes[0].message
     assert f"rank 0 (localhost:{ports[0]}): " in outcomes[1].message
-    assert f"another job listens there ('{here.job}'" in outcomes[1].message
+    assert f"a worker of another job is listening there ('{here.job}'" in outcomes[1].message
     assert all(isinstance(outcome.error, TimeoutError) for outcome in outcomes)
     # One of them gives up before the deadline; the other one may then hope that the place is free.
     assert min(outcome.seconds for outcome in outcomes) < 15
@@ -289,10 +288,10 @@ def test_workers_that_nobody_places_find_each_other():
     # One that does not come is named, and so is a rank 0 that is not there.
     for outcome in run([(spec, {"seconds": 1.5}) for spec in all_places[:2]]):
         assert isinstance(outcome.error, TimeoutError)
-        assert "1 of 3 workers have not called rank 0" in outcome.message and "rank 2" in outcome.message
+        assert "1 of 3 workers did not contact rank 0" in outcome.message and "rank 2" in outcome.message
         assert outcome.seconds < 1.5 + GRACE_SECONDS
     (outcome,) = run([(all_places[1], {"seconds": 1.0})])
-    assert "Rank 0 was not found within 1 s" in outcome.message and "set TFDIST_CHIEF" in outcome.message
+    assert "Could not connect to rank 0 within 1 s" in outcome.message and "set TFDIST_CHIEF" in outcome.message
     assert outcome.seconds < 1.0 + GRACE_SECONDS
 
 

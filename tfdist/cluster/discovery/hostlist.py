@@ -22,7 +22,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     for name in re.split(r",(?![^\[]*\])", hostlist):
         pieces = re.split(r"\[([^\[\]]*)\]", name)  # Text and ranges by turns.
         if not name or any(set("[] ") & set(text) for text in pieces[::2]):
-            raise ValueError(f"This is no list of hosts as Slurm writes it, such as n[1-3,5]. Received: {hostlist!r}")
+            raise ValueError(f"Not a valid Slurm host list, such as n[1-3,5]. Received: {hostlist!r}")
         choices = [list(_range(piece, hostlist)) if i % 2 else [piece] for i, piece in enumerate(pieces)]
         hosts.extend("".join(parts) for parts in itertools.product(*choices))
     return hosts
@@ -32,7 +32,7 @@ def _range(text: str, hostlist: str) -> Iterator[str]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None or int(match.group(2) or match.group(1)) < int(match.group(1)):
-            raise ValueError(f"[{text}] is no range of numbers such as [1-3,5]. Received: {hostlist!r}")
+            raise ValueError(f"[{text}] is not a range of numbers, such as [1-3,5]. Received: {hostlist!r}")
         first, last = match.group(1), match.group(2) or match.group(1)
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
@@ -48,7 +48,7 @@ def expand_counts(counts: str) -> list[int]:
     for part in counts.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise ValueError(f"This is no list of counts as Slurm writes it, such as 2(x3),1. Received: {counts!r}")
+            raise ValueError(f"Not a valid Slurm list of counts, such as 2(x3),1. Received: {counts!r}")
         result.extend([int(match.group(1))] * int(match.group(2) or 1))
     return result
 

@@ -51,7 +51,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
     worker_spec.need(env, names, "An MPI launcher started this process")
     own_rank, size, local_rank, local_size = (worker_spec.integer(env, name) for name in names)
     if not (own_rank < size and local_rank < local_size <= size):
-        raise ValueError(f"The MPI launcher's variables contradict one another. {worker_spec.received(env, names)}")
+        raise ValueError(f"The MPI launcher's variables are inconsistent. {worker_spec.received(env, names)}")
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
         # On one host, the ranks' parent is mpirun or its daemon; over several hosts, only the batch job is common.
@@ -109,7 +109,7 @@ def _chiefs(env: Mapping[str, str], port: int) -> tuple[str, ...]:
         found += uri.partition("://")[2].rpartition(":")[0].strip("[]").split(",")
     if not found:
         raise ValueError(
-            "mpirun started workers on several hosts, and nothing tells them where rank 0 is. Set TFDIST_CHIEF to the "
-            "host of rank 0 and hand it on: mpirun -x TFDIST_CHIEF=<host> (Open MPI) or -genv TFDIST_CHIEF <host>."
+            "mpirun started workers on several hosts, and the host of rank 0 is unknown. Set TFDIST_CHIEF to it and "
+            "export it: mpirun -x TFDIST_CHIEF=<host> (Open MPI) or -genv TFDIST_CHIEF <host>."
         )
     return tuple(hostlist.join_address(host, port) for host in dict.fromkeys(found))

@@ -28,8 +28,8 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
             hosts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     except OSError as error:
         raise ValueError(
-            f"PBS_NODEFILE cannot be read ({error.strerror}): PBS may write it on the job's first host alone. Copy it "
-            f"to a shared directory and hand its name on. {worker_spec.received(env, _VARIABLES)}"
+            f"PBS_NODEFILE cannot be read ({error.strerror}): PBS may write it on the first host only. Copy it to a "
+            f"shared directory and set PBS_NODEFILE to the copy. {worker_spec.received(env, _VARIABLES)}"
         ) from None
     rank = worker_spec.integer(env, "PBS_NODENUM")
     if rank >= len(hosts):
@@ -59,6 +59,6 @@ def forgotten_launcher(env: Mapping[str, str]) -> str:
     if not env.get("PBS_JOBID") or ranks < 2:
         return ""
     return (
-        f"PBS job {env['PBS_JOBID']} has room for {ranks} ranks, and this process, which neither mpirun nor pbsdsh "
-        "started, trains alone. Put mpirun before the command to use them all."
+        f"PBS job {env['PBS_JOBID']} has slots for {ranks} ranks, but this process was not started by mpirun or "
+        "pbsdsh and trains alone. Prefix the command with mpirun to use all ranks."
     )

@@ -47,8 +47,8 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     counts = hostlist.expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
     if len(nodes) != len(counts) or sum(counts) != num_workers or not rank < num_workers or not node < len(nodes):
         raise ValueError(
-            "Slurm's variables contradict one another (a step over several parts of a heterogeneous job, srun "
-            f"--het-group=0,1, cannot be used). {worker_spec.received(env, _STEP_VARIABLES)}"
+            "Slurm's variables are inconsistent (job steps that span het groups, srun --het-group=0,1, are not "
+            f"supported). {worker_spec.received(env, _STEP_VARIABLES)}"
         )
     number = worker_spec.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * worker_spec.integer(env, "SLURM_STEP_ID")
     most = max(counts)
@@ -100,8 +100,8 @@ def forgotten_srun(env: Mapping[str, str]) -> str:
     if not env.get("SLURM_JOB_ID") or not tasks.isdecimal() or int(tasks) == 1:
         return ""
     return (
-        f"Slurm job {env['SLURM_JOB_ID']} has {tasks} tasks, and this process, which srun did not start, trains alone. "
-        "Put srun before the command to use them all."
+        f"Slurm job {env['SLURM_JOB_ID']} has {tasks} tasks, but this process was not started by srun and trains "
+        "alone. Prefix the command with srun to use all tasks."
     )
 
 
@@ -119,7 +119,7 @@ def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
         return max(1, worker_spec.integer(env, "SLURM_DIST_PLANESIZE"))
     if kind == "arbitrary":
         return None
-    raise ValueError(f"SLURM_DISTRIBUTION must begin with block, cyclic, plane or arbitrary. Received: {text!r}")
+    raise ValueError(f"SLURM_DISTRIBUTION must start with block, cyclic, plane or arbitrary. Received: {text!r}")
 
 
 def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequence[tuple[int, int]]) -> None:
@@ -135,9 +135,9 @@ def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequenc
         expected, index = layout[rank]
         names = ("SLURM_NODEID", "SLURMD_NODENAME", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_DISTRIBUTION")
         raise ValueError(
-            f"Rank {rank} should be task {index} of node {expected} ({nodes[expected]}), as the step's hosts and its "
-            f"distribution have it, and Slurm has put it elsewhere. Say how srun distributes the tasks, with srun -m "
-            f"block, cyclic or plane=<size>. {worker_spec.received(env, (*_STEP_VARIABLES, *names))}"
+            f"Rank {rank} should be task {index} of node {expected} ({nodes[expected]}), according to the step's host "
+            f"list and distribution, but Slurm placed it elsewhere. Specify the distribution: srun -m block, cyclic "
+            f"or plane=<size>. {worker_spec.received(env, (*_STEP_VARIABLES, *names))}"
         )
 
 

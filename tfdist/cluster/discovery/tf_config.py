@@ -21,7 +21,7 @@ def read_cluster(env: Mapping[str, str]) -> dict | None:
         cluster = config.get("cluster") or {}
         lists = [tasks for tasks in cluster.values() if isinstance(tasks, list)]
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"TF_CONFIG is no JSON object with a cluster ({error}). Received: {text!r}") from None
+        raise ValueError(f'TF_CONFIG must be a JSON object with "cluster" ({error}). Received: {text!r}') from None
     if len(lists) != len(cluster) or not all(isinstance(address, str) for tasks in lists for address in tasks):
         raise ValueError(f'TF_CONFIG.cluster must hold lists of "host:port". Received: {text!r}')
     return cluster
@@ -45,7 +45,7 @@ def resolve(
     task = json.loads(env["TF_CONFIG"]).get("task")
     kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
     if cluster.get("ps") or kind == "ps":
-        raise refuse("parameter servers have no part in synchronous training. Leave cluster.ps out.")
+        raise refuse("synchronous training does not use parameter servers. Remove cluster.ps.")
     if kind == "evaluator":
         raise refuse("the workers evaluate together between training steps. Start no evaluator.")
     unknown = sorted(set(cluster) - {"chief", "worker", "evaluator", "ps"})

@@ -47,8 +47,8 @@ def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
     share = num_listed // spec.gpu_sharers
     if num_listed and not share:
         raise ValueError(
-            f"{spec.gpu_sharers} tasks on a host are to share {num_listed} GPU(s), and each needs its own. Start "
-            "as many tasks as GPUs (Slurm: srun --gpus-per-task=1, which a MIG slice needs too), or hide all GPUs with "
+            f"{spec.gpu_sharers} tasks on one host share {num_listed} GPU(s), but each task needs its own. Start at "
+            "most one task per GPU (Slurm: srun --gpus-per-task=1, also for MIG slices), or hide all GPUs with "
             "CUDA_VISIBLE_DEVICES=''."
         )
     if spec.gpu_sharers == 1:
@@ -96,8 +96,8 @@ def need(env: Mapping[str, str], names: Sequence[str], why: str) -> None:
     missing = [name for name in names if not env.get(name)]
     if missing:
         raise ValueError(
-            f"{why}, and its environment lacks {', '.join(missing)}. Pass the launcher's variables on to the process "
-            f"(a container or a shell may have dropped them). {received(env, names)}"
+            f"{why}, but these variables are not set: {', '.join(missing)}. Pass the launcher's variables to the "
+            f"process (a container or shell may have removed them). {received(env, names)}"
         )
 
 

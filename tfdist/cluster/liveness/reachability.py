@@ -1,4 +1,4 @@
-"""Whether other workers can be reached at the ports that TensorFlow talks through. Imports no TensorFlow."""
+"""Checks if other workers accept connections at their gRPC ports. Imports no TensorFlow."""
 
 import asyncio
 import os
@@ -6,39 +6,38 @@ from collections.abc import Callable, Mapping
 
 from tfdist.cluster.discovery import hostlist
 
-# How many are called at a time.
-_AT_ONCE = 16
+_MAX_CONCURRENT = 16
 
 
 async def first_unreachable_pair(
-    addresses: Mapping[int, str], seconds: float, waits: Callable[[], bool]
+    addresses: Mapping[int, str], seconds: float, is_waiting: Callable[[], bool]
 ) -> tuple[int, str]:
-    """Returns the first worker that could not be reached twice in a row, and why; never, where all can.
+    """Returns the first worker that two checks in a row could not connect to, and the reason. Until then it runs.
 
     Args:
         addresses: rank -> "host:port".
-        seconds: the pause between two rounds of calls, and how long a call may take.
-        waits: whether there is a reason to look.
+        seconds: the pause between two checks, and the time limit of a connection.
+        is_waiting: called before each check; False: skip it.
     """
-    cut: dict[int, str] = {}
+    failed: dict[int, str] = {}
     while True:
         await asyncio.sleep(seconds)
-        before, cut = cut, await unreachable(addresses, seconds) if waits() else {}
-        for rank in before.keys() & cut.keys():
-            return rank, cut[rank]
+        before, failed = failed, await unreachable(addresses, seconds) if is_waiting() else {}
+        for rank in before.keys() & failed.keys():
+            return rank, failed[rank]
 
 
 async def unreachable(addresses: Mapping[int, str], seconds: float) -> dict[int, str]:
-    """Calls all addresses; returns rank -> reason for those at which nobody answers.
+    """Connects to all addresses; returns rank -> reason of those that fail.
 
     Args:
         addresses: rank -> "host:port".
-        seconds: how long each call may take.
+        seconds: time limit of each connection.
     """
     found: dict[int, str] = {}
-    gate = asyncio.Semaphore(_AT_ONCE)
+    gate = asyncio.Semaphore(_MAX_CONCURRENT)
 
-    async def call(rank: int, host: str, port: int) -> None:
+    async def connect(rank: int, host: str, port: int) -> None:
         try:
             async with gate:
                 _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), seconds)
@@ -48,5 +47,5 @@ async def unreachable(addresses: Mapping[int, str], seconds: float) -> dict[int,
         except OSError as error:
             found[rank] = os.strerror(error.errno) if error.errno else str(error)
 
-    await asyncio.gather(*(call(rank, *hostlist.split_address(address)) for rank, address in addresses.items()))
+    await asyncio.gather(*(connect(rank, *hostlist.split_address(address)) for rank, address in addresses.items()))
     return found

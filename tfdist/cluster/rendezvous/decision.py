@@ -44,21 +44,23 @@ def decide(
     absent = [rank for rank in range(len(addresses)) if rank not in hellos]
     if absent:
         own = reports.get(0, {"unreached": {}})["unreached"]
-        return missing({rank: own.get(str(rank)) or "it has not called rank 0" for rank in absent}, addresses, seconds)
+        return missing(
+            {rank: own.get(str(rank)) or "it has not contacted rank 0" for rank in absent}, addresses, seconds
+        )
     if len(reports) < len(addresses) or any(report["unreached"] for report in reports.values()):
-        head = f"All workers are there, and some cannot reach each other within {seconds:g} s:"
+        head = f"All workers started, but some could not connect to each other within {seconds:g} s:"
         return _error(TimeoutError, head, _cut_off(hellos, reports, addresses))
     workers = {rank: hello["me"] for rank, hello in hellos.items()}
     differing = [*_mismatches(workers), *_shared_exclusives(workers)]
     if differing:
-        return _error(ValueError, "The workers do not fit together:", differing)
+        return _error(ValueError, "The workers differ:", differing)
     elsewhere = {rank: report["workdir"] for rank, report in reports.items() if report["workdir"]}
     if elsewhere:
         lines = [
             f"{worker_name(rank, addresses)}, on host {workers[rank]['host']}, at {path}"
             for rank, path in sorted(elsewhere.items())
         ]
-        head = f"The workdir of rank 0, on host {workers[0]['host']}, must be one that all share. Not seen by:"
+        head = f"All workers must share the workdir of rank 0 (host {workers[0]['host']}). Not visible to:"
         return _error(FileNotFoundError, head, lines)
     members = [
         {"rank": rank, "address": address, "host": workers[rank]["host"], "pid": workers[rank]["pid"]}
@@ -71,13 +73,13 @@ def decide(
 def stopped(asked: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
     """The verdict when workers were asked to stop; rank -> by what."""
     who = ", ".join(f"{reason} to {worker_name(rank, addresses)}" for rank, reason in sorted(asked.items()))
-    return _error(interruption.StopError, f"stopped by {who} before the training began: there is nothing to save", [])
+    return _error(interruption.StopError, f"stopped by {who} before training started: nothing to save", [])
 
 
 def failure(failed: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
     """The verdict when workers cannot take part at all; rank -> reason."""
     lines = [f"{worker_name(rank, addresses)}: {reason}" for rank, reason in sorted(failed.items())]
-    return _error(OSError, "A worker cannot take part:", lines)
+    return _error(OSError, "A worker cannot join the run:", lines)
 
 
 def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -85,8 +87,8 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
     lines = [f"{worker_name(rank, addresses)}: {reason or 'no answer'}" for rank, reason in sorted(absent.items())]
     return _error(
         TimeoutError,
-        f"{len(absent)} of {len(addresses) or 'the'} workers were not found within {seconds:g} s. Look for their own "
-        "errors; if they only start slowly, raise config.cluster.connect_seconds:",
+        f"{len(absent)} of {len(addresses) or 'the'} workers did not connect within {seconds:g} s. Check their "
+        "logs for errors. If they only start slowly, increase config.cluster.connect_seconds:",
         lines,
     )
 
@@ -96,8 +98,8 @@ def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str,
     absent = sorted(set(range(1, size)) - set(arrivals))
     return _error(
         TimeoutError,
-        f"{len(absent)} of {size} workers have not called rank 0 within {seconds:g} s. Look for their own errors; if "
-        "they only start slowly, raise config.cluster.connect_seconds. Missing:",
+        f"{len(absent)} of {size} workers did not contact rank 0 within {seconds:g} s. Check their logs for errors. "
+        "If they only start slowly, increase config.cluster.connect_seconds. Missing:",
         [_ranks(absent)],
     )
 
@@ -106,8 +108,8 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
     """The verdict of a worker that knows no address but where rank 0 may be; address -> reason."""
     return _error(
         TimeoutError,
-        f"Rank 0 was not found within {seconds:g} s. If it runs on another host than these, set TFDIST_CHIEF to that "
-        "host for all workers; if it only starts slowly, raise config.cluster.connect_seconds:",
+        f"Could not connect to rank 0 within {seconds:g} s. If it runs on a different host, set TFDIST_CHIEF to that "
+        "host on all workers. If it only starts slowly, increase config.cluster.connect_seconds:",
         [f"{address}: {reason}" for address, reason in reasons.items()],
     )
 
@@ -115,8 +117,8 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
 def same_rank(rank: int, workers: Sequence[dict]) -> str:
     """The reason when two processes claim one rank."""
     where = " and ".join(f"host {worker['host']}, pid {worker['pid']}" for worker in workers)
-    also = "another process as well" if len(workers) == 1 else "both"
-    return f"{where} and {also} claim to be rank {rank}. Each worker needs its own (in TF_CONFIG: task.index)"
+    also = "another process" if len(workers) == 1 else "both"
+    return f"{where} and {also} have rank {rank}. Each worker needs its own rank (in TF_CONFIG: task.index)"
 
 
 def worker_name(rank: int, addresses: Sequence[str]) -> str:
@@ -126,14 +128,16 @@ def worker_name(rank: int, addresses: Sequence[str]) -> str:
 
 def _cut_off(hellos: Mapping[int, dict], reports: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
     lines = [
-        f"{worker_name(rank, addresses)} cannot reach {worker_name(int(other), addresses)}, which runs on host "
+        f"{worker_name(rank, addresses)} cannot connect to {worker_name(int(other), addresses)} on host "
         f"{hellos[int(other)]['me']['host']}: {reason}"
         for rank, report in sorted(reports.items())
         for other, reason in report["unreached"].items()
         if reason  # Without one, there was no time to try.
     ]
     silent = [rank for rank in range(len(addresses)) if rank not in reports]
-    return lines or [f"{worker_name(rank, addresses)} has not reported whom it reaches" for rank in silent]
+    return lines or [
+        f"{worker_name(rank, addresses)} has not reported which workers it can connect to" for rank in silent
+    ]
 
 
 def _mismatches(workers: Mapping[int, dict]) -> list[str]:
@@ -151,12 +155,12 @@ def _mismatches(workers: Mapping[int, dict]) -> list[str]:
 def _shared_exclusives(workers: Mapping[int, dict]) -> list[str]:
     holders = collections.defaultdict(list)
     for rank, worker in sorted(workers.items()):
-        for thing in worker["exclusive"]:
-            holders[worker["host"], thing].append(rank)
+        for name in worker["exclusive"]:
+            holders[worker["host"], name].append(rank)
     return [
-        f"{thing} of host {host} is held by {_ranks(ranks)}, and only one may. Give each worker its own (Slurm: srun "
-        "--gpus-per-task=1; else CUDA_VISIBLE_DEVICES for each)"
-        for (host, thing), ranks in holders.items()
+        f"{name} on host {host} is used by {_ranks(ranks)}. Give each worker its own (Slurm: srun --gpus-per-task=1; "
+        "otherwise CUDA_VISIBLE_DEVICES for each)"
+        for (host, name), ranks in holders.items()
         if len(ranks) > 1
     ]
 

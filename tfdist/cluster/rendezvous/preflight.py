@@ -122,7 +122,7 @@ async def _rendezvous(
             # No longer listening: who has the verdict starts TensorFlow, which soon calls this very port.
             untold = await protocol.notify_all(state, "verdict", insist=bool(state.stopped), verdict=state.verdict)
             if untold and "members" in state.verdict:
-                lost = dict.fromkeys(untold, "it was there, and is no longer")
+                lost = dict.fromkeys(untold, "it connected, then stopped responding")
                 state.verdict = decision.missing(lost, state.addresses, seconds)
     return decision.members_or_raise(state.verdict)
 
@@ -291,14 +291,14 @@ async def _explain_port(state: RendezvousState, error: OSError) -> str:
     port = state.spec.port
     if error.errno != errno.EADDRINUSE:
         return f"port {port} cannot be opened: {error.strerror}"
-    who = "another program listens on it"
+    who = "another program is listening on it"
     try:
         protocol.verify(state, await rpc.ask(f"localhost:{port}", protocol.message(state, "who"), 1.0), -1)
     except protocol.WrongPeerError as stranger:
-        who = str(stranger).replace("listens there", "listens on it")
+        who = str(stranger).replace("listening there", "listening on it")
     except rpc.UnreachableError:
         pass
     return (
-        f"port {port} of host {state.me['host']} is taken: {who}. If that program is not yours, choose other ports "
+        f"port {port} on host {state.me['host']} is in use: {who}. If that program is not yours, choose other ports "
         "with config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
     )

@@ -95,9 +95,9 @@ def verify(state: RendezvousState, reply: dict, rank: int) -> None:
     """Raises a StrangerError if the reply is not from this rank of this job."""
     job = state.spec.job
     if reply.get("job") != job:
-        raise WrongPeerError(f"another job listens there ({reply.get('job')!r}; this one is {job!r})")
+        raise WrongPeerError(f"a worker of another job is listening there ({reply.get('job')!r}; this job is {job!r})")
     if reply.get("rank") != rank:
-        raise WrongPeerError(f"rank {reply.get('rank')} of this job listens there")
+        raise WrongPeerError(f"rank {reply.get('rank')} of this job is listening there")
 
 
 async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False, **content: Any) -> list[int]:

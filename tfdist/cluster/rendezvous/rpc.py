@@ -93,15 +93,15 @@ async def ask(address: str, request: dict, seconds: float = _ASK_SECONDS) -> dic
     try:
         return await asyncio.wait_for(_exchange(address, request), seconds)
     except asyncio.TimeoutError:
-        raise UnreachableError(f"no answer within {seconds:g} s (is there a firewall between?)") from None
+        raise UnreachableError(f"no answer within {seconds:g} s (blocked by a firewall?)") from None
     except socket.gaierror as error:
-        raise UnreachableError(f"its host's name cannot be looked up ({error.strerror})") from None
+        raise UnreachableError(f"its host name cannot be resolved ({error.strerror})") from None
     except ConnectionRefusedError:
-        raise UnreachableError("nothing listens there (connection refused)") from None
+        raise UnreachableError("nothing is listening there (connection refused)") from None
     except OSError as error:
         raise UnreachableError(error.strerror or str(error)) from None
     except (ValueError, RecursionError):
-        raise UnreachableError("a program that is no worker of tfdist listens there") from None
+        raise UnreachableError("a program other than a tfdist worker is listening there") from None
 
 
 async def _exchange(address: str, request: dict) -> dict:
