@@ -160,3 +160,12 @@ def test_the_worker_that_fails_first_is_reported(tmp_path):
         for worker in workers:
             worker.kill()
             worker.communicate()
+
+
+@pytest.mark.slow
+def test_the_time_of_a_start_is_measured(tmp_path):
+    path = tmp_path / "numbers.json"
+    done = benchmark("--sections=start", "--rounds=1", "--nopin", f"--json={path}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["bare script", "tfdist"] and all(row["milliseconds"] > 0 for row in rows)
