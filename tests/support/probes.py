@@ -24,10 +24,8 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
-from tfdist.training import checkpointing, setup
-from tfdist.training import loop as loop_lib
+from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
-from tfdist.training.step import context as context_lib
 from tfdist.training.step import gradients, local_sgd, multi_step, train_step
 
 Arrays = dict[str, np.ndarray]
@@ -84,12 +82,12 @@ def start(options: c.Cluster, **changes) -> run_lib.Run:
 
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
-    iterator = run.cluster.distribute(setup.training_dataset(run, first_step=first, last_step=last))
+    iterator = run.cluster.distribute(run.training_data(first, last))
     call = multi_step.make_multi_step_fn(
-        run.trainer, functools.partial(local_sgd.choose_step(run.config.train), run.trainer)
+        run.context, functools.partial(local_sgd.choose_step(run.config.train), run.context)
     )
-    vector = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64))[0].numpy()
-    return multi_step.means(run.trainer, dict(zip((*run.trainer.names, *context_lib.EXTRAS), vector, strict=True)))
+    vector, _ = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64))
+    return run.objective.results(run.context.execution_layout.to_dict(vector))
 
 
 def weights(run: run_lib.Run) -> Arrays:
@@ -172,7 +170,7 @@ def compressed(options: c.Cluster) -> Arrays:
     for dtype in ("float32", "float16", "bfloat16"):
         run = start(options, communication=c.Communication(dtype=dtype), learning_rate=c.LearningRate(peak=0.1))
         run_steps(run, 10)
-        assert all(variable.dtype == "float32" for variable in run.trainer.model.trainable_variables)
+        assert all(variable.dtype == "float32" for variable in run.context.model.trainable_variables)
         found |= {f"{dtype}/{key}": value for key, value in weights(run).items()}
     return found
 
@@ -219,8 +217,8 @@ def embedding(options: c.Cluster) -> Arrays:
 def loss_scale(options: c.Cluster) -> Arrays:
     """Steps in float16, of which the third overflows on replica 1 alone: [step, local replica, ...] of each value."""
     run = start(options, train=c.Train(steps=20, precision="float16"), learning_rate=c.LearningRate(peak=1e-3))
-    cluster, trainer = run.cluster, run.trainer
-    trainer.loss_scale.growth_steps = 4
+    cluster, step_context = run.cluster, run.context
+    step_context.loss_scale.growth_steps = 4
     local = BATCH // cluster.num_replicas
     images = np.random.default_rng(0).random((2, local, 8, 8, 1)).astype(np.float32)
     # 2e4 itself fits into float16; its product with a gradient that is scaled by 2**15 does not.
@@ -230,15 +228,15 @@ def loss_scale(options: c.Cluster) -> Arrays:
     @tf.function
     def one_step(image, label):
         cluster.strategy.run(
-            functools.partial(train_step.train_step, trainer), args=({"image": image, "label": label},)
+            functools.partial(train_step.train_step, step_context), args=({"image": image, "label": label},)
         )
 
     def observe():
         return {
-            "scale": on_each(cluster, trainer.loss_scale.value),
-            "good_steps": on_each(cluster, trainer.loss_scale.good_steps),
-            "kernel": on_each(cluster, trainer.model.trainable_variables[0].value),
-            "iterations": np.asarray(keras.ops.convert_to_numpy(trainer.optimizer.iterations)),
+            "scale": on_each(cluster, step_context.loss_scale.value),
+            "good_steps": on_each(cluster, step_context.loss_scale.good_steps),
+            "kernel": on_each(cluster, step_context.model.trainable_variables[0].value),
+            "iterations": np.asarray(keras.ops.convert_to_numpy(step_context.optimizer.iterations)),
         }
 
     seen = [observe()]
@@ -267,9 +265,9 @@ def regularization(options: c.Cluster) -> Arrays:
 def statistics(options: c.Cluster) -> Arrays:
     """Three steps of unsynchronised batch normalisation: what each replica sees, and the statistics that it holds."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
-    images = [batch["image"] for batch in setup.training_dataset(run, first_step=0, last_step=3).take(6)]
+    images = [batch["image"] for batch in run.training_data(0, 3).take(6)]
     run_steps(run, 3)
-    norm = run.trainer.model.get_layer("norm")
+    norm = run.context.model.get_layer("norm")
     return {
         "images": np.stack(images).reshape(3, 2, BATCH // 2, 64),
         "mean": on_each(run.cluster, norm.moving_mean.value),
@@ -333,19 +331,20 @@ def traces(options: c.Cluster) -> Arrays:
         objective={"target": "lab:bounded"},
     )
     lab.TRACED.clear()
-    loop, progress = checkpointing.open_loop(run)
-    assert loop_lib.train_loop(loop, progress) and loop.saver.wait()
-    loop.report.close()
-    calls = {"train": loop.train_call, "evaluation": loop.evaluation_call}
-    counts = {name: np.array(caller.call.experimental_get_tracing_count()) for name, caller in calls.items()}
+    tools, state = checkpointing.open_run(run)
+    loop.train_loop(tools, state)
+    assert tools.checkpointer.wait()
+    tools.report.close()
+    runners = {"train": tools.train_steps, "evaluation": tools.evaluation_steps}
+    counts = {name: np.array(runner.run_steps.experimental_get_tracing_count()) for name, runner in runners.items()}
     prepared = {f"prepared for {name}": np.array(lab.TRACED.count(t)) for name, t in (("train", True), ("eval", False))}
-    return counts | prepared | {"calls": np.array([caller.pace.calls for caller in calls.values()])}
+    return counts | prepared | {"calls": np.array([runner.length.executions for runner in runners.values()])}
 
 
 def collectives(options: c.Cluster) -> Arrays:
     """How many collective operations stand in a step, and how many in the rest of a call, for some ways to sum."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10})
-    iterator = run.cluster.distribute(setup.training_dataset(run, first_step=0, last_step=1))
+    iterator = run.cluster.distribute(run.training_data(0, 1))
     found = {}
     for name, communication in (
         ("one pack", c.Communication()),
@@ -353,8 +352,8 @@ def collectives(options: c.Cluster) -> Arrays:
         ("compressed", c.Communication(dtype="bfloat16")),
     ):
         config = dataclasses.replace(run.config, communication=communication)
-        trainer = dataclasses.replace(run.trainer, config=config)
-        call = multi_step.make_multi_step_fn(trainer, functools.partial(train_step.train_step, trainer))
+        step_context = dataclasses.replace(run.context, config=config)
+        call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context))
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int64), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()
         outside = [node for node in definition.node if node.op.startswith("Collective")]
@@ -400,7 +399,7 @@ def local_rounds(options: c.Cluster) -> Arrays:
         arrays = checkpoint_format.snapshot(run.variables)
         found |= {f"{name}/{key}": value for key, value in arrays.items()} | {f"{name}/loss": np.array(means["loss"])}
         if name == "rounds":
-            found |= {f"replicas/{v.path}": on_each(run.cluster, v.value) for v in run.trainer.optimizer.variables}
+            found |= {f"replicas/{v.path}": on_each(run.cluster, v.value) for v in run.context.optimizer.variables}
     return found
 
 

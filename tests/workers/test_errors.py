@@ -91,7 +91,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"data": data(batch_size=36), "train": c.Train(steps=4, micro_batches=8)},
-            r"config\.data\.batch_size=36 cannot be divided among 1 replicas in 8 pieces each: set it to 32 or",
+            r"config\.data\.batch_size=36 cannot be divided among 1 replicas in 8 parts each: set it to 32 or",
         ),
         (
             {"data": data(evaluation_batch_size=7), "cluster": c.Cluster(logical_devices=2)},
@@ -103,11 +103,11 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"model": {"target": "lab:linear", "num_classes": 12}},
-            r"config\.model\.num_classes=12, and the split 'train' of .*:digits has labels of 10 classes: set .* to 10",
+            r"config\.model\.num_classes=12, but the split 'train' of .*:digits has labels of 10 classes: set .* to 10",
         ),
         (
             {"data": data(source={"target": "tfdist.zoo.sources:arrays", "splits": SPLITS}, evaluation_split=None)},
-            r"config\.model\.num_classes=10, and the split 'train' of .*:arrays has labels of 12 classes: set .* 12",
+            r"config\.model\.num_classes=10, but the split 'train' of .*:arrays has labels of 12 classes: set .* 12",
         ),
         (
             {"data": data(evaluation_split="validation")},
@@ -356,8 +356,8 @@ def test_a_model_that_cannot_be_exported_is_exported_by_the_next_start(tmp_path,
     in_the_way.mkdir(parents=True)
     options = config(checkpoint=c.Checkpoint(export=True))
     assert fails(workdir, options) == (
-        f"All 4 steps are made and saved, and {workdir} cannot be written: Is a directory. Free or unlock it; the same "
-        "command then exports the model and finishes the run.\n"
+        f"All 4 steps are done and saved, but {workdir} is not writable: Is a directory. Free space or fix its "
+        "permissions, then run the same command to export the model and finish.\n"
     )
     assert not list(workdir.glob("*.writing.keras")) and not (workdir / checkpointing.FINISHED).exists()
     in_the_way.rmdir()

@@ -73,7 +73,7 @@ def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
     assert [line["step"] for line in lines if line["loss"] is None] == [7]
     events = [line["text"] for line in topologies.records(skipped, "event") if "WARNING" in line["text"]]
     assert events == [
-        "WARNING: The loss or a gradient is not finite in step 7. Left out: 1 updates in all, of at most 10"
+        "WARNING: The loss or a gradient is not finite in step 7. Skipped: 1 updates in all, of at most 10"
     ]
 
 
@@ -109,8 +109,8 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
     assert same_bits(run(tmp_path / "back", made), expected)
     events = [line for line in topologies.records(tmp_path / "back", "event") if "WARNING" in line["text"]]
     assert [line["text"] for line in events] == [
-        "WARNING: The loss or a gradient is not finite in step 7. The run goes back to the weights of step 4 and on "
-        "with step 8: 1 of at most 10 times"
+        "WARNING: The loss or a gradient is not finite in step 7. Rolled back to the weights of step 4; the run "
+        "continues with step 8: rollback 1 of at most 10"
     ]
     # Killed before and after, and stopped between the checkpoint and the bad step.
     for newest in (0, 8):
@@ -138,13 +138,13 @@ def test_after_so_many_times_the_run_ends(tmp_path):
     with pytest.raises(nonfinite_lib.DivergedError) as raised:
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
     assert (
-        "3 updates, more than config.train.nonfinite_limit=2, would be left out. The checkpoint of step 4 is kept"
+        "3 updates, more than config.train.nonfinite_limit=2, would be skipped. The checkpoint of step 4 is kept"
         in (str(raised.value))
     )
     with pytest.raises(nonfinite_lib.DivergedError) as raised:
         run(tmp_path / "rollback", config("rollback", 5, 6, 7, limit=2))
     assert str(raised.value).startswith(
-        "The loss or a gradient is not finite in step 7, after the run went back 2 times "
+        "The loss or a gradient is not finite in step 7, after 2 rollbacks "
         "(config.train.nonfinite_limit). The checkpoint of step 4 is kept."
     )
 

@@ -157,7 +157,7 @@ def test_a_finished_run_says_so_and_changes_nothing(uninterrupted, workers):
     assert {"finished.json", "config.json", "environment.json", "metrics.jsonl"} < before.keys()
     command = topologies.command(workdir, QUICKLY, config=CONFIG)
     outputs = run_all([command] * workers, topologies.environments(workers))
-    assert "This run is finished; nothing is changed." in outputs[0] and f'"step": {STEPS}' in outputs[0]
+    assert "This run is finished; nothing to do." in outputs[0] and f'"step": {STEPS}' in outputs[0]
     assert "finished" not in "".join(outputs[1:])
     assert content(workdir) == before
 
@@ -207,11 +207,11 @@ def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_all
     with pytest.raises(ValueError) as raised:
         loop.train(run)
     assert str(raised.value).splitlines() == [
-        f"{workdir} holds a run of another config:",
+        f"{workdir} contains a run with a different config:",
         "  config.learning_rate.peak: 0.002 was saved, now 0.001",
         "  config.train.steps: 96 was saved, now 100",
         "  config.optimizer.beta_1: '(absent)' was not set, now 0.8",
-        "Choose another --workdir, or go on with the new values with --allow_config_changes.",
+        "Choose another --workdir, or continue with the new values: --allow_config_changes.",
     ]
     assert content(workdir) == before
     assert loop.train(run, allow_config_changes=True) == 0
@@ -264,7 +264,7 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
         if step > best["step"]:
             shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
     (workdir / "checkpoints" / "best.json").unlink()
-    opened, _ = checkpointing.open_loop(in_process(workdir))  # No more: nothing better shall be found.
+    opened, _ = checkpointing.open_run(in_process(workdir))  # No more: nothing better shall be found.
     opened.report.close()
-    assert opened.saver.wait()
+    assert opened.checkpointer.wait()
     assert directory.read_best(workdir / "checkpoints") == best

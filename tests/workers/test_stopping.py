@@ -61,7 +61,7 @@ def workdir(tmp_path_factory):
         (
             1,
             f"tfdist.cluster.strategy:_multi_worker_strategy:after:{TERM:d}",
-            "stopped by another worker before a step was made: there is nothing to save",
+            "stopped by another worker before the first step: nothing to save",
         ),
         # While the first step is compiled.
         (1, f"tfdist.training.step.train_step:train_step:before:{TERM:d}", "stopped by another worker and saved"),

@@ -6,6 +6,11 @@ import tensorflow as tf
 SALT = 0x0DE2
 
 
+def steps_per_epoch(num_examples: int, global_batch: int) -> int:
+    """Returns the steps in an epoch: floor(num_examples / global_batch), the remainder is dropped."""
+    return num_examples // global_batch
+
+
 def example_ids(
     step: tf.Tensor, slots: tf.Tensor, *, seed: int, num_examples: int, global_batch: int, shuffle: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -27,9 +32,9 @@ def example_ids(
     Returns:
         (ids, epoch): int64 [n] in [0, num_examples), and int64 [].
     """
-    steps_per_epoch = num_examples // global_batch
-    epoch = step // steps_per_epoch
-    positions = (step % steps_per_epoch) * global_batch + slots
+    epoch_steps = steps_per_epoch(num_examples, global_batch)
+    epoch = step // epoch_steps
+    positions = (step % epoch_steps) * global_batch + slots
     if not shuffle:
         return positions, epoch
     return permuted(positions, epoch, seed=seed, num_examples=num_examples), epoch

@@ -28,11 +28,11 @@ from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit import setup
+from tfdist.keras_fit import setup, shard_losses
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.training import checkpointing, loop
 from tfdist.training import evaluate as evaluate_lib
+from tfdist.training import loop, loop_tools
 from tfdist.training import run as run_lib
 from tfdist.training.step import optimizer as optimizer_lib
 
@@ -143,7 +143,7 @@ def _train(
     workdir: Path | None,
     initial_epoch: int,
 ) -> keras.callbacks.History:
-    with _stop_request(workdir) as stop, _methods_restored(model):
+    with _stop_request(workdir) as stop, _methods_restored(model), shard_losses.patched_losses(model):
         run = setup.make_run(cluster, model, config, data, validation, workdir, stop)
         steps, epochs = run.steps_per_epoch, round(config.train.epochs)
         runner = callbacks_lib.make_callbacks(
@@ -195,10 +195,10 @@ def evaluate(
     setup.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
-    with _methods_restored(model):
+    with _methods_restored(model), shard_losses.patched_losses(model):
         run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest())
         runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-        logs = evaluate_lib.evaluate(checkpointing.silent_loop(dataclasses.replace(run, callbacks=runner)), 0)
+        logs = evaluate_lib.evaluate(loop_tools.make_silent_tools(dataclasses.replace(run, callbacks=runner)), 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 

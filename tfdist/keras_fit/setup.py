@@ -1,4 +1,4 @@
-"""Makes a run of a compiled model, for `script.py`, and compares the workers' data."""
+"""Makes a run of a compiled model, after checking that it can be distributed, and compares the workers' data."""
 
 import zlib
 from pathlib import Path
@@ -12,55 +12,60 @@ from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
-from tfdist.training import run
+from tfdist.training import run as run_lib
 from tfdist.training.callbacks.callback_runner import CallbackRunner
-from tfdist.training.step import context, seed_generators
+from tfdist.training.run import Run
+from tfdist.training.step import context as context_lib
+from tfdist.training.step import seed_generators
 
 
 def make_run(
     cluster: Cluster,
     model: keras.Model,
     config: config_lib.Config,
-    feed: DataAdapter,
+    adapter: DataAdapter,
     validation: DataAdapter | None,
     workdir: Path | None,
     stop: interruption.StopRequest,
-) -> run.Run:
-    """Makes a run of a compiled model, without callbacks, that trains on `feed`.
+) -> Run:
+    """Makes a run of a compiled model, without callbacks, that trains on `adapter`.
 
     Raises:
         ValueError: the model was not made in the cluster's scope, or the workers have different data.
     """
-    used = [feed] if validation is None else [feed, validation]
-    for one in {id(one): one for one in used}.values():
+    adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
+    for one in adapters:
         check_same(cluster, one)
     with cluster.scope():
-        model._symbolic_build(data_batch=feed.element_spec)
+        model._symbolic_build(data_batch=adapter.element_spec)
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer  # tfdist scales the loss itself: Keras looks at replica 0 alone.
-    compiled = CompiledObjective(
-        model=model, optimizer=optimizer, may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in used)
+        optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
+    objective = CompiledObjective(
+        model=model,
+        optimizer=optimizer,
+        may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in adapters),
     )
-    trainer = context.compiled_context(cluster, config, compiled, optimizer)
+    context = context_lib.build_context(cluster, config, objective, optimizer)
     seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
-    share = run.replica_shard(cluster)
-    return run.make_run(
-        config,
-        workdir,
-        cluster,
-        stop,
-        trainer,
-        training_data=lambda first_step, last_step: feed.dataset(share, first_step, last_step),
+    shard = run_lib.replica_shard(cluster)
+    return Run(
+        config=config,
+        workdir=workdir,
+        cluster=cluster,
+        stop=stop,
+        context=context,
+        by_epochs=True,
+        training_data=lambda first_step, last_step: adapter.dataset(shard, first_step, last_step),
         evaluation_data=None
         if validation is None
-        else lambda: (validation.dataset(share, 0, validation.steps), validation.steps),
+        else lambda: (validation.dataset(shard, 0, validation.steps), validation.steps),
         evaluation_examples=None,
-        steps_per_epoch=feed.steps,
-        total_steps=round(config.train.epochs * feed.steps),
-        batch_size=feed.batch_size,
+        steps_per_epoch=adapter.steps,
+        total_steps=round(config.train.epochs * adapter.steps),
+        batch_size=adapter.batch_size,
         callbacks=CallbackRunner(cluster, model),
-        notes=() if feed.resume_caveat is None else (f"An exact resume needs care: {feed.resume_caveat}.",),
+        notes=() if adapter.resume_caveat is None else (f"An exact resume needs care: {adapter.resume_caveat}.",),
     )
 
 

@@ -99,7 +99,7 @@ def run() -> int:
     seconds = [measure.all_reduce_seconds(cluster, size) for size in sizes]
     ring = fit(sizes, seconds, replicas)
     wire_bytes = 2 if config.communication.dtype != "float32" else 4
-    num_bytes = wire_bytes * sum(int(np.prod(v.shape)) for v in started.trainer.model.trainable_variables)
+    num_bytes = wire_bytes * sum(int(np.prod(v.shape)) for v in started.context.model.trainable_variables)
     without_comm = measure.step_seconds(started, flags.FLAGS.steps, communication=False)
     whole = measure.step_seconds(started, flags.FLAGS.steps)
     if cluster.is_chief:

@@ -123,7 +123,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     findings.append(doctor_checks.data(gather(cluster, lambda: rate), batch // plan.num_workers))
     arrays = checkpoint_format.snapshot(started.variables)
     stored = sum(array.nbytes for array in arrays.values())
-    num_bytes = sum(array.numpy().nbytes for array in started.trainer.model.trainable_variables)
+    num_bytes = sum(array.numpy().nbytes for array in started.context.model.trainable_variables)
     free = device_bytes(plan) or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
     findings.append(doctor_checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(doctor_checks.disk(workdir, stored, config.checkpoint.keep))

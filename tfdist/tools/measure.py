@@ -55,12 +55,12 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 
     from tfdist.training.step import local_sgd, multi_step
 
-    trainer = run.trainer
+    context = run.context
     if not communication:
         # The step of one replica has no all-reduce.
-        trainer = dataclasses.replace(trainer, cluster=dataclasses.replace(run.cluster, num_replicas=1))
+        context = dataclasses.replace(context, cluster=dataclasses.replace(run.cluster, num_replicas=1))
     call = multi_step.make_multi_step_fn(
-        run.trainer, functools.partial(local_sgd.choose_step(run.config.train), trainer)
+        run.context, functools.partial(local_sgd.choose_step(run.config.train), context)
     )
     iterator = run.cluster.distribute(run.training_data(0, steps + 1))
     nothing = tf.zeros([], tf.float64)

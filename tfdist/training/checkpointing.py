@@ -1,181 +1,175 @@
-"""The tools of the loop, made once, and where it stands."""
+"""What the loop does with checkpoints: restores the newest one, saves the run, and marks it as finished."""
 
-import dataclasses
-import functools
 import json
-from collections.abc import Callable
 
-import numpy as np
-import tensorflow as tf
-
-from tfdist.checkpoint import async_writer, directory, export
+from tfdist.checkpoint import directory, export
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint.async_writer import AsyncCheckpointer
+from tfdist.checkpoint.format import Saved
 from tfdist.cluster import slurm_requeue
 from tfdist.config import diff
 from tfdist.report import files, run_info
-from tfdist.report import reporter as reporter_lib
 from tfdist.report.reporter import Reporter
-from tfdist.training import nonfinite, replica_consistency, tensorboard_extras, triggers
-from tfdist.training import run as run_lib
-from tfdist.training.state import LoopTools, StepRunner, TrainingState
-from tfdist.training.step import local_sgd, multi_step, timing, train_step
+from tfdist.training import loop_tools, nonfinite
+from tfdist.training.loop_tools import LoopTools
+from tfdist.training.run import Run
+from tfdist.training.state import TrainingState
 
-
-def save(loop: LoopTools, progress: TrainingState, *, regular: bool) -> None:
-    """Begins to save the run as it is now; the chief alone writes, while training goes on.
-
-    Args:
-        regular: whether the config asks for it, and not a stop.
-
-    Raises:
-        DivergedError: the weights are no longer finite.
-    """
-    run = loop.run
-    if not loop.is_finite():  # Asked on every worker, which all find the same.
-        raise nonfinite.diverged(loop, f"The weights are no longer finite after step {progress.step}")
-    if regular:
-        progress.regular = progress.step
-    if run.compiled is not None:
-        within_epoch = progress.step % run.steps_per_epoch != 0
-        progress.metrics = run.compiled.metric_values() if within_epoch else []  # Read on every worker.
-    if loop.saver is not None:
-        progress.callbacks, arrays = run.callbacks.state()
-        loop.saver.save(progress.step, checkpoint_format.snapshot(run.variables) | arrays, dataclasses.asdict(progress))
-
-
-# At which a checkpoint is thought to be written until one has been.
+FINISHED = "finished.json"
+# Assumed write speed until the first checkpoint is measured.
 _SLOW_BYTES_PER_SECOND = 20e6
 
 
-def open_loop(run: run_lib.Run) -> tuple[LoopTools, TrainingState]:
-    """Restores the newest checkpoint on every worker, and opens the report and the saver on the chief."""
-    saved, damaged = None, []
-    progress = TrainingState(
-        step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch
-    )
+def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
+    """Restores the newest checkpoint on every worker, and opens the report and the checkpointer on the chief.
+
+    Raises:
+        DamagedCheckpointError: there are checkpoints, and none is valid.
+        ValueError: the checkpoint is of another model or optimizer.
+    """
     if run.workdir is None:
         run.callbacks.train_begin()
-        return make_loop(run, open_reporter(run, None), None), progress
+        return loop_tools.make_tools(run, loop_tools.open_report(run, None), None), _new_state(run)
+    damaged: list[str] = []
+    saved = _find_newest(run, damaged)
+    state = _new_state(run) if saved is None else TrainingState.from_json(saved.state)
+    if saved is None:
+        run.callbacks.train_begin()
+    else:
+        _restore(run, state, saved)
+    report = loop_tools.open_report(run, str(run.workdir), resume_step=state.step, resume_evaluated=state.evaluated)
+    for text in damaged:
+        report.warning(text)
+    checkpointer = _open_checkpointer(run, report, state, saved) if run.cluster.is_chief else None
+    if run.config.cluster.requeue:
+        first = 0 if saved is None else saved.step
+        slurm_requeue.enable_requeue(
+            run.cluster.rank, run.stop, lambda: (directory.newest_step(run.checkpoints) or 0) > first
+        )
+    return loop_tools.make_tools(run, report, checkpointer), state
+
+
+def _new_state(run: Run) -> TrainingState:
+    return TrainingState(step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch)
+
+
+def _find_newest(run: Run, damaged: list[str]) -> Saved | None:
+    """Returns the newest valid checkpoint, chosen by the chief; adds to `damaged` what it says of others."""
+    saved = None
     if run.cluster.is_chief:
         saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
-    chosen = run.cluster.broadcast(-1 if saved is None else saved.step)
-    if chosen >= 0:
-        saved = saved or checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
-        progress = TrainingState(**saved.state)
-        begin_callbacks(run, progress)
-        checkpoint_format.restore(saved, run.variables)
-        if progress.callbacks:
-            run.callbacks.resume(progress.callbacks, checkpoint_format.callbacks_arrays(saved))
-        if run.compiled is not None and progress.metrics:
-            run.compiled.restore_metrics(progress.metrics)
-    else:
-        run.callbacks.train_begin()
-    reporter = open_reporter(run, str(run.workdir), resume_step=progress.step, resume_evaluated=progress.evaluated)
-    for text in damaged:
-        reporter.warning(text)
-    saver = None
-    if run.cluster.is_chief:
-        saver = async_writer.AsyncCheckpointer(run.checkpoints, run.config.checkpoint, reporter.warning)
-        saver.remove_partial(saved)
-        unmeasured = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
-        run.stop.save_seconds = lambda: saver.longest_write_seconds or unmeasured
-        run_info.write_config(str(run.workdir), run.config)
-        run_info.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
-        if saved is not None:
-            ended = run.compiled is not None and (progress.step >= run.total_steps or run.callbacks.stop())
-            advice = ", where the run ends: more epochs go on from there, another workdir begins anew" if ended else ""
-            reporter.event(f"resumed from {saved.path}{advice}", saved.step)
-            if progress.best_step == saved.step:  # Killed in between, a run has saved it and not yet marked it.
-                saver.mark_best(saved.step, run.config.checkpoint.best_metric, progress.best)
-    if run.config.cluster.requeue:
-        slurm_requeue.enable_requeue(
-            run.cluster.rank, run.stop, lambda: (directory.newest_step(run.checkpoints) or 0) > max(chosen, 0)
-        )
-    return make_loop(run, reporter, saver), progress
+    step = run.cluster.broadcast(-1 if saved is None else saved.step)
+    if step < 0:
+        return None
+    return saved or checkpoint_format.verify(directory.step_path(run.checkpoints, step))
 
 
-def begin_callbacks(run: run_lib.Run, progress: TrainingState) -> None:
-    """Tells the callbacks that a resumed run begins; what they do to variables, the checkpoint undoes."""
-    has_ended = progress.step <= progress.epochs * run.steps_per_epoch
-    run.callbacks.train_begin(progress.callbacks, None if has_ended else (progress.step - 1) // run.steps_per_epoch)
+def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
+    epoch_ended = state.step <= state.epochs * run.steps_per_epoch
+    # First: variables that callbacks change here get their values from the checkpoint.
+    run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
+    checkpoint_format.restore(saved, run.variables)
+    if state.callbacks:
+        run.callbacks.resume(state.callbacks, checkpoint_format.callbacks_arrays(saved))
+    if state.metrics:
+        run.objective.restore_state(state.metrics)
 
 
-def open_reporter(run: run_lib.Run, workdir: str | None, **resumed: int) -> Reporter:
-    """Opens the report of `run`; see `report.open_report` for `workdir` and `resumed`."""
-    reporter = reporter_lib.open_report(
-        workdir,
-        chief=run.cluster.is_chief,
-        rank=run.cluster.rank,
-        num_replicas=run.cluster.num_replicas,
-        total_steps=run.total_steps,
-        steps_per_epoch=run.steps_per_epoch,
-        global_batch=run.batch_size,
-        tensorboard=run.config.report.tensorboard,
-        console=run.callbacks.console,
-        **resumed,
-    )
-    reporter.workers(list(run.cluster.roster))
-    for note in run.notes if run.cluster.is_chief else ():
-        reporter.warning(note)
-    return reporter
+def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: Saved | None) -> AsyncCheckpointer:
+    checkpointer = AsyncCheckpointer(run.checkpoints, run.config.checkpoint, report.warning)
+    checkpointer.remove_partial(saved)
+    assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
+    run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
+    run_info.write_config(str(run.workdir), run.config)
+    run_info.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
+    if saved is not None:
+        ended = run.by_epochs and (state.step >= run.total_steps or run.callbacks.stop())
+        advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
+        report.event(f"resumed from {saved.path}{advice}", saved.step)
+        if state.best_step == saved.step:  # The run may have died after this save, before best.json.
+            checkpointer.mark_best(saved.step, run.config.checkpoint.best_metric, state.best)
+    return checkpointer
 
 
-def silent_loop(run: run_lib.Run) -> LoopTools:
-    """The tools of an evaluation whose values go to the caller alone."""
-    reporter = Reporter(
-        rank=run.cluster.rank,
-        num_replicas=run.cluster.num_replicas,
-        steps_per_epoch=run.steps_per_epoch,
-        global_batch=run.batch_size,
-        console=None,
-    )
-    return make_loop(run, reporter, None)
+def save(tools: LoopTools, state: TrainingState, *, regular: bool) -> None:
+    """Starts to save the run as it is now; only the chief writes, while training continues. Every worker calls it.
+
+    Args:
+        regular: whether the config asks for this checkpoint, not a stop request.
+
+    Raises:
+        DivergedError: the weights are non-finite.
+    """
+    run = tools.run
+    if not tools.is_finite():
+        raise nonfinite.diverged(tools, f"The weights are no longer finite after step {state.step}")
+    if regular:
+        state.regular = state.step
+    within_epoch = state.step % run.steps_per_epoch != 0
+    state.metrics = run.objective.state() if within_epoch else []
+    if tools.checkpointer is not None:
+        state.callbacks, arrays = run.callbacks.state()
+        tools.checkpointer.save(state.step, checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
 
 
-def make_loop(run: run_lib.Run, reporter: Reporter, saver: async_writer.AsyncCheckpointer | None) -> LoopTools:
-    """Puts the tools of the loop together."""
-    return LoopTools(
-        run=run,
-        report=reporter,
-        saver=saver,
-        train_call=make_runner(run, local_sgd.choose_step(run.config.train)),
-        evaluation_call=make_runner(run, train_step.evaluation_step),
-        is_finite=nonfinite.finite_check(run.variables),
-        agreement=replica_consistency.make_check(run.cluster, run.variables),
-        board=tensorboard_extras.TensorBoardExtras(run=run, report=reporter),
-    )
+def save_stopped(tools: LoopTools, state: TrainingState) -> None:
+    """Saves the run after all workers agreed to stop, and waits until it is written.
+
+    Raises:
+        OSError: the checkpoint could not be written.
+    """
+    run = tools.run
+    run.stop.saving = True
+    save(tools, state, regular=False)
+    wait_until_saved(tools, state)
+    tools.report.event(f"stopped by {run.stop.reason or 'another worker'} and saved", state.step)
 
 
-def make_runner(run: run_lib.Run, replica_step: Callable[..., tf.Tensor]) -> StepRunner:
-    """Makes the calls of one kind: `step.train_step` or `step.evaluation_step`."""
-    call = multi_step.make_multi_step_fn(run.trainer, functools.partial(replica_step, run.trainer))
-    seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
-    return StepRunner(run=run, call=call, pace=triggers.ExecutionLength(run.config.train.call_seconds), seconds=seconds)
-
-
-FINISHED = "finished.json"
-
-
-def await_saved(loop: LoopTools, progress: TrainingState) -> None:
+def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
     """Waits until the last checkpoint is written.
 
     Raises:
-        OSError: it could not be.
+        OSError: it could not be written.
     """
-    if loop.saver is not None and not loop.saver.wait():
-        raise OSError(f"The last checkpoint, of step {progress.step}, could not be written: the run is not saved.")
+    if tools.checkpointer is not None and not tools.checkpointer.wait():
+        raise OSError(f"The last checkpoint, of step {state.step}, could not be written: the run is not saved.")
 
 
-def close(loop: LoopTools) -> None:
-    """Ends what the loop writes; however the run ends, the checkpoint that is being written shall be whole."""
-    if loop.saver is not None:
-        loop.saver.wait()
-    loop.board.close()
-    loop.report.close()
+def close(tools: LoopTools) -> None:
+    """Closes the files of a run, however it ends; a checkpoint that is being written is completed first."""
+    if tools.checkpointer is not None:
+        tools.checkpointer.wait()
+    tools.tensorboard.close()
+    tools.report.close()
 
 
-def is_finished(run: run_lib.Run) -> bool:
-    """Whether the workdir's run has come to its end, and that is not before the end that the config sets now."""
+def finish(tools: LoopTools, state: TrainingState) -> None:
+    """Exports the final model and marks the run as finished.
+
+    Raises:
+        OSError: the workdir cannot be written. The same command tries again.
+    """
+    run = tools.run
+    if run.workdir is None:
+        return
+    model, finished = run.workdir / "model.keras", run.workdir / FINISHED
+    best = {} if state.best is None else {f"best_{run.config.checkpoint.best_metric}": state.best}
+    early = {"stopped_by_callback": True} if state.step < run.total_steps else {}
+    try:
+        if run.config.checkpoint.export:
+            export.export(run.context.model, model)
+            tools.report.event(f"exported {model}", state.step)
+        files.write_json(str(finished), {"step": state.step, **best, **early})
+    except OSError as error:
+        raise OSError(
+            f"All {state.step} steps are done and saved, but {run.workdir} is not writable: {export.reason(error)}. "
+            "Free space or fix its permissions, then run the same command to export the model and finish."
+        ) from None
+    tools.report.event(f"finished after step {state.step}", state.step)
+
+
+def is_finished(run: Run) -> bool:
+    """Returns whether the workdir's run is finished, and not before the end that the config sets now."""
     if run.workdir is None:
         return False
     path = run.workdir / FINISHED
@@ -185,8 +179,8 @@ def is_finished(run: run_lib.Run) -> bool:
     return finished["step"] >= run.total_steps or finished.get("stopped_by_callback", False)
 
 
-def check_same_config(run: run_lib.Run, allow_changes: bool) -> None:
-    """Refuses to go on with a run of another config.
+def check_same_config(run: Run, allow_changes: bool) -> None:
+    """Checks that the workdir holds no run of another config.
 
     Raises:
         ValueError: names every field that differs, with both values.
@@ -195,36 +189,11 @@ def check_same_config(run: run_lib.Run, allow_changes: bool) -> None:
     if old is None or allow_changes:
         return
     lines = diff.differences(old, run_info.to_json(run.config))
-    if run.compiled is not None:  # A script's learning rate does not hang on its length, which may grow.
+    if run.by_epochs:  # A script's learning rate does not depend on its number of epochs, which may grow.
         lines = [line for line in lines if not line.startswith("train.epochs:")]
     if lines:
         raise ValueError(
-            f"{run.workdir} holds a run of another config:\n"
+            f"{run.workdir} contains a run with a different config:\n"
             + "".join(f"  config.{line}\n" for line in lines)
-            + "Choose another --workdir, or go on with the new values with --allow_config_changes."
+            + "Choose another --workdir, or continue with the new values: --allow_config_changes."
         )
-
-
-def finish(loop: LoopTools, progress: TrainingState) -> None:
-    """Exports the final model and marks the run as finished.
-
-    Raises:
-        OSError: the workdir cannot be written. The same command comes here again.
-    """
-    run = loop.run
-    if run.workdir is None:
-        return
-    model, finished = run.workdir / "model.keras", run.workdir / FINISHED
-    best = {} if progress.best is None else {f"best_{run.config.checkpoint.best_metric}": progress.best}
-    early = {"stopped_by_callback": True} if progress.step < run.total_steps else {}
-    try:
-        if run.config.checkpoint.export:
-            export.export(run.trainer.model, model)
-            loop.report.event(f"exported {model}", progress.step)
-        files.write_json(str(finished), {"step": progress.step, **best, **early})
-    except OSError as error:
-        raise OSError(
-            f"All {progress.step} steps are made and saved, and {run.workdir} cannot be written: "
-            f"{export.reason(error)}. Free or unlock it; the same command then exports the model and finishes the run."
-        ) from None
-    loop.report.event(f"finished after step {progress.step}", progress.step)

@@ -1,6 +1,5 @@
-"""The loop, and the evaluation beside it."""
+"""The training loop. Read `train_loop` first: it runs executions of many steps, and what is due between them."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -11,197 +10,210 @@ import tensorflow as tf
 
 from tfdist.cluster import interruption
 from tfdist.cluster.liveness import peer_loss
-from tfdist.training import checkpointing, evaluate, nonfinite, replica_consistency, setup, state, triggers
-from tfdist.training import run as run_lib
-from tfdist.training.checkpointing import FINISHED
-from tfdist.training.state import LoopTools, TrainingState
-from tfdist.training.step import multi_step
+from tfdist.training import checkpointing, evaluate, nonfinite, replica_consistency, triggers
+from tfdist.training.execution import StopRequested
+from tfdist.training.loop_tools import LoopTools
+from tfdist.training.run import Run
+from tfdist.training.state import TrainingState
 
 
-def train(run: run_lib.Run, *, allow_config_changes: bool = False) -> int:
-    """Trains from the newest checkpoint, or from the start, to the end.
+def train(run: Run, *, allow_config_changes: bool = False) -> int:
+    """Trains from the newest checkpoint, or from scratch, to the end.
 
     Returns:
-        0 when the run is finished; `interruption.EXIT_STOPPED` when it was asked to stop, and is saved.
+        0 if the run is finished; `interruption.EXIT_STOPPED` if it was stopped and is saved.
 
     Raises:
         ValueError: the workdir holds a run of another config.
-        DivergedError: the loss or the weights are no longer finite; the last good checkpoint is kept.
-        DisagreementError: the replicas do not hold the same state, or the workers do not read the same examples.
+        DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
+        ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
     """
     checkpointing.check_same_config(run, allow_config_changes)
-    if run.compiled is None and run.cluster.broadcast(checkpointing.is_finished(run)):
+    if not run.by_epochs and run.cluster.broadcast(checkpointing.is_finished(run)):
         if run.cluster.is_chief:
-            print(f"This run is finished; nothing is changed. {(run.workdir / FINISHED).read_text().strip()}")
+            finished = (run.workdir / checkpointing.FINISHED).read_text().strip()
+            print(f"This run is finished; nothing to do. {finished}")
         return 0
     if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:
-            print(f"stopped by {run.stop.reason or 'another worker'} before a step was made: there is nothing to save")
+            print(f"stopped by {run.stop.reason or 'another worker'} before the first step: nothing to save")
         return interruption.EXIT_STOPPED
-    loop, progress = checkpointing.open_loop(run)
+    tools, state = checkpointing.open_run(run)
     try:
-        replica_consistency.check_start(run.cluster, run.examples, dataclasses.asdict(progress))
-        loop.agreement.check(progress.step)
-        finished = train_loop(loop, progress)
-        checkpointing.await_saved(loop, progress)
-        if not finished:
-            loop.report.event(f"stopped by {run.stop.reason or 'another worker'} and saved", progress.step)
-            return interruption.EXIT_STOPPED
-        if run.compiled is not None:
-            with run.cluster.scope():
-                run.compiled.finish()
-        run.callbacks.train_end(progress.logs)
-        if run.cluster.is_chief and not run.callbacks.stopped_on_nan:
-            checkpointing.finish(loop, progress)
+        replica_consistency.check_start(run.cluster, run.examples, state.to_json())
+        tools.consistency.check(state.step)
+        train_loop(tools, state)
+        finish(tools, state)
         return 0
+    except StopRequested:
+        checkpointing.save_stopped(tools, state)
+        return interruption.EXIT_STOPPED
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        peer_loss.claim_exit()  # To find the example may take longer than the other workers last.
+        peer_loss.claim_exit()  # The search for the example may outlast the other workers.
         raise damaged_data(run) or error from None
     finally:
-        checkpointing.close(loop)
+        checkpointing.close(tools)
 
 
-def train_loop(loop: LoopTools, progress: TrainingState) -> bool:
-    """Runs the steps from `progress` on; returns False where the workers agreed to stop before the last."""
-    run, total_steps = loop.run, loop.run.total_steps
-    iterator = open_stream(run, progress.step)
-    loop.report.progress(progress.step, "compiling")
-    if not run_due_actions(loop, progress):  # What was due when the run was interrupted.
-        return False
-    while progress.step < total_steps and not run.callbacks.stop():
-        begin_execution(run, progress)
-        first_step, started = progress.step + 1, time.perf_counter()
-        steps, totals = loop.train_call(iterator, next_due_step(loop, progress.step) - progress.step)
-        progress.step += steps
-        run.cluster.heartbeat(progress.step)
-        if nonfinite.handle_nonfinite(loop, progress, first_step, totals):
-            iterator = open_stream(run, progress.step)
+def train_loop(tools: LoopTools, state: TrainingState) -> None:
+    """Runs the steps after `state.step` until the end of the run.
+
+    Raises:
+        StopRequested: all workers agreed to stop.
+    """
+    run = tools.run
+    batches = open_batches(run, state.step)
+    tools.report.progress(state.step, "compiling")
+    run_due_actions(tools, state)  # What was due when the run was interrupted.
+    while state.step < run.total_steps and not run.callbacks.stop():
+        begin_execution(run, state)
+        started = time.perf_counter()
+        execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
+        state.step += execution.steps
+        run.cluster.heartbeat(state.step)
+        rolled_back = nonfinite.handle(tools, state, execution)
+        if rolled_back:
+            batches = open_batches(run, state.step)
         else:
-            accumulate_totals(progress, totals, steps, time.perf_counter() - started)
-            end_execution(run, progress)
-            if triggers.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
-                report_interval(loop, progress)
-        if not run_due_actions(loop, progress):
-            return False
-        if totals["stop"] > 0 and progress.step < total_steps:
-            return save_and_stop(loop, progress)
-        loop.report.progress(progress.step)
-    return True
+            state.add(execution.totals, execution.steps, time.perf_counter() - started)
+            end_execution(run, state)
+            report_if_due(tools, state)
+        run_due_actions(tools, state)
+        if execution.stop_requested and state.step < run.total_steps:
+            raise StopRequested
+        tools.report.progress(state.step)
 
 
-def save_and_stop(loop: LoopTools, progress: TrainingState) -> bool:
-    """Begins to save the run where the workers have agreed to stop; returns False, as what calls it does."""
-    loop.run.stop.saving = True
-    checkpointing.save(loop, progress, regular=False)
-    return False
+def open_batches(run: Run, step: int) -> Iterator[Any]:
+    """Opens this worker's shard of the steps after `step`."""
+    return run.cluster.distribute(run.training_data(step, run.total_steps))
 
 
-def open_stream(run: run_lib.Run, step: int) -> Iterator[Any]:
-    """Opens this worker's share of the steps after `step`."""
-    return run.cluster.distribute(setup.training_dataset(run, first_step=step, last_step=run.total_steps))
+def next_due_step(tools: LoopTools, step: int) -> int:
+    """Returns the first step after `step` at which an execution must end: something is due, or the run ends."""
+    run, config = tools.run, tools.run.config
+    step_in_epoch = step % run.steps_per_epoch
+    due = [run.total_steps, *tools.tensorboard.boundaries(step)]
+    for section in (config.report, config.evaluation, config.agreement, config.checkpoint):
+        due.append(triggers.next_due(section.every, step, run.steps_per_epoch))
+    if run.by_epochs or run.callbacks.active:
+        due.append(step - step_in_epoch + run.steps_per_epoch)
+    if "train" in run.callbacks.batch_interval:
+        interval = run.callbacks.batch_interval["train"]
+        due.append(step - step_in_epoch % interval + interval)
+    return min(one for one in due if one is not None)
 
 
-def begin_execution(run: run_lib.Run, progress: TrainingState) -> None:
-    """Tells the callbacks that an epoch or a call begins."""
-    epoch, step_in_epoch = divmod(progress.step, run.steps_per_epoch)
+def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
+    """Checks the replicas, evaluates and saves after `state.step`, each if it is due.
+
+    Raises:
+        StopRequested: all workers agreed to stop during an evaluation.
+    """
+    run, config, step = tools.run, tools.run.config, state.step
+    tools.tensorboard.look(step)
+    if run.ends_at(step) or triggers.is_due(config.agreement.every, step, run.steps_per_epoch):
+        tools.consistency.check(step)
+    improved = evaluate.is_due(run, step) and state.evaluated < step and _evaluate(tools, state)
+    end_epoch_if_due(run, state)
+    if (improved or nonfinite.save_is_due(run, step)) and not run.callbacks.stopped_on_nan:
+        checkpointing.save(tools, state, regular=True)
+    if improved and tools.checkpointer is not None:
+        tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best)
+
+
+def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
+    """Evaluates, and returns whether the values are the best so far."""
+    options = tools.run.config.checkpoint
+    values = evaluate.evaluate(tools, state.step, best=state.best)
+    state.logs |= {f"val_{name}": value for name, value in values.items()}
+    improved = evaluate.is_best(options, values, state.best)
+    if improved:
+        state.best, state.best_step = values[options.best_metric], state.step
+    state.evaluated = state.step
+    return improved
+
+
+def begin_execution(run: Run, state: TrainingState) -> None:
+    """Calls the callbacks' hooks at the start of an epoch and of a batch."""
+    epoch, step_in_epoch = divmod(state.step, run.steps_per_epoch)
     if step_in_epoch == 0:
-        progress.epoch_totals, progress.logs = {}, {}
-        if run.compiled is not None:
-            run.compiled.reset()
+        state.start_epoch()
+        run.objective.reset()
         run.callbacks.call("on_epoch_begin", epoch)
     if run.callbacks.begins_batch("train", step_in_epoch):
         run.callbacks.call("on_train_batch_begin", step_in_epoch)
 
 
-def end_execution(run: run_lib.Run, progress: TrainingState) -> None:
-    """Tells the callbacks that a call has ended, and notes what the epoch has come to."""
-    step_in_epoch = (progress.step - 1) % run.steps_per_epoch
-    ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or progress.step == run.total_steps
+def end_execution(run: Run, state: TrainingState) -> None:
+    """Updates the epoch's values, and calls the callbacks' hooks at the end of a batch."""
+    step_in_epoch = (state.step - 1) % run.steps_per_epoch
+    ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or state.step == run.total_steps
     ends_batch = run.callbacks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
     if not (ends_epoch or ends_batch or run.callbacks.wants_progress("train") or run.callbacks.stopped_on_nan):
         return
-    logs = evaluate.values(run, progress.epoch_totals)
-    progress.logs = logs | {name: value for name, value in progress.logs.items() if name not in logs}
+    logs = run.objective.results(state.epoch_totals)
+    state.logs = logs | {name: value for name, value in state.logs.items() if name not in logs}
     if run.callbacks.wants_progress("train"):
         run.callbacks.progress(step_in_epoch + 1, logs)
     if ends_batch:
-        last = run.callbacks.last_of_batch("train", step_in_epoch)
-        run.callbacks.call("on_train_batch_end", last, logs)
+        run.callbacks.call("on_train_batch_end", run.callbacks.last_of_batch("train", step_in_epoch), logs)
 
 
-def next_due_step(loop: LoopTools, now: int) -> int:
-    """The next step at which something is due: a report, an evaluation, a checkpoint or the end."""
-    run, config = loop.run, loop.run.config
-    sections = (config.report, config.evaluation, config.agreement, config.checkpoint)
-    due = (triggers.next_due(section.every, now, run.steps_per_epoch) for section in sections)
-    in_epoch = now % run.steps_per_epoch
-    if run.compiled is not None or run.callbacks.active:
-        due = (*due, now - in_epoch + run.steps_per_epoch)
-    if "train" in run.callbacks.batch_interval:
-        steps = run.callbacks.batch_interval["train"]
-        due = (*due, now - in_epoch % steps + steps)
-    return min([run.total_steps, *loop.board.boundaries(now), *(step for step in due if step is not None)])
+def end_epoch_if_due(run: Run, state: TrainingState) -> None:
+    """Calls the callbacks' hooks at the end of an epoch, once; the last epoch may be cut short."""
+    completed = state.step % run.steps_per_epoch == 0 or run.ends_at(state.step)
+    if completed and state.epochs * run.steps_per_epoch < state.step:
+        state.epochs = math.ceil(state.step / run.steps_per_epoch)
+        run.callbacks.call("on_epoch_end", state.epochs - 1, state.logs)
 
 
-def run_due_actions(loop: LoopTools, progress: TrainingState) -> bool:
-    """Evaluates and saves where that is due; returns False where a stop was agreed on meanwhile."""
-    run, config, now = loop.run, loop.run.config, progress.step
-    improved = False
-    loop.board.look(now)
-    if state.ends(run, now) or triggers.is_due(config.agreement.every, now, run.steps_per_epoch):
-        loop.agreement.check(now)
-    if evaluate.evaluation_is_due(run, now) and progress.evaluated < now:
-        evaluated = evaluate.evaluate(loop, now, best=progress.best)
-        if evaluated is None:
-            return save_and_stop(loop, progress)
-        progress.logs |= {f"val_{name}": value for name, value in evaluated.items()}
-        improved = evaluate.is_best(config.checkpoint, evaluated, progress.best)
-        if improved:
-            progress.best, progress.best_step = evaluated[config.checkpoint.best_metric], now
-        progress.evaluated = now
-    if progress.epochs * run.steps_per_epoch < now and (now % run.steps_per_epoch == 0 or state.ends(run, now)):
-        progress.epochs = math.ceil(now / run.steps_per_epoch)
-        run.callbacks.call("on_epoch_end", progress.epochs - 1, progress.logs)
-    if (improved or state.save_is_due(run, now)) and not run.callbacks.stopped_on_nan:
-        checkpointing.save(loop, progress, regular=True)
-    if improved and loop.saver is not None:
-        loop.saver.mark_best(now, config.checkpoint.best_metric, progress.best)
-    return True
+def report_if_due(tools: LoopTools, state: TrainingState) -> None:
+    """Reports the means since the last interval report, if one is due, and starts a new interval."""
+    run, interval = tools.run, state.interval
+    if not triggers.is_due(run.config.report.every, state.step, run.steps_per_epoch):
+        return
+    tools.report.train(
+        state.step,
+        # An interval of a script is an epoch. Its logs hold the metrics as well.
+        state.logs if run.by_epochs else run.objective.results(interval.totals),
+        learning_rate=learning_rate(run.context.optimizer),
+        seconds=interval.seconds,
+        steps=interval.steps,
+        skipped=None if run.config.train.nonfinite != "skip" else state.skipped,
+        wait_share=interval.totals["wait_seconds"] / max(interval.totals["seconds"], 1e-9),
+        worker_shares=tools.train_steps.take_shares(),
+    )
+    interval.reset()
 
 
-def accumulate_totals(progress: TrainingState, totals: dict[str, float], steps: int, seconds: float) -> None:
-    """Adds a finished call to the interval that is reported next."""
-    progress.totals = {name: progress.totals.get(name, 0.0) + value for name, value in totals.items()}
-    progress.epoch_totals = {name: progress.epoch_totals.get(name, 0.0) + value for name, value in totals.items()}
-    progress.seconds += seconds
-    progress.steps += steps
-
-
-def report_interval(loop: LoopTools, progress: TrainingState) -> None:
-    """Reports the means since the last report, and begins a new interval."""
-    run = loop.run
-    rate = run.trainer.optimizer._learning_rate
+def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """Returns the learning rate of the last step."""
+    rate = optimizer._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        # The rate of the step that is done, not of the next.
-        rate = rate(run.trainer.optimizer.iterations - 1)
+        rate = rate(optimizer.iterations - 1)
     elif callable(rate):
         rate = rate()
-    loop.report.train(
-        progress.step,
-        # An interval of a compiled model is an epoch, of which the logs hold the metrics, too.
-        multi_step.means(run.trainer, progress.totals) if run.compiled is None else progress.logs,
-        learning_rate=float(keras.ops.convert_to_numpy(rate)),
-        seconds=progress.seconds,
-        steps=progress.steps,
-        skipped=None if run.config.train.nonfinite != "skip" else progress.skipped,
-        wait_share=progress.totals["wait_seconds"] / max(progress.totals["seconds"], 1e-9),
-        worker_shares=loop.train_call.take_shares(),
-    )
-    progress.totals, progress.seconds, progress.steps = {}, 0.0, 0
+    return float(keras.ops.convert_to_numpy(rate))
 
 
-def damaged_data(run: run_lib.Run) -> ValueError | None:
-    """Looks for the example that cannot be read, after a step failed; None where the data are sound."""
+def finish(tools: LoopTools, state: TrainingState) -> None:
+    """Waits for the last checkpoint, finalises the weights, exports the model and marks the run as finished.
+
+    Raises:
+        OSError: the last checkpoint or the model cannot be written.
+    """
+    run = tools.run
+    checkpointing.wait_until_saved(tools, state)
+    with run.cluster.scope():
+        run.objective.finish()
+    run.callbacks.train_end(state.logs)
+    if run.cluster.is_chief and not run.callbacks.stopped_on_nan:
+        checkpointing.finish(tools, state)
+
+
+def damaged_data(run: Run) -> ValueError | None:
+    """Searches for the example that cannot be read, after a step failed; None if the data are sound."""
     for verify in run.verify:
         try:
             verify()

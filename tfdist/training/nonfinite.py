@@ -1,112 +1,132 @@
-"""What follows when the loss, a gradient or a weight is not finite: the run stops, leaves the update out, or goes back.
+"""What happens when the loss, a gradient or a weight is non-finite: stop, skip the step, or roll back.
 
-Going back alone would lead to the same NaN, for the same examples would be read. So the run goes on behind the bad
-step: with the weights of the newest regular checkpoint, and without the examples between (as PaLM was trained, arXiv
-2204.02311, section 5.1). Regular are those that the config asks for; one that was written because the run was asked to
-stop is none, or an interrupted run would not go back to where an uninterrupted one does. Everything here is decided on
-values that are the same on all workers.
+One function per value of `config.train.nonfinite`; each decides on values that are equal on all workers.
+
+A rollback alone would read the same examples and end in the same NaN. So the run continues after the bad step, with the
+weights of the newest regular checkpoint and without the examples in between (as for PaLM, arXiv 2204.02311, section
+5.1). Regular checkpoints are those that the config asks for. One that was saved for a stop request does not count:
+otherwise an interrupted run would roll back to another step than an uninterrupted one.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import tensorflow as tf
 
 from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import state
-from tfdist.training.state import LoopTools, TrainingState
-
-
-def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
-    """Compiles a function that tells whether no floating-point variable holds an infinity or NaN."""
-    floats = [checkpoint_format._value(v) for v in variables.values() if checkpoint_format._value(v).dtype.is_floating]
-
-    @tf.function(autograph=False)
-    def check() -> tf.Tensor:
-        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
-
-    return lambda: bool(check())
+from tfdist.training import triggers
+from tfdist.training.execution import Execution
+from tfdist.training.loop_tools import LoopTools
+from tfdist.training.run import Run
+from tfdist.training.state import TrainingState
 
 
 class DivergedError(ArithmeticError):
-    """The loss or the weights are no longer finite."""
+    """The loss or the weights are non-finite."""
 
 
-def handle_nonfinite(loop: LoopTools, progress: TrainingState, first_step: int, totals: dict[str, float]) -> bool:
-    """Looks at a call that began with `first_step` and has come to `totals`; every worker calls it.
+def handle(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
+    """Applies the policy of `config.train.nonfinite` to an execution; every worker calls it.
 
     Returns:
-        Whether the run has gone back. `progress` then stands after the bad step, where the stream must begin anew.
+        Whether the run was rolled back. `state` is then after the bad step, where the data stream must be reopened.
 
     Raises:
-        DivergedError: something is not finite, and the config says that the run stops there.
+        DivergedError: something is non-finite, and the policy ends the run.
     """
-    options, last_step = loop.run.config.train, progress.step
-    skipped, bad_step = round(totals["skipped"]), first_step + round(totals["clean"])
-    what = f"The loss or a gradient is not finite in step {bad_step}"
-    if options.nonfinite == "stop":
-        in_epoch = (last_step - 1) % loop.run.steps_per_epoch
-        if not math.isfinite(totals["loss"]) and not loop.run.callbacks.nonfinite_loss(in_epoch, totals["loss"]):
-            raise diverged(loop, f"The loss is {totals['loss']} in steps {first_step} to {last_step}")
-        if skipped:  # In float16, where no scale of the loss makes a gradient finite.
-            raise diverged(loop, what)
-        return False
-    if options.nonfinite == "rollback":
-        if not skipped and state.save_is_due(loop.run, last_step) and not loop.is_finite():
-            # A gradient may be finite, and its square in an optimizer's slot not.
-            skipped, bad_step, what = 1, last_step, f"The weights are no longer finite after step {last_step}"
-        if skipped:
-            _roll_back(loop, progress, bad_step, what)
-        return bool(skipped)
-    if skipped:
-        progress.skipped += skipped
-        if skipped > 1:
-            what = f"The losses or gradients of {skipped} of the steps {bad_step} to {last_step} are not finite"
-        if progress.skipped > options.nonfinite_limit:
-            text = f"{progress.skipped} updates, more than config.train.nonfinite_limit={options.nonfinite_limit}"
-            raise diverged(loop, f"{what}: {text}, would be left out")
-        text = f"Left out: {progress.skipped} updates in all, of at most {options.nonfinite_limit}"
-        loop.report.event(f"WARNING: {what}. {text}", last_step)
+    return _POLICIES[tools.run.config.train.nonfinite](tools, state, execution)
+
+
+def _stop(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
+    loss, first_step = execution.totals["loss"], state.step - execution.steps + 1
+    in_epoch = (state.step - 1) % tools.run.steps_per_epoch
+    if not math.isfinite(loss) and not tools.run.callbacks.nonfinite_loss(in_epoch, loss):
+        raise diverged(tools, f"The loss is {loss} in steps {first_step} to {state.step}")
+    if execution.skipped_steps:  # In float16, if no loss scale makes a gradient finite.
+        raise diverged(tools, _bad_step_text(_bad_step(state, execution)))
     return False
 
 
-def _roll_back(loop: LoopTools, progress: TrainingState, bad_step: int, what: str) -> None:
-    """Takes up the weights of the newest regular checkpoint, and passes over the steps between it and the bad one."""
-    run, limit = loop.run, loop.run.config.train.nonfinite_limit
-    if progress.rollbacks >= limit:
-        raise diverged(loop, f"{what}, after the run went back {limit} times (config.train.nonfinite_limit)")
+def _skip(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
+    skipped, limit = execution.skipped_steps, tools.run.config.train.nonfinite_limit
+    if not skipped:
+        return False
+    state.skipped += skipped
+    bad_step = _bad_step(state, execution)
+    text = _bad_step_text(bad_step)
+    if skipped > 1:
+        text = f"The losses or gradients of {skipped} of the steps {bad_step} to {state.step} are not finite"
+    if state.skipped > limit:
+        too_many = f"{state.skipped} updates, more than config.train.nonfinite_limit={limit}"
+        raise diverged(tools, f"{text}: {too_many}, would be skipped")
+    tools.report.event(f"WARNING: {text}. Skipped: {state.skipped} updates in all, of at most {limit}", state.step)
+    return False
+
+
+def _roll_back(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
+    if execution.skipped_steps:
+        bad_step = _bad_step(state, execution)
+        text = _bad_step_text(bad_step)
+    elif save_is_due(tools.run, state.step) and not tools.is_finite():
+        # A gradient may be finite while its square in an optimizer's slot is not.
+        bad_step, text = state.step, f"The weights are no longer finite after step {state.step}"
+    else:
+        return False
+    _restore_regular_checkpoint(tools, state, bad_step, text)
+    return True
+
+
+_POLICIES = {"stop": _stop, "skip": _skip, "rollback": _roll_back}
+
+
+def _bad_step(state: TrainingState, execution: Execution) -> int:
+    return state.step - execution.steps + 1 + execution.steps_before_skip
+
+
+def _bad_step_text(step: int) -> str:
+    return f"The loss or a gradient is not finite in step {step}"
+
+
+def _restore_regular_checkpoint(tools: LoopTools, state: TrainingState, bad_step: int, text: str) -> None:
+    """Restores the weights of the newest regular checkpoint, and skips the steps between it and the bad one."""
+    run, limit = tools.run, tools.run.config.train.nonfinite_limit
+    if state.rollbacks >= limit:
+        raise diverged(tools, f"{text}, after {limit} rollbacks (config.train.nonfinite_limit)")
     found = -1
-    if loop.saver is not None:
-        loop.saver.wait()
-        saved = checkpoint_format.newest_valid(run.checkpoints, loop.report.warning, at_most=progress.regular)
+    if tools.checkpointer is not None:
+        tools.checkpointer.wait()
+        saved = checkpoint_format.newest_valid(run.checkpoints, tools.report.warning, at_most=state.regular)
         found = -1 if saved is None else saved.step
     found = run.cluster.broadcast(found)
     if found < 0:
-        raise diverged(loop, f"{what}, and there is no checkpoint to go back to")
-    checkpoint_format.restore(checkpoint_format.verify(directory.step_path(run.checkpoints, found)), run.variables)
-    run.trainer.optimizer.iterations.assign(bad_step)
-    progress.step, progress.rollbacks = bad_step, progress.rollbacks + 1
-    progress.totals, progress.seconds, progress.steps = {}, 0.0, 0
-    loop.agreement.check(bad_step)
-    loop.report.event(
-        f"WARNING: {what}. The run goes back to the weights of step {found} and on with step {bad_step + 1}: "
-        f"{progress.rollbacks} of at most {limit} times",
+        raise diverged(tools, f"{text}, and there is no checkpoint to roll back to")
+    saved = checkpoint_format.verify(directory.step_path(run.checkpoints, found))
+    checkpoint_format.restore(saved, run.variables)
+    run.context.optimizer.iterations.assign(bad_step)
+    state.step, state.rollbacks = bad_step, state.rollbacks + 1
+    state.interval.reset()
+    tools.consistency.check(bad_step)
+    tools.report.event(
+        f"WARNING: {text}. Rolled back to the weights of step {found}; the run continues with step {bad_step + 1}: "
+        f"rollback {state.rollbacks} of at most {limit}",
         bad_step,
     )
 
 
-def diverged(loop: LoopTools, what: str) -> DivergedError:
+def save_is_due(run: Run, step: int) -> bool:
+    """Returns whether the config asks for a checkpoint after `step`, whatever an evaluation finds."""
+    first = step == 0 and run.config.train.nonfinite == "rollback"  # There must be one to roll back to.
+    return first or run.ends_at(step) or triggers.is_due(run.config.checkpoint.every, step, run.steps_per_epoch)
+
+
+def diverged(tools: LoopTools, text: str) -> DivergedError:
     """Makes the error that ends a diverged run."""
-    if loop.saver is not None:
-        loop.saver.wait()
-    saved = None if loop.run.workdir is None else directory.newest_step(loop.run.checkpoints)
+    if tools.checkpointer is not None:
+        tools.checkpointer.wait()
+    saved = None if tools.run.workdir is None else directory.newest_step(tools.run.checkpoints)
     kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
-    other = ""
-    if loop.run.config.train.nonfinite == "stop":
-        other = ', or with config.train.nonfinite="skip" or "rollback", which leave such steps out'
+    alternative = ""
+    if tools.run.config.train.nonfinite == "stop":
+        alternative = ', or with config.train.nonfinite="skip" or "rollback", which leave such steps out'
     return DivergedError(
-        f"{what}. {kept}. Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set "
-        f"config.train.clip_norm, and start again in another workdir{other}."
+        f"{text}. {kept}. Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set "
+        f"config.train.clip_norm, and start again in another workdir{alternative}."
     )

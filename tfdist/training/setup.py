@@ -1,5 +1,6 @@
 """Makes a run of a config: checks it against data and devices, meets the other workers, builds the model."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -13,103 +14,110 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
-from tfdist.config import diff, specs, validate
-from tfdist.data import autograph, cache, stream
+from tfdist.cluster.cluster import Cluster
+from tfdist.config import batches, diff, specs, validate
+from tfdist.data import autograph, cache, order, stream
 from tfdist.report import reporter, run_info
 from tfdist.training import replica_consistency
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks import from_config
 from tfdist.training.run import Run
-from tfdist.training.step import context, seed_generators
+from tfdist.training.step import context as context_lib
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import seed_generators
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def build_run(config: config_lib.Config, workdir: Path) -> Run:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The user's functions and sources, resolved and checked before any device is touched."""
+
+    prepare: stream.Prepare
+    objective: Callable[..., dict[str, tf.Tensor]]
+    # adapt(model, read); None: not set.
+    adapt: Callable[..., None] | None
+    train_source: stream.Source
+    evaluation_source: stream.Source | None
+
+
+def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None = None) -> Run:
     """Checks everything that can be checked, cheapest first, then meets the other workers and builds the model.
 
+    Args:
+        cluster: of a process that is already connected, with the devices and workers that the run shall use; None:
+            connects as `config.cluster` says.
+
     Raises:
-        StopError: a worker was asked to stop before all had met.
+        StopError: a stop was requested before all workers connected.
         ValueError: the config contradicts itself, the data or the devices; nothing was allocated on a device.
         TimeoutError: other workers are missing.
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
     stop = interruption.install_handlers()
-    validate.validate(config)
-    prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
-    objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
-    prepare, objective = autograph.convert(prepare), autograph.convert(objective)
-    adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
-    for index, spec in enumerate(config.callbacks):
-        specs.partial(spec, field=f"config.callbacks[{index}]")
-    train_source = open_source(config, config.data.train_split)
-    evaluation_source = None
-    if config.data.evaluation_split is not None:
-        evaluation_source = open_source(config, config.data.evaluation_split)
+    inputs = open_inputs(config)
     plan = strategy.plan(config.cluster)
-    steps_per_epoch = check_fit(config, plan.num_replicas, train_source, evaluation_source)
-    facts = _facts(config, train_source, evaluation_source)
-    train = cache.cached(config.data, train_source, prepare, training=True)
-    evaluation = cache.cached(config.data, evaluation_source, prepare, training=False)
-    if config.cluster.requeue:
-        slurm_requeue.enable_requeue(
-            plan.worker_spec.rank, stop, progressed=lambda: False
-        )  # Until the loop knows better.
-    cluster = strategy.connect(plan, must_match=facts, workdir=workdir, stop=stop)
-    if cluster.is_chief:  # One clock decides.
-        stop.end = slurm_requeue.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
-
-    keras.utils.set_random_seed(config.seed)
-    keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
+    num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
+    steps_per_epoch = check_fit(config, num_replicas, inputs.train_source, inputs.evaluation_source)
     total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
-    with cluster.scope():
-        model = specs.build(config.model, field="config.model")
-        local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
-        optimizer = optimizer_lib.build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
-        if not isinstance(model, keras.Model):
-            raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
-    training_data = _training_data(config, *train, run_lib.replica_shard(cluster))
-    trainer = context.build_context(cluster, config, model, optimizer, objective, element_spec(training_data(0, 1)))
-    if adapt:
-        with cluster.scope():
-            adapt(model, lambda count: stream.first_examples(train_source, prepare, count, seed=config.seed))
-        cluster.broadcast_variables(model.variables)  # Another kind of machine may have rounded otherwise.
-    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
-    reserved = [name for name in trainer.names if name in reporter.RESERVED]
-    if reserved:
-        raise ValueError(
-            f"config.objective returns {reserved[0]!r}, a name that metrics.jsonl uses itself: choose another."
-        )
-    if config.checkpoint.best_metric not in (None, *trainer.names):
-        raise ValueError(
-            f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among what the objective "
-            f"returns: {', '.join(trainer.names)}"
-        )
+    train = cache.cached(config.data, inputs.train_source, inputs.prepare, training=True)
+    evaluation = cache.cached(config.data, inputs.evaluation_source, inputs.prepare, training=False)
+    if cluster is None:
+        cluster = connect(config, plan, inputs, workdir, stop)
+    shard = run_lib.replica_shard(cluster)
+    training_data = stream.training(
+        *train, shard, global_batch=config.data.batch_size, seed=config.seed, shuffle=config.data.shuffle
+    )
+    context = build_model(config, cluster, inputs, element_spec(training_data(0, 1)), steps_per_epoch, total_steps)
+    check_names(config, context.names)
     callbacks = from_config.make_callbacks(
         config,
         cluster,
-        model,
-        optimizer,
-        trainer.names,
+        context.model,
+        context.optimizer,
+        context.names,
         epochs=math.ceil(total_steps / steps_per_epoch),
         steps=steps_per_epoch,
     )
-    return run_lib.make_run(
-        config,
-        workdir,
-        cluster,
-        stop,
-        trainer,
-        callbacks=callbacks,
+    sources = [source for source in (inputs.train_source, inputs.evaluation_source) if source is not None]
+    return Run(
+        config=config,
+        workdir=workdir,
+        cluster=cluster,
+        stop=stop,
+        context=context,
         training_data=training_data,
-        evaluation_data=_evaluation_data(config, *evaluation, run_lib.replica_shard(cluster)),
-        evaluation_examples=None if evaluation_source is None else len(evaluation_source),
+        evaluation_data=_evaluation_data(config, *evaluation, shard),
+        evaluation_examples=None if inputs.evaluation_source is None else len(inputs.evaluation_source),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         batch_size=config.data.batch_size,
-        verify=tuple(s.verify for s in (train_source, evaluation_source) if hasattr(s, "verify")),
+        verify=tuple(source.verify for source in sources if hasattr(source, "verify")),
         examples=functools.partial(replica_consistency.read_examples, {"train": train[0], "evaluation": evaluation[0]}),
+        callbacks=callbacks,
+    )
+
+
+def open_inputs(config: config_lib.Config) -> Inputs:
+    """Checks the config, and resolves the functions and sources that it names; no TensorFlow operation runs.
+
+    Raises:
+        ValueError: names the field, the value received and what to do.
+        OSError: the data cannot be read.
+    """
+    validate.validate(config)
+    prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
+    adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
+    for index, spec in enumerate(config.callbacks):
+        specs.partial(spec, field=f"config.callbacks[{index}]")
+    evaluation_split = config.data.evaluation_split
+    return Inputs(
+        prepare=autograph.convert(prepare),
+        objective=autograph.convert(objective),
+        adapt=adapt,
+        train_source=open_source(config, config.data.train_split),
+        evaluation_source=None if evaluation_split is None else open_source(config, evaluation_split),
     )
 
 
@@ -135,40 +143,112 @@ def check_fit(
     Raises:
         ValueError: names the field, its value, and the number that it contradicts.
     """
-    batch, pieces = config.data.batch_size, config.train.micro_batches * config.train.local_steps
-    if batch % (num_replicas * pieces):
-        lower = batch // (num_replicas * pieces) * num_replicas * pieces
-        advice = f"{lower} or {lower + num_replicas * pieces}" if lower else str(num_replicas * pieces)
-        micro = f" in {pieces} pieces each" if pieces > 1 else ""
+    batches.check_divisible(config, num_replicas)
+    steps_per_epoch = order.steps_per_epoch(len(train_source), config.data.batch_size)
+    if steps_per_epoch == 0:
         raise ValueError(
-            f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{micro}: "
-            f"set it to {advice}, or change the number of replicas."
-        )
-    if run_lib.evaluation_batch_size(config) % num_replicas:
-        raise ValueError(
-            f"config.data.evaluation_batch_size={run_lib.evaluation_batch_size(config)} cannot be divided among "
-            f"{num_replicas} replicas: set it to a multiple of {num_replicas}."
-        )
-    if len(train_source) < batch:
-        raise ValueError(
-            f"config.data.batch_size={batch} is more than the {len(train_source)} examples of the split "
-            f"{config.data.train_split!r}: an epoch would have no step."
+            f"config.data.batch_size={config.data.batch_size} is more than the {len(train_source)} examples of the "
+            f"split {config.data.train_split!r}: an epoch would have no step."
         )
     for split, source in ((config.data.train_split, train_source), (config.data.evaluation_split, evaluation_source)):
         classes, wanted = getattr(source, "num_classes", None), config.model.get("num_classes")
         if classes is not None and wanted is not None and classes != wanted:
             raise ValueError(
-                f"config.model.num_classes={wanted}, and the split {split!r} of {config.data.source['target']} has "
+                f"config.model.num_classes={wanted}, but the split {split!r} of {config.data.source['target']} has "
                 f"labels of {classes} classes: set config.model.num_classes to {classes}."
             )
-    return len(train_source) // batch
+    return steps_per_epoch
+
+
+def connect(
+    config: config_lib.Config,
+    plan: strategy.ClusterPlan,
+    inputs: Inputs,
+    workdir: Path,
+    stop: interruption.StopRequest,
+) -> Cluster:
+    """Meets the other workers, which must have the same config and data, and makes the strategy."""
+    if config.cluster.requeue:
+        rank = plan.worker_spec.rank
+        slurm_requeue.enable_requeue(rank, stop, progressed=lambda: False)  # Until `checkpointing.open_run`.
+    cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=workdir, stop=stop)
+    if cluster.is_chief:  # The time limit is checked by one clock.
+        stop.end = slurm_requeue.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
+    return cluster
+
+
+def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
+    """Returns what must be equal on all workers: the config field by field, and the data."""
+    plain = run_info.to_json(config)
+    plain.pop("cluster")
+    plain["data"].pop("cache_dir")  # Hosts may name their disks differently.
+    values = {f"config.{name}": json.dumps(value) for name, value in diff.flatten(plain)}
+    for split, source in (("train", inputs.train_source), ("evaluation", inputs.evaluation_source)):
+        if source is not None:
+            values[f"examples of the {split} split"] = str(len(source))
+            values[f"fingerprint of the {split} split"] = getattr(source, "fingerprint", lambda: "")()
+    return values
+
+
+def build_model(
+    config: config_lib.Config,
+    cluster: Cluster,
+    inputs: Inputs,
+    spec: dict[str, tf.TensorSpec],
+    steps_per_epoch: int,
+    total_steps: int,
+) -> context_lib.StepContext:
+    """Builds the model, its objective and its optimizer in the cluster's scope.
+
+    Args:
+        spec: shapes and dtypes of a batch.
+
+    Raises:
+        ValueError: what a function of the config returned cannot be used.
+    """
+    keras.utils.set_random_seed(config.seed)
+    keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
+    with cluster.scope():
+        model = specs.build(config.model, field="config.model")
+        local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
+        optimizer = optimizer_lib.build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
+    optimizer_lib.check_optimizer(optimizer)
+    objective = context_lib.build_objective(cluster, config, model, inputs.objective, spec)
+    context = context_lib.build_context(cluster, config, objective, optimizer)
+    if inputs.adapt:
+        read = functools.partial(stream.first_examples, inputs.train_source, inputs.prepare, seed=config.seed)
+        with cluster.scope():
+            inputs.adapt(model, read)
+        cluster.broadcast_variables(model.variables)  # Machines of another kind may have rounded differently.
+    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
+    return context
+
+
+def check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
+    """Checks the names of the objective's values.
+
+    Raises:
+        ValueError: one is reserved, or `config.checkpoint.best_metric` is none of them.
+    """
+    reserved = [name for name in names if name in reporter.RESERVED]
+    if reserved:
+        raise ValueError(
+            f"config.objective returns {reserved[0]!r}, a name that metrics.jsonl uses itself: choose another."
+        )
+    if config.checkpoint.best_metric not in (None, *names):
+        raise ValueError(
+            f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among the values that the "
+            f"objective returns: {', '.join(names)}"
+        )
 
 
 def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
-    """The shapes and dtypes of a batch of `dataset`.
+    """Returns the shapes and dtypes of a batch of `dataset`.
 
     Raises:
-        ValueError: `config.data.prepare` has not returned a dict of tensors whose shapes are known but for the first
+        ValueError: `config.data.prepare` did not return a dict of tensors whose shapes are known except for the first
             dimension.
     """
     spec = dataset.element_spec
@@ -183,50 +263,11 @@ def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
     return spec
 
 
-def training_dataset(run: Run, *, first_step: int, last_step: int) -> tf.data.Dataset:
-    """This worker's share of the steps [first_step, last_step); see `stream.training`."""
-    return run.training_data(first_step, last_step)
-
-
 def _evaluation_data(
-    config: config_lib.Config,
-    source: stream.Source | None,
-    prepare: Callable[..., dict[str, tf.Tensor]],
-    worker_share: stream.ReplicaShard,
+    config: config_lib.Config, source: stream.Source | None, prepare: stream.Prepare, shard: stream.ReplicaShard
 ) -> Callable[[], tuple[tf.data.Dataset, int]] | None:
     if source is None:
         return None
-    batch = run_lib.evaluation_batch_size(config)
-    # Made once, at the first evaluation: every later one takes another iterator of it.
-    return functools.cache(
-        lambda: stream.evaluation(source, prepare, worker_share, global_batch=batch, seed=config.seed)
-    )
-
-
-def _training_data(
-    config: config_lib.Config,
-    source: stream.Source,
-    prepare: Callable[..., dict[str, tf.Tensor]],
-    worker_share: stream.ReplicaShard,
-) -> Callable[[int, int], tf.data.Dataset]:
-    return stream.training(
-        source,
-        prepare,
-        worker_share,
-        global_batch=config.data.batch_size,
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-    )
-
-
-def _facts(config: config_lib.Config, *sources: stream.Source | None) -> dict[str, str]:
-    """What must be equal on all workers, in few words each: the config field by field, and the data."""
-    plain = run_info.to_json(config)
-    plain.pop("cluster")
-    plain["data"].pop("cache_dir")  # Hosts may call their disks as they like.
-    facts = {f"config.{name}": json.dumps(value) for name, value in diff.flatten(plain)}
-    for split, source in zip(("train", "evaluation"), sources, strict=True):
-        if source is not None:
-            facts[f"examples of the {split} split"] = str(len(source))
-            facts[f"fingerprint of the {split} split"] = getattr(source, "fingerprint", lambda: "")()
-    return facts
+    batch = batches.evaluation_batch_size(config)
+    # Made once, at the first evaluation: every later one uses a new iterator of it.
+    return functools.cache(lambda: stream.evaluation(source, prepare, shard, global_batch=batch, seed=config.seed))

@@ -36,7 +36,7 @@ class TensorBoardExtras:
         begins, self.looked = not self.looked, True
         if not (run.cluster.is_chief and run.workdir is not None and options.tensorboard):
             return
-        if options.graph and now == 0 and run.compiled is None:
+        if options.graph and now == 0 and not run.by_epochs:
             self.report.graph(graph(run))
         wanted = options.histograms.steps is not None or options.histograms.epochs is not None
         due = (
@@ -70,10 +70,10 @@ class TensorBoardExtras:
 
 def graph(run: run_lib.Run) -> bytes:
     """Returns the graph of the model and its objective, as evaluation runs them: a serialised GraphDef."""
-    trainer = run.trainer
+    objective = run.objective
 
     def forward(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return trainer.objective(trainer.model, batch, training=False)
+        return objective.function(objective.model, batch, training=False)
 
     spec = run.training_data(0, 1).element_spec
     with run.cluster.scope():

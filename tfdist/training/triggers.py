@@ -1,4 +1,4 @@
-"""When something is due, and how many steps the next call may take."""
+"""When periodic actions are due, and how many steps the next execution may take. Imports no TensorFlow."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from tfdist import config as config_lib
 
 
 def next_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> int | None:
-    """Returns the first step after `step` at which something that happens `every` so often is due, or None."""
+    """Returns the first step after `step` at which an action with the period `every` is due, or None."""
     periods = []
     if every.steps is not None:
         periods.append(float(every.steps))
@@ -17,7 +17,7 @@ def next_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> int | 
 
 
 def is_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> bool:
-    """Whether something that happens `every` so often is due right after `step`."""
+    """Returns whether an action with the period `every` is due after `step`."""
     return step > 0 and next_due(every, step - 1, steps_per_epoch) == step
 
 
@@ -30,21 +30,21 @@ def _next_multiple(period: float, step: int) -> int:
 
 @dataclasses.dataclass(slots=True)
 class ExecutionLength:
-    """Chooses how many steps a call takes, so that it lasts about `call_seconds`; the same on all workers."""
+    """Chooses the steps of the next execution, so that it takes about `call_seconds`; the same on all workers."""
 
     call_seconds: float
-    # Steps of the last call.
+    # Steps of the last execution.
     steps: int = 1
-    # Calls made; the first compiles, so its time says nothing.
-    calls: int = 0
+    # Executions so far. The first one compiles, so its time is ignored.
+    executions: int = 0
 
     def next_steps(self, most: int) -> int:
-        """Returns the steps of the next call, at most `most`."""
+        """Returns the steps of the next execution, at most `most`."""
         return max(1, min(self.steps, most))
 
     def measured(self, steps: int, seconds: float) -> None:
-        """Learns that a call of `steps` took `seconds`, a figure that all workers have agreed on."""
-        self.calls += 1
-        if self.calls > 1 and seconds > 0:
-            # Growing by leaps at most: a call of one step says little about many.
+        """Records that an execution of `steps` took `seconds`, a value that is equal on all workers."""
+        self.executions += 1
+        if self.executions > 1 and seconds > 0:
+            # The growth is limited: the time of one step is a poor estimate for many.
             self.steps = max(1, min(int(self.call_seconds * steps / seconds), 32 * steps))

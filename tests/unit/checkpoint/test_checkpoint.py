@@ -24,7 +24,7 @@ from tfdist import config
 from tfdist.checkpoint import async_writer
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import nonfinite
+from tfdist.training import loop_tools
 
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
 
@@ -348,7 +348,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
 
 def test_not_finite_is_noticed():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
-    finite = nonfinite.finite_check(variables)
+    finite = loop_tools.finite_check(variables)
     assert finite()
     for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0])):
         good = variables[name].numpy()

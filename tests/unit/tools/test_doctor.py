@@ -48,7 +48,7 @@ def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
     done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     found = done.stdout
-    assert re.search(r"^data and model +BAD +config.model.num_classes=12, and the split 'train'", found, re.MULTILINE)
+    assert re.search(r"^data and model +BAD +config.model.num_classes=12, but the split 'train'", found, re.MULTILINE)
     assert found.rstrip().endswith("BAD: 1 of 9 findings.")
 
 

@@ -150,13 +150,13 @@ def test_xla_is_refused_where_the_forward_pass_communicates(tmp_path):
 
 def test_an_objective_may_give_any_number_of_values(tmp_path):
     run = start(tmp_path, objective={"target": "lab:renamed", "name": "share_of_right_answers"})
-    assert run.trainer.names == ("loss", "share_of_right_answers")
+    assert run.context.names == ("loss", "share_of_right_answers")
     run = start(tmp_path, model={"target": "lab:linear", "num_classes": 10, "l2": 0.1})
-    assert run.trainer.names == ("loss", "accuracy", "regularization")
+    assert run.context.names == ("loss", "accuracy", "regularization")
 
 
 def test_an_objective_must_return_the_same_in_training_and_evaluation(tmp_path):
     run = start(tmp_path, objective={"target": "lab:changing"})
-    message = "the same values in training and evaluation. Received in one of them alone: accuracy"
+    message = "the same values in training and evaluation. Received in one of them only: accuracy"
     with pytest.raises(ValueError, match=message):
         probes.run_steps(run, 1)

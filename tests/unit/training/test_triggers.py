@@ -81,7 +81,7 @@ def test_calls_grow_by_leaps_at_most_to_the_time_that_is_asked_for():
 
 
 def test_calls_shrink_where_steps_become_slow():
-    pace = ExecutionLength(2.0, steps=2000, calls=5)
+    pace = ExecutionLength(2.0, steps=2000, executions=5)
     pace.measured(2000, 20.0)
     assert pace.next_steps(10_000) == 200
     pace.measured(200, 2000.0)
@@ -91,13 +91,13 @@ def test_calls_shrink_where_steps_become_slow():
 
 
 def test_a_clock_that_says_nothing_changes_nothing():
-    pace = ExecutionLength(2.0, steps=16, calls=5)
+    pace = ExecutionLength(2.0, steps=16, executions=5)
     pace.measured(16, 0.0)
     assert pace.next_steps(100) == 16
 
 
 def test_a_boundary_close_by_does_not_shorten_the_calls_after_it():
-    pace = ExecutionLength(1.0, steps=100, calls=5)
+    pace = ExecutionLength(1.0, steps=100, executions=5)
     assert pace.next_steps(3) == 3
     pace.measured(3, 0.03)
     assert pace.next_steps(1000) >= 90

@@ -13,7 +13,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.tools.benchmark import baselines, input_pipelines, keras_baseline
 from tfdist.tools.benchmark.baselines import Runner
 from tfdist.tools.benchmark.workloads import WORKLOADS
-from tfdist.training import checkpointing, setup
+from tfdist.training import execution, loop, setup
 from tfdist.training.step import gradients, train_step
 
 Job = dict[str, Any]
@@ -47,12 +47,12 @@ def fit(job: Job, folder: Path) -> dict[str, Runner]:
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's steps, input included, as `training.loop.train_loop` runs them."""
     run = setup.build_run(_config(job, folder), folder / "run")
-    caller = checkpointing.make_runner(run, train_step.train_step)
-    iterator = run.cluster.distribute(setup.training_dataset(run, first_step=0, last_step=run.total_steps))
+    runner = execution.make_runner(run, train_step.train_step)
+    batches = loop.open_batches(run, 0)
 
     def steps(count: int) -> None:
         while count:
-            count -= caller(iterator, count)[0]
+            count -= runner(batches, count).steps
 
     return {"step": steps}
 

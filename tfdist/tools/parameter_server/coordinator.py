@@ -17,11 +17,14 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.config import specs
 from tfdist.tools.parameter_server import tasks
-from tfdist.training import checkpointing, nonfinite, setup, state, triggers
-from tfdist.training import loop as loop_lib
+from tfdist.training import checkpointing, loop, nonfinite, setup
 from tfdist.training import run as run_lib
-from tfdist.training.step import context, train_step
+from tfdist.training.execution import StopRequested
+from tfdist.training.loop_tools import LoopTools
+from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import train_step
+from tfdist.training.step.context import StepContext
 
 # Scheduled batches for each worker.
 _SCHEDULED = 3
@@ -32,7 +35,7 @@ class RemoteModel:
     """The weights on the parameter servers, and how workers update them."""
 
     coordinator: Any
-    trainer: context.StepContext
+    context: StepContext
     # Schedules the update of a batch on any worker; returns the future sums over its examples.
     schedule: Callable[[dict[str, tf.Tensor]], Any]
     workers: int
@@ -70,19 +73,19 @@ def train(
     if checkpointing.is_finished(run):
         print("This run is already finished; nothing to do.")
         return 0
-    loop, progress = checkpointing.open_loop(run)
+    tools, state = checkpointing.open_run(run)
     try:
         with tasks.exit_when_lost(mine):
             remote = _make_remote_model(run, strategy, coordinator, len(mine.addresses["worker"]))
-            finished = _train(loop, progress, remote)
-        checkpointing.await_saved(loop, progress)
-        if finished:
-            checkpointing.finish(loop, progress)
-            return 0
-        loop.report.event(f"stopped by {run.stop.reason} and saved", progress.step)
+            _train(tools, state, remote)
+        checkpointing.wait_until_saved(tools, state)
+        checkpointing.finish(tools, state)
+        return 0
+    except StopRequested:
+        checkpointing.save_stopped(tools, state)
         return interruption.EXIT_STOPPED
     finally:
-        checkpointing.close(loop)
+        checkpointing.close(tools)
 
 
 def _make_remote_model(run: run_lib.Run, strategy: Any, coordinator: Any, workers: int) -> RemoteModel:
@@ -91,60 +94,61 @@ def _make_remote_model(run: run_lib.Run, strategy: Any, coordinator: Any, worker
         model = specs.build(config.model, field="config.model")
         optimizer = optimizer_lib.build_optimizer(config, run.steps_per_epoch, run.total_steps)
         optimizer.build(model.trainable_variables)
-    trainer = dataclasses.replace(run.trainer, model=model, optimizer=optimizer, statistics=())
+    objective = dataclasses.replace(run.objective, model=model)
+    context = dataclasses.replace(run.context, objective=objective, optimizer=optimizer, statistics=())
 
     def update(batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        sums, gradients = train_step.forward_backward(trainer, batch, tf.constant(0))
-        train_step.apply(trainer, gradients)
+        sums, gradients = objective.micro_batch(batch, tf.constant(0), 1.0)
+        train_step.apply(context, gradients)
         return sums
 
     compiled = tf.function(lambda batch: strategy.run(update, args=(batch,)), autograph=False)
     return RemoteModel(
         coordinator=coordinator,
-        trainer=trainer,
+        context=context,
         schedule=lambda batch: coordinator.schedule(compiled, args=(batch,)),
         workers=workers,
     )
 
 
-def _train(loop: state.LoopTools, progress: state.TrainingState, remote: RemoteModel) -> bool:
-    """Runs the updates from `progress` on; returns False if the chief received a stop request before the last."""
-    run = loop.run
+def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
+    """Runs the updates after `state.step`.
+
+    Raises:
+        StopRequested: the chief received a stop request before the last update.
+    """
+    run = tools.run
     _copy(run.variables, _variables(remote))
-    if not loop_lib.run_due_actions(loop, progress):
-        return False
-    batches = iter(setup.training_dataset(run, first_step=progress.step, last_step=run.total_steps))
-    while progress.step < run.total_steps:
+    loop.run_due_actions(tools, state)
+    batches = iter(run.training_data(state.step, run.total_steps))
+    while state.step < run.total_steps:
         if run.stop.reason is not None:
-            return loop_lib.save_and_stop(loop, progress)
-        started, first = time.perf_counter(), progress.step
-        sums = _updates(loop, progress, remote, batches)
+            raise StopRequested
+        started, first = time.perf_counter(), state.step
+        sums = _updates(tools, state, remote, batches)
         if not all(math.isfinite(value) for value in sums):
-            raise nonfinite.diverged(loop, f"The loss is {sums[0]} in updates {first + 1} to {progress.step}")
+            raise nonfinite.diverged(tools, f"The loss is {sums[0]} in updates {first + 1} to {state.step}")
         _copy(_variables(remote), run.variables)
-        run.trainer.optimizer.iterations.assign(progress.step)  # Simultaneous updates may be counted once.
-        totals = dict(zip((*run.trainer.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}
-        loop_lib.accumulate_totals(progress, totals, progress.step - first, time.perf_counter() - started)
-        if triggers.is_due(run.config.report.every, progress.step, run.steps_per_epoch):
-            loop_lib.report_interval(loop, progress)
-        if not loop_lib.run_due_actions(loop, progress):
-            return False
-    return True
+        run.context.optimizer.iterations.assign(state.step)  # Simultaneous updates may be counted once.
+        totals = dict(zip((*run.context.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}
+        state.add(totals, state.step - first, time.perf_counter() - started)
+        loop.report_if_due(tools, state)
+        loop.run_due_actions(tools, state)
 
 
 def _updates(
-    loop: state.LoopTools,
-    progress: state.TrainingState,
+    tools: LoopTools,
+    state: TrainingState,
     remote: RemoteModel,
     batches: Iterator[dict[str, tf.Tensor]],
 ) -> list[float]:
     """Runs the updates up to the next step at which an action is due; returns the sums over their examples."""
-    due = loop_lib.next_due_step(loop, progress.step)
+    due = loop.next_due_step(tools, state.step)
     scheduled: collections.deque = collections.deque()
-    sums = np.zeros(len(loop.run.trainer.names) + 1)
-    while progress.step < due and (loop.run.stop.reason is None or not scheduled):
+    sums = np.zeros(len(tools.run.context.names) + 1)
+    while state.step < due and (tools.run.stop.reason is None or not scheduled):
         scheduled.append(remote.schedule(next(batches)))
-        progress.step += 1
+        state.step += 1
         if len(scheduled) > _SCHEDULED * remote.workers:
             sums += scheduled.popleft().fetch()
     for future in scheduled:
@@ -154,7 +158,7 @@ def _updates(
 
 
 def _variables(remote: RemoteModel) -> dict[str, keras.Variable]:
-    return checkpoint_format.named_variables(remote.trainer.model, remote.trainer.optimizer, {})
+    return checkpoint_format.named_variables(remote.context.model, remote.context.optimizer, {})
 
 
 def _copy(sources: dict[str, Any], targets: dict[str, Any]) -> None:

@@ -1,35 +1,35 @@
-"""What happens to gradients between the backward pass and the optimizer: summed over replicas, scaled, clipped."""
+"""Gradients between the backward pass and the optimizer: all-reduce, clipping, test for non-finite values."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import timing
-from tfdist.training.step.context import StepContext
 
 Gradients = list[tf.Tensor | None]
 
 
 def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradients:
-    """Sums every gradient over all replicas; to be called in `strategy.run`.
+    """Sums every gradient over all replicas; called in `strategy.run`.
 
     Args:
-        gradients: one tensor per variable, of any shapes; `None` where a variable has no gradient. Sparse gradients
+        gradients: one tensor per variable, of any shapes; `None` for a variable without a gradient. Sparse gradients
             become dense.
-        options: `dtype` is the type on the wire; the sums are handed back in the gradients' own type. With "float32",
-            float64 travels as it is.
+        options: `dtype` is the type on the wire; the sums are returned in the gradients' own type. With "float32",
+            float64 gradients are sent as float64.
 
     Returns:
-        The sums, in the same places.
+        The sums, in the same order.
     """
     context = tf.distribute.get_replica_context()
     present = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     if context.num_replicas_in_sync > 1 and present:
         wire = [tf.cast(gradient, _wire_type(gradient, options)) for gradient in present]
         communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack)
-        # What travels together has one type.
+        # Tensors of one dtype share a collective.
         for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
             chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
             sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
@@ -46,12 +46,12 @@ def _wire_type(gradient: tf.Tensor, options: config_lib.Communication) -> tf.DTy
 
 
 def replicas() -> int:
-    """The number of all replicas; to be called in `strategy.run`."""
+    """Returns the number of all replicas; called in `strategy.run`."""
     return tf.distribute.get_replica_context().num_replicas_in_sync
 
 
 def sum_value(value: tf.Tensor) -> tf.Tensor:
-    """Sums `value` (any shape) over all replicas, apart from the gradients; to be called in `strategy.run`."""
+    """Sums `value` (any shape) over all replicas in a collective of its own; called in `strategy.run`."""
     if replicas() == 1:
         return value
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
@@ -63,8 +63,8 @@ def clip(gradients: Gradients, norm: float) -> Gradients:
 
 
 def all_finite(gradients: Gradients) -> tf.Tensor:
-    """Whether no summed gradient holds an infinity or NaN: bool [], the same on every replica."""
-    # A sum is not finite as soon as one term is not, so one reduction per tensor tells.
+    """Returns whether all summed gradients are finite: bool [], the same on every replica."""
+    # A sum is non-finite as soon as one term is: one reduction per tensor is enough.
     sums = [tf.reduce_sum(tf.abs(tf.cast(gradient, tf.float32))) for gradient in gradients if gradient is not None]
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
@@ -75,7 +75,7 @@ def apply_if(
     """Calls `apply(gradients)` on every replica where `finite` (bool [], the same everywhere), else `otherwise()`."""
 
     def on_all_replicas(strategy: tf.distribute.Strategy, finite: tf.Tensor, gradients: Gradients) -> None:
-        # The branch is taken outside of the replicas: an optimizer's update inside a branch of a replica is refused.
+        # In cross-replica context: Keras rejects an optimizer update inside a replica's branch.
         tf.cond(
             strategy.experimental_local_results(finite)[0],
             lambda: _run(strategy, apply, gradients),
@@ -91,27 +91,43 @@ def _run(strategy: tf.distribute.Strategy, function: Callable, *args: Gradients)
 
 
 def sum_over_replicas(
-    trainer: StepContext, gradients: Gradients, before: list[tf.Tensor], weight: tf.Tensor | float
-) -> Gradients:
-    """The one communication of a step: sums the gradients, and averages what each replica did to its statistics.
+    gradients: Gradients,
+    flags: list[tf.Tensor],
+    statistics: Sequence[tuple[keras.Variable, tf.Tensor]],
+    weight: tf.Tensor | float,
+    *,
+    num_replicas: int,
+    options: config_lib.Communication,
+    communication: tf.Variable,
+) -> tuple[Gradients, list[tf.Tensor]]:
+    """The one all-reduce of a step: sums gradients and flags, and averages the changes of moving statistics.
 
-    `weight` is what this replica's statistics count in the mean; those of all replicas add up to 1.
+    Args:
+        gradients: of this replica's shard.
+        flags: float32 [] each, which are summed with the gradients.
+        statistics: variables that this replica has updated, and their values before. Each is set to the mean over
+            replicas. In every step: averaged at a save only, the time of the save would change the last bits of the
+            run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
+        weight: this replica's weight in that mean; 1 in total over all replicas.
+        communication: the seconds that the all-reduce took are added to it.
+
+    Returns:
+        The sums of gradients and flags.
     """
-    # In every step: averaged at a save alone, the time of the save would show in the last bits of the run. The changes
-    # are averaged and not the values, so that what did not move stays exactly as it is.
-    options = trainer.config.communication
-    if trainer.cluster.num_replicas == 1:
-        # Dense, as sums over replicas are: of rows that come twice in a sparse one, Keras squares each alone.
-        return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+    if num_replicas == 1:
+        # Dense, as the all-reduce makes them: with duplicate rows Keras would square each of them separately.
+        return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients], flags
+    gradients = [*gradients, *flags]
     ready = timing.timestamp_after(gradients)
-    changes = [(s.value - old) * tf.cast(weight, old.dtype) for s, old in zip(trainer.statistics, before, strict=True)]
+    changes = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
     if options.dtype == "float32":
         reduced = all_reduce([*gradients, *changes], options)
         gradients, changes = reduced[: len(gradients)], reduced[len(gradients) :]
     else:
         gradients = all_reduce(gradients, options)
         changes = all_reduce(changes, dataclasses.replace(options, dtype="float32"))
-    trainer.communication.assign_add(timing.timestamp_after([*gradients, *changes]) - ready)
-    for statistic, old, change in zip(trainer.statistics, before, changes, strict=True):
-        statistic.assign(old + change)
-    return gradients
+    communication.assign_add(timing.timestamp_after([*gradients, *changes]) - ready)
+    for (variable, old), change in zip(statistics, changes, strict=True):
+        variable.assign(old + change)
+    split = len(gradients) - len(flags)
+    return gradients[:split], gradients[split:]

@@ -1,8 +1,8 @@
-"""Local SGD: each replica takes several optimizer steps by itself, then all average (Stich, arXiv 1805.09767).
+"""Local SGD: each replica makes several optimizer steps by itself, then all average (Stich, arXiv 1805.09767).
 
-For slow networks: one communication for `config.train.local_steps` optimizer steps. It is another algorithm than the
-sum of gradients in every step, so N replicas are not the run of one; what stays is that a run repeats, resumes, and is
-the same on any workers that the same replicas are spread over.
+For slow networks: one communication for `config.train.local_steps` optimizer steps. This is a different algorithm from
+summing gradients in every step, so N replicas do not make the run of one. A run still repeats, resumes, and is the same
+for any distribution of its replicas over workers.
 """
 
 import dataclasses
@@ -13,48 +13,57 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data.stream import Batch
-from tfdist.training.step import context, optimizer, train_step
 from tfdist.training.step import gradients as gradients_lib
+from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import train_step
+from tfdist.training.step.context import StepContext
 
 
 def choose_step(options: config_lib.Train) -> Callable[..., tf.Tensor]:
-    """Returns what a step is: `step.train_step`, or with `local_steps` a round of them."""
+    """Returns `train_step.train_step`, or `train_round` if `local_steps` is above 1."""
     return train_step.train_step if options.local_steps == 1 else train_round
 
 
-def train_round(trainer: context.StepContext, batch: Batch) -> tf.Tensor:
-    """As `step.train_step`: the share of a global batch is cut into `local_steps` pieces, one optimizer step for each.
+def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
+    """Like `train_step.train_step`, with one optimizer step for each of `local_steps` parts of this replica's shard.
 
-    Weights, the optimizer's slots and moving statistics are averaged at the end, so that all replicas hold the same
-    whenever the loop saves or evaluates.
+    Weights, the optimizer's slots and moving statistics are averaged at the end, so that all replicas are equal when
+    the loop saves or evaluates.
 
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
-    optimizer.check_trainable(trainer.model)
-    config, replicas = trainer.config, trainer.cluster.num_replicas
-    pieces = config.train.local_steps
-    # As if a piece of each replica were the global batch: a replica's loss is then its own mean, divided by `replicas`.
-    data = dataclasses.replace(config.data, batch_size=config.data.batch_size // pieces)
-    of_piece = dataclasses.replace(trainer, config=dataclasses.replace(config, data=data))
-    moving = [v for v in (*trainer.model.trainable_variables, *trainer.optimizer.variables) if _is_float(v)]
-    before = [tf.identity(variable.value) for variable in (*moving, *trainer.statistics)]
-    split = {name: tf.reshape(value, [pieces, -1, *value.shape[1:]]) for name, value in batch.items()}
-    sums = tf.zeros([len(trainer.names) + 1], tf.float64)
-    # A loop in Python: an optimizer's update within a loop of the graph is refused on mirrored replicas.
-    for piece in range(pieces):
-        part = {name: value[piece] for name, value in split.items()}
-        more, gradients = train_step.forward_backward(of_piece, part, tf.constant(piece))
-        train_step.apply(trainer, [None if g is None else replicas * tf.convert_to_tensor(g) for g in gradients])
-        sums += more
+    optimizer_lib.check_trainable(context.model)
+    rounds, replicas = context.config.train.local_steps, context.cluster.num_replicas
+    # The loss is divided by the examples of one part over all replicas. Times `replicas`, its gradient is that of this
+    # replica's own mean.
+    objective = dataclasses.replace(context.objective, global_batch_size=context.objective.global_batch_size // rounds)
+    averaged = [v for v in (*context.model.trainable_variables, *context.optimizer.variables) if _is_float(v)]
+    before = [tf.identity(variable.value) for variable in averaged]
+    statistics = [(statistic, tf.identity(statistic.value)) for statistic in context.statistics]
+    parts = {name: tf.reshape(value, [rounds, -1, *value.shape[1:]]) for name, value in shard.items()}
+    sums = tf.zeros([len(context.names) + 1], tf.float64)
+    # A Python loop: an optimizer update inside a graph's loop is rejected on mirrored replicas.
+    for index in range(rounds):
+        part = {name: value[index] for name, value in parts.items()}
+        new_sums, gradients = objective.micro_batch(part, tf.constant(index), 1.0)
+        train_step.apply(context, [None if g is None else replicas * tf.convert_to_tensor(g) for g in gradients])
+        sums += new_sums
     if replicas > 1:
-        changes = [(variable.value - old) / replicas for variable, old in zip(moving, before, strict=False)]
-        changes = gradients_lib.sum_over_replicas(trainer, changes, before[len(moving) :], 1 / replicas)
-        for variable, old, change in zip(moving, before, changes, strict=False):
+        changes = [(variable.value - old) / replicas for variable, old in zip(averaged, before, strict=True)]
+        changes, _ = gradients_lib.sum_over_replicas(
+            changes,
+            [],
+            statistics,
+            1 / replicas,
+            num_replicas=replicas,
+            options=context.config.communication,
+            communication=context.communication,
+        )
+        for variable, old, change in zip(averaged, before, changes, strict=True):
             variable.assign(old + change)
-    train_step.add_to_totals(trainer, sums, None)
-    with tf.control_dependencies([tf.convert_to_tensor(trainer.model.trainable_variables[0].value)]):
-        return tf.identity(sums)
+    train_step.add_to_totals(context, sums, None)
+    return train_step.after_update(context, sums)
 
 
 def _is_float(variable: keras.Variable) -> bool:

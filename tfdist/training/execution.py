@@ -1,0 +1,79 @@
+"""Executions: calls that run several steps each, as long as `config.train.call_seconds`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.training import triggers
+from tfdist.training.run import Run
+from tfdist.training.step import multi_step, timing
+
+
+class StopRequested(Exception):
+    """All workers agreed to stop: a worker received a signal, or its time limit is near. The run must be saved."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What one execution did; the same on every worker."""
+
+    steps: int
+    # Over all replicas: sums over examples by the objective's names, and those of `objective.COUNTS` and
+    # `objective.MEASUREMENTS`.
+    totals: dict[str, float]
+
+    @property
+    def skipped_steps(self) -> int:
+        """The number of steps that were skipped."""
+        return round(self.totals["skipped"])
+
+    @property
+    def steps_before_skip(self) -> int:
+        """The number of steps before the first one that was skipped."""
+        return round(self.totals["clean"])
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether any worker requests a stop: all workers agree on it."""
+        return self.totals["stop"] > 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class StepRunner:
+    """Runs executions of one kind, training or evaluation, and chooses their length."""
+
+    run: Run
+    run_steps: Callable[..., tuple[tf.Tensor, tf.Tensor]]
+    length: triggers.ExecutionLength
+    # Seconds of each replica since `take_shares`: float64 [num_replicas, 3]; see timing.py.
+    seconds: np.ndarray
+
+    def __call__(self, iterator: Any, most: int) -> Execution:
+        """Runs up to `most` steps."""
+        steps = self.length.next_steps(most)
+        stop = tf.constant(float(self.run.stop.asked()), tf.float64)
+        vector, replica_seconds = self.run_steps(iterator, tf.constant(steps, tf.int64), stop)
+        totals = self.run.context.execution_layout.to_dict(vector)
+        self.seconds += replica_seconds.numpy()
+        seconds = totals["seconds"] / self.run.cluster.num_replicas
+        self.length.measured(steps, seconds)
+        if self.length.executions > 1:  # The first one compiles.
+            self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
+        return Execution(steps=steps, totals=totals)
+
+    def take_shares(self) -> list[tuple[float, float, float]]:
+        """Returns each worker's fractions of time for input, compute and communication since the last call."""
+        seconds, self.seconds = self.seconds, np.zeros_like(self.seconds)
+        return timing.time_shares(seconds, self.run.cluster.num_workers)
+
+
+def make_runner(run: Run, replica_step: Callable[..., tf.Tensor]) -> StepRunner:
+    """Makes the runner of `train_step.train_step`, `local_sgd.train_round` or `train_step.evaluation_step`."""
+    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(replica_step, run.context))
+    seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
+    length = triggers.ExecutionLength(run.config.train.call_seconds)
+    return StepRunner(run=run, run_steps=run_steps, length=length, seconds=seconds)
