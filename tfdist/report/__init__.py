@@ -1,10 +1,12 @@
 """The reports of a run: console lines, metrics.jsonl, TensorBoard event files, and a description of the run.
 
-    open_report -> Reporter      reporter.py: one call per interval, evaluation and event; only the chief writes
-    slowest_worker                time_shares.py: where each worker spends its time
-    Console                      console.py: a progress bar on a terminal, lines in a log file
-    files.py                     atomic replacement and append-only files, used for every file in a workdir
-    run_info.py                  config.json and environment.json
+    open_report -> Reporter   reporter.py: one call per interval, evaluation and event; only the chief writes
+    Console                   console.py: a progress bar on a terminal, lines in a log file
+    metrics_file.py           lines of metrics.jsonl, removed for steps that a resumed run repeats
+    tensorboard_events.py     TensorBoard event files
+    time_shares.py            input, compute and communication time of the workers
+    run_info.py               config.json and environment.json
+    files.py                  atomic replacement and append-only files, used for every file in a workdir
 
 Imports only config, and no TensorFlow.
 """

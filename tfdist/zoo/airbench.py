@@ -74,10 +74,14 @@ def network(
     model = keras.Model(inputs, logits, name="airbench")
     # Only the kernel is frozen; the bias is trained.
     model.get_layer(WHITENING).kernel.trainable = False
+    _initialise_convolutions(model)
+    return model
+
+
+def _initialise_convolutions(model: keras.Model) -> None:
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D) and layer.name != WHITENING:
             layer.kernel.assign(_with_identity(keras.ops.convert_to_numpy(layer.kernel)))
-    return model
 
 
 def _with_identity(kernel: np.ndarray) -> np.ndarray:

@@ -51,10 +51,7 @@ def image(
     Raises:
         ValueError: an argument is out of range, or the batch has no encoded images.
     """
-    encoded = batch.get("image")
-    if encoded is None or encoded.dtype != tf.string or encoded.shape.rank != 1:
-        found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
-        raise ValueError(f'inception:image needs a batch with "image", encoded, string [n]. Received: {found}')
+    encoded = _encoded_images(batch)
     for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
         if not 0 < low <= high <= most:
             raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
@@ -76,6 +73,14 @@ def image(
     images = tf.map_fn(one, (encoded, draws), fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
     images = tf.ensure_shape(images, [encoded.shape[0], size, size, 3])
     return {**batch, "image": prepare.normalise(images, scale=scale, mean=mean, std=std)}
+
+
+def _encoded_images(batch: prepare.Batch) -> tf.Tensor:
+    encoded = batch.get("image")
+    if encoded is None or encoded.dtype != tf.string or encoded.shape.rank != 1:
+        found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
+        raise ValueError(f'inception:image needs a batch with "image", encoded, string [n]. Received: {found}')
+    return encoded
 
 
 def random_window(shape: tf.Tensor, draws: tf.Tensor, area: Sequence[float], aspect: Sequence[float]) -> tf.Tensor:

@@ -54,20 +54,26 @@ def classification(
     _check_classification(logits, target, labels)
     if top5 and logits.shape[-1] < 5:
         raise ValueError(f"top5 needs at least 5 classes. Received: logits of shape {logits.shape}")
+    cross_entropy, answer = _cross_entropy(logits, target, label_smoothing if training else 0.0)
+    values = {"loss": cross_entropy, "accuracy": tf.cast(tf.argmax(logits, -1) == answer, tf.float32)}
+    if top5:
+        best = tf.cast(tf.math.top_k(logits, 5, sorted=False).indices, tf.int64)
+        values["top5"] = tf.cast(tf.reduce_any(best == answer[:, tf.newaxis], -1), tf.float32)
+    return values
+
+
+def _cross_entropy(logits: tf.Tensor, target: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the cross-entropy of each example, float32 [n], and the correct classes, int64 [n]."""
     if target.dtype.is_integer:
         answer = tf.cast(target, tf.int64)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(answer, logits)
     else:
         target = tf.cast(target, tf.float32)
         cross_entropy, answer = tf.nn.softmax_cross_entropy_with_logits(target, logits), tf.argmax(target, -1)
-    if training and label_smoothing:
+    if label_smoothing:
         even = tf.reduce_logsumexp(logits, -1) - tf.reduce_mean(logits, -1)
         cross_entropy = (1.0 - label_smoothing) * cross_entropy + label_smoothing * even
-    values = {"loss": cross_entropy, "accuracy": tf.cast(tf.argmax(logits, -1) == answer, tf.float32)}
-    if top5:
-        best = tf.cast(tf.math.top_k(logits, 5, sorted=False).indices, tf.int64)
-        values["top5"] = tf.cast(tf.reduce_any(best == answer[:, tf.newaxis], -1), tf.float32)
-    return values
+    return cross_entropy, answer
 
 
 def _views(
