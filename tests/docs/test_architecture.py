@@ -54,6 +54,18 @@ def test_the_reading_path_of_the_core_is_short():
     assert lines == [pytest.approx(int(count), rel=OUTDATED) for _, count in rows], "count the lines again"
 
 
+def test_the_page_names_what_its_files_define():
+    page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    named = re.findall(r"`(\w+)`,? in `([\w/]+\.py)`", page)
+    named += re.findall(r"`(\w+)` \(`([\w/]+\.py)`\)", page)
+    missing = [
+        f"{path} does not define {name}"
+        for name, path in named
+        if not re.search(rf"(def|class) {name}\b|^{name} = ", (ROOT / "tfdist" / path).read_text(), re.MULTILINE)
+    ]
+    assert len(named) > 15 and missing == []
+
+
 def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
     package = tmp_path / "mine"
     for wing in ("low", "middle", "high"):
