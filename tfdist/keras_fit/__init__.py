@@ -4,6 +4,7 @@
     api.py                  fit, evaluate, predict
     setup.py                a Run from a compiled model
     compiled_objective.py   Keras' losses and metrics over the shards of a global batch
+    shard_losses.py         what `fit` replaces in Keras' losses, and restores
     callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`
     adapters/               arrays, tf.data, PyDataset and generators as shards of global batches
 
