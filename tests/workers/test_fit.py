@@ -65,14 +65,14 @@ def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
     [
         ("outside", r"Sequential or its optimizer was made outside of cluster\.scope\(\)"),
         ("uncompiled", r"Call model\.compile\(optimizer=\.\.\., loss=\.\.\.\)"),
-        ("eager", r"run_eagerly=True\) cannot be distributed: leave it out"),
-        ("accumulating", r"gradient_accumulation_steps=2 does not work .* leave it out"),
+        ("eager", r"run_eagerly=True\) is not supported: remove it"),
+        ("accumulating", r"gradient_accumulation_steps=2 does not work .* remove it"),
         ("own_step", r"OwnStep has a train_step of its own, .* override compute_loss"),
         (
             "preprocessing",
-            r"Preprocessing has a preprocessor, which keras-hub's own fit would call: map it over the data",
+            r"Preprocessing has a preprocessor, which keras-hub's own fit calls: map it over the data",
         ),
-        ("vectors", r'^A loss with reduction=None is no number to minimise: use reduction="sum_over_batch_size"'),
+        ("vectors", r'^A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size"'),
         ("frozen", r"has no weights to train: of its 4 all are frozen"),
         ("lengths", r"same number of examples\. Received: \[9, 53\]"),
         ("objects", r"Data must be arrays .* Received: ndarray of object"),

@@ -98,7 +98,7 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
         words = (
             r"The replicas do not hold the same state after step 4:\n"
             rf"  model/logits/kernel: {HASH} on {first}, {HASH} on {second}\n"
-            rf"{second} differs from the chief\. They last agreed after step 3\. .* To go on, remove the checkpoints"
+            rf"{second} differs from the chief\. They were last equal after step 3\. .* To continue, remove the checkpoints"
         )
         assert len(re.findall(words, output)) == 1, output
 
@@ -111,7 +111,7 @@ def test_workers_that_read_other_examples_end_at_the_start(tmp_path, told):
     else:
         both = rf"{HASH} on worker 0 \(host \S+\), {HASH} on worker 1 \(host \S+\)\n"
         words = (
-            rf"The workers do not read the same:\n  'image' of the evaluation split: {both}"
+            rf"The workers do not read the same data:\n  'image' of the evaluation split: {both}"
             rf"  'image' of the train split: {both}worker 1 \(host \S+\) differs from the chief\. 16 examples"
         )
     for output in run(tmp_path, source, workers=2):

@@ -69,30 +69,34 @@ def make_run(
     )
 
 
-def check_same(cluster: Cluster, feed: DataAdapter) -> None:
-    """Compares the size of the data with the chief's, and the first batch where every worker makes whole batches."""
+def check_same(cluster: Cluster, adapter: DataAdapter) -> None:
+    """Compares the size of the data, and the first batch if every worker makes whole batches, with the chief's.
+
+    Raises:
+        ValueError: this worker has different data.
+    """
     if cluster.num_workers == 1:
         return
-    mark = zlib.crc32(repr((feed.steps, feed.batch_size)).encode())
-    if isinstance(feed, BatchAdapter) and feed.sample is not None:
-        for part in feed.sample():
-            mark = zlib.crc32(np.ascontiguousarray(part), mark)
-    if cluster.broadcast(mark) != mark:
+    checksum = zlib.crc32(repr((adapter.steps, adapter.batch_size)).encode())
+    if isinstance(adapter, BatchAdapter) and adapter.sample is not None:
+        for part in adapter.sample():
+            checksum = zlib.crc32(np.ascontiguousarray(part), checksum)
+    if cluster.broadcast(checksum) != checksum:
         raise ValueError(
-            f"Worker {cluster.rank} has other data than worker 0: {feed.steps} steps of {feed.batch_size} examples "
-            "here, or another first batch. All workers must give the same data in the same order, of which each takes "
-            "its share: seed what shuffles it, by keras.utils.set_random_seed before the dataset is made."
+            f"Worker {cluster.rank} has other data than worker 0: {adapter.steps} steps of {adapter.batch_size} "
+            "examples here, or another first batch. All workers must pass the same data in the same order; each takes "
+            "its shard. Seed the shuffling: call keras.utils.set_random_seed before the dataset is made."
         )
 
 
 def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
-    """Checks that `model` was compiled in the cluster's scope, and does nothing that tfdist cannot do for it.
+    """Checks that `model` was compiled in the cluster's scope, and needs nothing that is not supported.
 
     Args:
         purpose: "fit" or "evaluate".
 
     Raises:
-        ValueError: says what is missing or cannot be done, and what to do instead.
+        ValueError: names what is missing or not supported, and what to do instead.
     """
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
@@ -106,25 +110,25 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     for step in {own, "test_step"}:
         if getattr(type(model), step) is not getattr(keras.Model, step):
             raise ValueError(
-                f"{name} has a {step} of its own, of which tfdist cannot know what to sum over replicas: override "
+                f"{name} overrides {step}, and tfdist cannot know what to sum over replicas there: override "
                 "compute_loss(x, y, y_pred, sample_weight, training) and compute_metrics instead."
             )
     losses = [] if model._compile_loss is None else keras.tree.flatten(model._compile_loss._user_loss)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
-            'A loss with reduction=None is no number to minimise: use reduction="sum_over_batch_size", the default.'
+            'A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size", the default.'
         )
     if hasattr(model, "preprocess_samples") and getattr(model, "preprocessor", None) is not None:
         raise ValueError(
-            f"{name} has a preprocessor, which keras-hub's own fit would call: map it over the data, and set "
+            f"{name} has a preprocessor, which keras-hub's own fit calls: map it over the data, and set "
             "model.preprocessor = None."
         )
     if model.run_eagerly:
-        raise ValueError("compile(run_eagerly=True) cannot be distributed: leave it out.")
+        raise ValueError("compile(run_eagerly=True) is not supported: remove it.")
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         if getattr(optimizer, name, None):
             raise ValueError(
                 f"The optimizer's {name}={getattr(optimizer, name)} does not work in a compiled step over replicas: "
-                "leave it out."
+                "remove it."
             )

@@ -111,7 +111,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
         StopRequested: all workers agreed to stop during an evaluation.
     """
     run, config, step = tools.run, tools.run.config, state.step
-    tools.tensorboard.look(step)
+    tools.tensorboard.write_due(step)
     if run.ends_at(step) or triggers.is_due(config.agreement.every, step, run.steps_per_epoch):
         tools.consistency.check(step)
     improved = evaluate.is_due(run, step) and state.evaluated < step and _evaluate(tools, state)

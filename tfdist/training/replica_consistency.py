@@ -1,8 +1,8 @@
-"""Whether all replicas hold the same state, and all workers read the same examples: hashes, and who differs.
+"""Checks that all replicas hold the same state, and that all workers read the same examples.
 
-A hash is made on the device that holds the variable. One number a replica travels, in one small collective; only where
-it differs, one a variable does, to name which. The hash depends on every bit and its place: a difference in one element
-always shows, any other with a probability of about 1 - 2**-60.
+A hash is computed on the device that holds the variable. One number per replica is gathered; only if these differ, one
+per variable, to name the variables. The hash depends on every bit and its position: a difference in one element is
+always found, any other with a probability of about 1 - 2**-60.
 """
 
 import collections
@@ -19,22 +19,21 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import autograph
 
-# Examples of a split that are read and compared.
+# Examples of each split that are compared.
 _EXAMPLES = 16
-# Words that are hashed to one at a time.
+# Words that one round hashes to one.
 _ROW = 1024
-# Variables are hashed together until they have so many words: a graph of few operations is soon made, and the copy that
-# it takes stays small (32 MB).
+# Words of variables that are hashed together (32 MB): fewer operations to trace, and a small copy.
 _TOGETHER = 1 << 22
 _MOST_NAMED = 10
 
 
 class ReplicaMismatchError(ArithmeticError):
-    """Replicas that must hold the same do not."""
+    """Replicas or workers differ in what must be equal."""
 
 
 def _odd_numbers(salt: int) -> np.ndarray:
-    """Pseudo-random odd numbers, int64 [_ROW], by SplitMix64: the same in all versions of all libraries."""
+    """Returns pseudo-random odd numbers, int64 [_ROW], by SplitMix64: independent of the versions of libraries."""
     state = np.arange(1, _ROW + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(salt)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
@@ -45,14 +44,14 @@ _FIRST, _SECOND = _odd_numbers(1), _odd_numbers(2)
 
 
 def as_int64_words(value: tf.Tensor) -> tf.Tensor:
-    """The bits of `value`, of any shape and dtype, as int64 [n], filled up with zeros; of strings, a hash of each."""
+    """Returns the bits of `value`, of any shape and dtype, as int64 [n], padded with zeros; strings are hashed."""
     if value.dtype == tf.string:
         return tf.strings.to_hash_bucket_fast(tf.reshape(value, [-1]), 2**63 - 1)
     value = tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
     together = 8 // value.dtype.size
     if together <= 1:
         return tf.reshape(tf.bitcast(value, tf.int64), [-1])
-    # Of a known size, and mostly a multiple: two operations instead of a dozen, of which a start traces hundreds.
+    # If the size is known, and a multiple: two operations instead of a dozen, for hundreds of variables.
     size = value.shape.num_elements()
     missing = -(tf.size(value) if size is None else size) % together
     if size is None or missing:
@@ -74,8 +73,8 @@ def hash_words(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _rows(numbers: tf.Tensor) -> tf.Tensor:
-    # Sums modulo 2**64, which any order makes the same. Odd factors keep every bit; the shift between them mixes high
-    # bits into low ones, without which two changed signs would cancel.
+    # Sums modulo 2**64 do not depend on the order. Odd factors keep every bit. The shift mixes high bits into low ones:
+    # otherwise two changed signs would cancel.
     rows = tf.reshape(numbers, [-1, _ROW]) * tf.constant(_FIRST)
     rows = tf.bitwise.bitwise_xor(rows, tf.bitwise.right_shift(rows, tf.constant(32, tf.int64)))
     return tf.reduce_sum(rows * tf.constant(_SECOND), axis=1)
@@ -83,20 +82,20 @@ def _rows(numbers: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ReplicaConsistencyCheck:
-    """Compares the state of all replicas, and remembers when they last agreed; made by `agreement`."""
+    """Compares the state of all replicas; made by `make_check`."""
 
     cluster: Cluster
     variables: Mapping[str, Any]
-    # Returns int64 [replicas, 1]: a hash of all that a replica holds; the same on every worker.
+    # Returns int64 [replicas, 1]: a hash of each replica's state; the same on every worker.
     hash_all: Callable[[], tf.Tensor]
-    # The step after which all were last found to agree; None before.
+    # The last step after which all replicas were equal; None: not compared yet.
     step: int | None = None
 
     def check(self, step: int) -> None:
         """Compares the state after `step`; every worker calls it.
 
         Raises:
-            DisagreementError: names the variables, the workers, each one's hash, and what to do.
+            ReplicaMismatchError: names the variables, the workers, each one's hash, and what to do.
         """
         if self.cluster.num_replicas == 1:
             return
@@ -108,19 +107,19 @@ class ReplicaConsistencyCheck:
             lambda: tf.stack([hash_words(as_int64_words(_tensor(v))) for v in self.variables.values()])
         )
         lines, differing = describe_mismatch(list(self.variables), each().numpy(), _places(self.cluster))
-        since = "They were not compared before" if self.step is None else f"They last agreed after step {self.step}"
+        since = "They were not compared before" if self.step is None else f"They were last equal after step {self.step}"
         raise ReplicaMismatchError(
             "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
-            + f"\n{differing}. {since}. The cause may be a fault of a memory or device, a workdir that is not one for "
-            "all, or a function of the config that changes a variable on some replicas alone. To go on, remove the "
-            "checkpoints that are newer than the last agreement, and start all workers again; without that host, if "
-            "it happens twice."
+            + f"\n{differing}. {since}. The cause may be faulty memory or a faulty device, a workdir that is "
+            "not shared by all workers, or a function of the config that changes a variable on some replicas only. To "
+            "continue, remove the checkpoints newer than the last equal step and restart all workers; if it happens "
+            "twice, without that host."
         )
 
 
 def make_check(cluster: Cluster, variables: Mapping[str, Any]) -> ReplicaConsistencyCheck:
-    """Makes the means to compare `variables`, by name, over all replicas."""
-    # What replicas keep apart until it is read, such as a metric's sums, is not meant to be the same.
+    """Makes the check of `variables`, by name, over all replicas."""
+    # Variables that are reduced when read, such as a metric's sums, differ between replicas.
     apart = tf.VariableSynchronization.ON_READ
     variables = {name: v for name, v in variables.items() if getattr(_variable(v), "synchronization", None) != apart}
 
@@ -136,7 +135,7 @@ def make_check(cluster: Cluster, variables: Mapping[str, Any]) -> ReplicaConsist
 
 
 def read_examples(sources: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Reads a few examples of each source, at places that depend on its length alone.
+    """Reads a few examples of each source, at positions that depend on its length only.
 
     Args:
         sources: split -> its `stream.Source`, or None.
@@ -156,21 +155,21 @@ def read_examples(sources: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def check_start(cluster: Cluster, read: Callable[[], Mapping[str, tf.Tensor]], state: Mapping[str, Any]) -> None:
-    """Compares what the workers read, and where their loops stand; every worker calls it once, before the first step.
+    """Compares the data and the training state of all workers; every worker calls it once, before the first step.
 
     Args:
-        read: returns examples by name; see `examples`.
-        state: what a checkpoint holds besides the variables: JSON values.
+        read: returns examples by name; see `read_examples`.
+        state: the training state as JSON values.
 
     Raises:
-        DisagreementError: names the features, the workers, each one's hash, and what to do.
+        ReplicaMismatchError: names the features, the workers, each one's hash, and what to do.
     """
     if cluster.num_workers == 1:
         return
     digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).digest()
-    hashes = {"where the loop stands": int.from_bytes(digest[:8], "little", signed=True)}
+    hashes = {"the training state": int.from_bytes(digest[:8], "little", signed=True)}
     hashes |= {name: int(hash_words(as_int64_words(value))) for name, value in read().items()}
-    # First, whether the names are the same: the vectors must be of one length.
+    # The names first: the vectors must have the same length.
     names = sorted(hashes)
     key = hashlib.sha256(json.dumps(names).encode()).digest()
     shape = tf.constant([int.from_bytes(key[:8], "little", signed=True)], tf.int64)
@@ -183,42 +182,42 @@ def check_start(cluster: Cluster, read: Callable[[], Mapping[str, tf.Tensor]], s
     if not (found == found[0]).all():
         lines, differing = describe_mismatch(names, found, _places(cluster))
         raise ReplicaMismatchError(
-            "\n  ".join(["The workers do not read the same:", *lines])
-            + f"\n{differing}. {_EXAMPLES} examples of a split are compared. Give all workers the same files."
+            "\n  ".join(["The workers do not read the same data:", *lines])
+            + f"\n{differing}. {_EXAMPLES} examples of each split were compared. Give all workers the same files."
         )
 
 
 def describe_mismatch(names: Sequence[str], found: np.ndarray, places: Sequence[str]) -> tuple[list[str], str]:
-    """Says in words what differs.
+    """Describes which hashes differ.
 
     Args:
-        names: of the columns.
+        names: the names of the columns.
         found: int64 [replicas, names], with a difference.
-        places: replica -> how it is called.
+        places: the name of each replica.
 
     Returns:
-        (lines, who): a line for each name that differs, with every hash and those that hold it, what most hold first
-        (the chief's where no hash is that of most); and who differs from that.
+        (lines, who): a line for each name that differs, with every hash and its replicas, the most frequent hash first
+        (in a draw, the chief's); and which replicas differ from that.
     """
     lines, differing = [], set()
     for name, column in zip(names, found.T.tolist(), strict=True):
         holders = collections.defaultdict(list)
         for replica, value in enumerate(column):
             holders[value].append(replica)
-        # Stable, and the chief's hash is the first to be met: it wins a draw.
+        # The sort is stable and the chief's hash comes first: it wins a draw.
         ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
         if len(ordered) > 1:
-            texts = (f"{value & (2**64 - 1):016x} on {_called(replicas, places)}" for value, replicas in ordered)
+            texts = (f"{value & (2**64 - 1):016x} on {_join(replicas, places)}" for value, replicas in ordered)
             lines.append(f"{name}: {', '.join(texts)}")
             differing |= {replica for _, replicas in ordered[1:] for replica in replicas}
     if len(lines) > _MOST_NAMED:
         lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
-    whom = "most others" if 2 * len(differing) < len(places) else "the chief"
+    reference = "most others" if 2 * len(differing) < len(places) else "the chief"
     verb = "differs" if len(differing) == 1 else "differ"
-    return lines, f"{_called(sorted(differing), places)} {verb} from {whom}"
+    return lines, f"{_join(sorted(differing), places)} {verb} from {reference}"
 
 
-def _called(replicas: Sequence[int], places: Sequence[str]) -> str:
+def _join(replicas: Sequence[int], places: Sequence[str]) -> str:
     names = [places[replica] for replica in replicas]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more

@@ -1,6 +1,6 @@
-"""What TensorBoard shows besides scalars: the model's graph, the weights' histograms, a profile of chosen steps.
+"""What TensorBoard shows in addition to scalars: the model's graph, histograms of the weights, a profile of some steps.
 
-The chief alone looks: profilers of two workers at once corrupt memory.
+On the chief only: profiling two workers at the same time corrupts memory.
 """
 
 import dataclasses
@@ -16,32 +16,32 @@ from tfdist.training import triggers
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class TensorBoardExtras:
-    """Looks at the run between calls, as `config.report` says."""
+    """Writes graph, histograms and profile between executions, as `config.report` says."""
 
     run: run_lib.Run
     report: Reporter
-    looked: bool = False
+    # Whether `write_due` was called since the start.
+    started: bool = False
     profiling: bool = False
 
     def boundaries(self, now: int) -> list[int]:
-        """The next steps after `now` at which a call must end; the same on every worker."""
+        """Returns the next steps after `now` at which an execution must end; the same on every worker."""
         options, steps_per_epoch = self.run.config.report, self.run.steps_per_epoch
         due = triggers.next_due(options.histograms, now, steps_per_epoch)
         first, last = options.profile or (0, 0)
         return [step for step in (due, first - 1, last) if step is not None and step > now]
 
-    def look(self, now: int) -> None:
-        """Writes what is due after step `now`; every worker may call it, at the start and after each call."""
+    def write_due(self, now: int) -> None:
+        """Writes what is due after step `now`; called by every worker, at the start and after each execution."""
         run, options = self.run, self.run.config.report
-        begins, self.looked = not self.looked, True
+        first, self.started = not self.started, True
         if not (run.cluster.is_chief and run.workdir is not None and options.tensorboard):
             return
         if options.graph and now == 0 and not run.by_epochs:
             self.report.graph(graph(run))
         wanted = options.histograms.steps is not None or options.histograms.epochs is not None
-        due = (
-            triggers.is_due(options.histograms, now, run.steps_per_epoch) and not begins
-        )  # It is there after a resume.
+        # After a resume, the histograms of this step were written already.
+        due = triggers.is_due(options.histograms, now, run.steps_per_epoch) and not first
         if wanted and (now == 0 or due):
             arrays = checkpoint_format.snapshot(run.variables)
             weights = {name: array for name, array in arrays.items() if name.startswith("model/")}
@@ -59,7 +59,7 @@ class TensorBoardExtras:
                 self.report.warning(f"The steps from {first} to {last} cannot be profiled: {error.message}")
 
     def close(self) -> None:
-        """Writes the profile that has begun."""
+        """Ends and writes a profile that is being taken."""
         if self.profiling:
             self.profiling = False
             try:
@@ -69,7 +69,7 @@ class TensorBoardExtras:
 
 
 def graph(run: run_lib.Run) -> bytes:
-    """Returns the graph of the model and its objective, as evaluation runs them: a serialised GraphDef."""
+    """Returns the evaluation graph of the model and its objective: a serialised GraphDef."""
     objective = run.objective
 
     def forward(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -1,4 +1,4 @@
-"""UNDOCUMENTED."""
+"""Dynamic loss scaling for float16."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 class LossScale:
     """Dynamic loss scaling for float16 (arXiv 1710.03740): halved at an overflow, doubled after `growth_steps`.
 
-    Every replica holds its own copy and changes it alike, for the decision is taken on the summed gradients.
+    Every replica has its own copy. The copies stay equal: the decision depends on the summed gradients only.
     """
 
     value: tf.Variable
@@ -18,7 +18,7 @@ class LossScale:
 
     @classmethod
     def create(cls, initial: float = 2.0**15) -> "LossScale":
-        """Makes the variables; to be called in `strategy.scope`."""
+        """Makes the variables; called in `strategy.scope`."""
         none = tf.VariableAggregation.NONE
         return cls(
             tf.Variable(initial, trainable=False, aggregation=none, name="loss_scale"),
@@ -27,11 +27,11 @@ class LossScale:
         )
 
     def variables(self) -> dict[str, tf.Variable]:
-        """What a checkpoint must hold."""
+        """Returns the variables that a checkpoint must hold, by name."""
         return {"loss_scale/value": self.value, "loss_scale/good_steps": self.good_steps}
 
     def update(self, finite: bool) -> None:
-        """Counts a step that was applied (`finite`) or left out; to be called in `strategy.run`."""
+        """Counts a step that was applied (`finite`) or skipped; called in `strategy.run`."""
         if not finite:
             self.value.assign(tf.maximum(self.value / 2.0, 1.0))
             self.good_steps.assign(0)

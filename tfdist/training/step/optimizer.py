@@ -1,8 +1,8 @@
-"""Updates of Keras' SGD, Adam and AdamW by TensorFlow's fused kernels.
+"""The optimizer of a run: built from the config, checked, given summed gradients, updated by fused kernels.
 
-Keras 3 makes the update of a weight from a handful of elementary operations, each of which reads and writes memory by
-itself. The kernels here compute the same formulas in one pass: weights and slots are Keras' own up to rounding; their
-names, the optimizer's class and its configuration stay.
+Keras 3 computes the update of a weight by several elementary operations, each of which reads and writes memory. The
+fused kernels of TensorFlow compute the same formulas in one pass. Weights and slots are equal to Keras' up to rounding;
+names, the optimizer's class and its configuration do not change.
 """
 
 import functools
@@ -41,7 +41,7 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
-    """Gives Keras' own SGD with momentum, Adam (without amsgrad) and AdamW the fused update; leaves others alone."""
+    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels; others are not changed."""
     kind = type(optimizer)
     if kind is keras.optimizers.SGD and optimizer.momentum:
         update = _momentum
@@ -49,13 +49,13 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> None:
         update = _adam
     else:
         return
-    # On the object, not in a subclass: Keras writes the class into a saved model, and must find its own there.
+    # On the object, not in a subclass: Keras writes the class into a saved model.
     optimizer.update_step = functools.partial(_update_step, optimizer, update)
 
 
 def _update_step(optimizer, update, gradient, variable, learning_rate):
-    """Updates one weight and its slots; called by Keras, on each device."""
-    if not isinstance(gradient, tf.Tensor):  # Of an embedding, say: some rows alone.
+    """Updates one weight and its slots; called by Keras on each device."""
+    if not isinstance(gradient, tf.Tensor):  # Sparse: some rows of an embedding, for example.
         type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
         return
     index = optimizer._get_variable_index(variable)
@@ -91,21 +91,21 @@ def _adam(optimizer, index, variable, gradient, learning_rate, dtype):
     )
 
 
-# The methods of an optimizer in whose place a step puts others: `take_over_reduction` here, and fused.py.
+# The methods that `take_over_reduction` and `fuse` replace on an optimizer object.
 PUT_ON_OPTIMIZERS = ("_all_reduce_sum_gradients", "update_step")
 
 
 def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes `optimizer.apply` take gradients that are summed already.
 
-    Keras clips before its own sum over replicas, each replica its own part (an update of norm 0.97 where 0.5 was
-    asked for), and looks for overflows on replica 0 alone. Given sums, what it clips is right.
+    Keras clips before its own sum over replicas, on each replica separately (an update of norm 0.97 instead of 0.5),
+    and checks replica 0 only for overflows. Given the sums, its clipping is right.
     """
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Checks that the optimizer of a config does nothing that the config has a field for.
+    """Checks that the optimizer of a config does nothing for which the config has a field.
 
     Raises:
         ValueError: the optimizer clips, accumulates or scales by itself; says where to ask for it.
@@ -124,7 +124,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     if getattr(optimizer, "loss_scale_factor", None):
         raise ValueError(
             f"config.optimizer.loss_scale_factor={optimizer.loss_scale_factor} would divide gradients of a loss that "
-            'nobody has multiplied: remove it and set config.train.precision="float16", which does both.'
+            'was not multiplied: remove it and set config.train.precision="float16", which does both.'
         )
     if getattr(optimizer, "ema_overwrite_frequency", None):
         raise ValueError(
@@ -133,7 +133,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "config.optimizer names a LossScaleOptimizer, which looks at replica 0's gradients alone: name the inner "
+            "config.optimizer names a LossScaleOptimizer, which checks replica 0's gradients only: name the inner "
             'optimizer and set config.train.precision="float16", which scales the loss on all.'
         )
 

@@ -1,7 +1,7 @@
-"""Dropout and every other Keras seed generator, addressed by (generator, step, replica) instead of drawn in turn.
+"""Keras' seed generators, of dropout for example, as functions of (generator, step, replica).
 
-Keras' generators advance a counter that all replicas share: every replica of every worker draws the same mask, and a
-resumed run must restore the counters. Addressed, the masks differ between replicas and nothing needs saving.
+Keras' generators advance a counter that all replicas share. Every replica of every worker would draw the same mask, and
+a resumed run would have to restore the counters. Stateless seeds differ between replicas and need no saving.
 """
 
 import threading
@@ -10,22 +10,22 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-# Replicas of one process are traced in threads of their own, which may take turns: each counts its own calls.
+# The replicas of a process are traced in threads of their own, in turns: each thread counts its own calls.
 _trace = threading.local()
 
 
 def begin_forward_pass(micro_batch: tf.Tensor | int) -> None:
-    """Starts the trace of one replica's forward pass; generators then count their calls from 0 again.
+    """Resets the calls of all generators at the start of one replica's forward pass.
 
     Args:
-        micro_batch: which piece of the replica's batch is computed, int32 [].
+        micro_batch: index of the micro-batch, int32 [].
     """
     _trace.calls = {}
     _trace.micro_batch = micro_batch
 
 
 def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callable[[], tf.Tensor]) -> None:
-    """Makes all seed generators of `model` functions of (own seed, call, step, micro-batch, replica).
+    """Makes the seeds of all generators in `model` functions of (own seed, call, step, micro-batch, replica).
 
     Args:
         model: a built model.
@@ -47,8 +47,8 @@ def _make_stateless(generator: keras.random.SeedGenerator, step: keras.Variable,
         call = _trace.calls.get(id(generator), 0)
         _trace.calls[id(generator)] = call + 1
         seed = tf.constant(own_seed, tf.int64)
-        for address_part in (call, step.value, _trace.micro_batch, replica_id()):
-            seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(address_part, tf.int64))
+        for part in (call, step.value, _trace.micro_batch, replica_id()):
+            seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
         return seed
 
     generator.next = next_seed
