@@ -67,7 +67,7 @@ def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
         ("uncompiled", r"Call model\.compile\(optimizer=\.\.\., loss=\.\.\.\)"),
         ("eager", r"run_eagerly=True\) is not supported: remove it"),
         ("accumulating", r"gradient_accumulation_steps=2 does not work .* remove it"),
-        ("own_step", r"OwnStep has a train_step of its own, .* override compute_loss"),
+        ("own_step", r"OwnStep overrides train_step, .* override compute_loss"),
         (
             "preprocessing",
             r"Preprocessing has a preprocessor, which keras-hub's own fit calls: map it over the data",
