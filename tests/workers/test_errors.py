@@ -115,7 +115,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"data": data(train_split="train[:90")},
-            r"digits: the split 'train\[:90' cannot be read\. Splits are written",
+            r"digits: the split 'train\[:90' is not valid\. Splits are written",
         ),
         ({"data": data(evaluation_split="test[5:5]")}, r"digits: the split 'test\[5:5\]' is empty: 'test' has 355"),
         (
@@ -124,7 +124,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"data": data(prepare={"target": "tfdist.zoo.prepare:image", "crop": [16, 16]})},
-            r"^prepare: crop=16x16 is larger than the images of 8x8 pixels with pad=0\. Enlarge them with",
+            r"^prepare: crop=16x16 is larger than the images of 8x8 pixels with pad=0\. Use a smaller crop",
         ),
         (
             {"data": data(prepare={"target": "tfdist.zoo.prepare:image", "mean": [0.5, 0.5]})},
@@ -145,7 +145,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"checkpoint": c.Checkpoint(best_metric="accurracy")},
-            r"config\.checkpoint\.best_metric='accurracy' is not among what the objective returns: loss, accuracy",
+            r"checkpoint\.best_metric='accurracy' is not among the values that the objective returns: loss, accuracy",
         ),
         (
             {"objective": {"target": "lab:averaged"}},
@@ -198,7 +198,7 @@ def test_an_unreadable_image_is_named(fails, tmp_path, limit, split):
     broken = root / split / "dog" / "3.jpg"
     cut(broken)
     said = fails(tmp_path / "run", images(root, limit))
-    assert said.startswith(f"The image {str(broken)!r} cannot be read: ") and "Mend or remove it." in said
+    assert said.startswith(f"The image {str(broken)!r} cannot be read: ") and "Repair or remove it." in said
 
 
 def test_images_of_another_size_are_named(fails, tmp_path):
