@@ -399,7 +399,7 @@ def test_gpus_are_divided_among_the_workers():
     assert local_workers.parse_list(listed) == ("GPU-aa", "MIG-cc", "MIG-dd")
     assert local_workers.divide_gpus(("0", "1", "2", "3", "4"), 2) == [("0", "1"), ("2", "3")]
     assert local_workers.divide_gpus((), 2) == [(), ()]
-    with pytest.raises(ValueError, match=r"--workers=3, and there are 2 GPU\(s\)"):
+    with pytest.raises(ValueError, match=r"--workers=3, but there are 2 GPU\(s\)"):
         local_workers.divide_gpus(("0", "1"), 3)
     first, second = local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [11, 12, 13], [("0", "1"), ("2", "3")])
     assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")

@@ -1,10 +1,9 @@
-"""Iterators over a worker's share of the data that end at once.
+"""Iterators over a worker's shard of a dataset, without tf.data's autotuning, so that they close quickly.
 
-tf.data tunes each iterator in a thread of its own, which sleeps for longer and longer, up to a minute, between two
-looks. An iterator that ends wakes it and waits for it; but `CancellationManager::StartCancel` wakes before
-`IsCancelled` says why, so that the thread may go back to sleep, as it often does on a single processor. The end then
-takes up to a minute: longer than a job has left whose time is up. Hence nothing is tuned here: `tf.data.AUTOTUNE` is
-then as many calls at once as there are processors.
+tf.data tunes each iterator in a thread that sleeps up to a minute between two rounds. Closing an iterator wakes the
+thread and joins it; but `CancellationManager::StartCancel` wakes it before `IsCancelled` is true, so it may sleep
+again, often on a single CPU core. Closing then takes up to a minute, too long at the end of a job's time. Without
+autotuning, `tf.data.AUTOTUNE` is one call per CPU core.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 
 
 def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
-    """Returns an iterator over this worker's `dataset`, which has an element per local replica and step."""
+    """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
     with _untuned_device_datasets():
         return iter(strategy.distribute_datasets_from_function(lambda context: without_autotuning(dataset)))
 
@@ -29,7 +28,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def _untuned_device_datasets() -> Iterator[None]:
-    """Reaches the datasets that TensorFlow puts between ours and each device, which have no options to set."""
+    """Also applies to the datasets that TensorFlow adds for each device, which have no options to set."""
     make = multi_device_iterator_ops._create_device_dataset
     multi_device_iterator_ops._create_device_dataset = lambda *args: without_autotuning(make(*args))
     try:

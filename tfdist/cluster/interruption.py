@@ -1,4 +1,4 @@
-"""Signals and time limits that ask a run to stop: noted here, agreed on by all workers at the end of a call."""
+"""Stop requests: signals and time limits. All workers agree on the stop at the end of an execution."""
 
 import contextlib
 import dataclasses
@@ -8,65 +8,65 @@ import time
 import types
 from collections.abc import Callable, Iterator
 
-# What a run that was asked to stop exits with after saving: sysexits.h's EX_TEMPFAIL, "try again later".
+# Exit code after a stop request and a save: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_STOPPED = 75
-# What a worker exits with when another worker was lost under it: all workers have to be started again.
+# Exit code if another worker is lost: all workers must be restarted.
 EXIT_PEER_LOST = 76
 
-# What `StopRequest.reason` says where no signal was the reason.
+# `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"
-# Seconds before the end of its time by which a run must be out: TensorFlow's own end, and the requeueing of the job.
+# Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.
 _LEAVE_SECONDS = 5.0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopError(Exception):
-    """The workers were asked to stop before they had met; there is nothing to save."""
+    """A stop request before the end of the rendezvous: nothing to save."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StopRequest:
-    """Whether this worker was asked to stop, and by what."""
+    """The stop request of this worker, if there is one."""
 
-    # The name of a signal or TIME_LIMIT; None: it was not.
+    # The name of a signal or TIME_LIMIT; None: no stop request.
     reason: str | None = None
-    # When the process began to listen, and when its time ends (None: never): seconds as `time.time` counts.
+    # When the handlers were installed, and the end of its time (None: no limit), as `time.time`.
     started: float = dataclasses.field(default_factory=time.time)
     end: float | None = None
-    # What it takes to stop: seconds of the longest call so far, and those that a save may take.
+    # Seconds of the longest execution so far, and of a save: needed to stop in time.
     call_seconds: float = 0.0
     save_seconds: Callable[[], float] = lambda: 0.0
-    # How often Ctrl-C was pressed; and whether the workers have agreed to stop, so that it has nothing to hasten.
+    # Number of SIGINTs. True once the save is under way: a second SIGINT is then ignored.
     interrupts: int = 0
     saving: bool = False
 
     def asked(self) -> bool:
-        """Whether to stop now: a signal has come, or there may be no time for another call."""
+        """Returns True after a stop signal, and if the time left may be too short for another execution."""
         if self.reason is None and self.end is not None:
-            # A call that begins now and the one that carries the wish to stop; a save may be slower than any before.
+            # Two executions: this one, and the one that shares the request. A save may be slower than the ones before.
             needed = _LEAVE_SECONDS + 2 * self.call_seconds + 2 * self.save_seconds()
             if time.time() + needed > self.end:
                 self.reason = TIME_LIMIT
         return self.reason is not None
 
 
-# What a process has been sent before anyone asked for it.
+# Signals received before `install_handlers`.
 _early: StopRequest | None = None
 
 
 def install_early_handlers() -> None:
-    """Begins to remember signals for the first `listen` of this process."""
+    """Installs the handlers early, for the first `install_handlers` of this process."""
     global _early
     _early = install_handlers()
 
 
 def install_handlers() -> StopRequest:
-    """Begins to remember SIGTERM, SIGINT and SIGUSR1 instead of dying of them; a second SIGINT ends the process."""
+    """Installs handlers that record SIGTERM, SIGINT and SIGUSR1; a second SIGINT raises KeyboardInterrupt."""
     global _early
     request, _early = _early or StopRequest(), None
 
-    def remember(number: int, frame: types.FrameType | None) -> None:
+    def record(number: int, frame: types.FrameType | None) -> None:
         del frame
         request.interrupts += number == signal.SIGINT
         if number == signal.SIGINT and request.interrupts > 1 and not request.saving:
@@ -74,16 +74,16 @@ def install_handlers() -> StopRequest:
         request.reason = request.reason or signal.Signals(number).name
 
     for number in _SIGNALS:
-        signal.signal(number, remember)
+        signal.signal(number, record)
     return request
 
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Keeps signals waiting during a block that would lose them, such as TensorFlow's start.
+    """Blocks signals during a block that would lose them, such as TensorFlow's start.
 
-    That puts a handler of its own in the place of ours, and holds up Python's for as long as it waits for the others.
-    Threads that the block starts never take a signal.
+    TensorFlow replaces our handlers, and delays Python's while it waits for the other workers. Threads started in the
+    block never receive signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -93,13 +93,13 @@ def blocked_signals() -> Iterator[None]:
         yield
     finally:
         for number in _SIGNALS:
-            handler = signal.getsignal(number)  # What Python knows of: TensorFlow's is not.
+            handler = signal.getsignal(number)  # Python's handler; TensorFlow's is not known to Python.
             if handler is not None:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore_signals() -> None:
-    """From now on no signal changes how this process ends: all is done, and Python's own end would restore defaults."""
+    """Ignores stop signals from now on: the run is done, and Python's shutdown would restore the default handlers."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

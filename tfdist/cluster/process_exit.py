@@ -1,4 +1,4 @@
-"""How a process of tfdist ends: with an exit code, and where something is wrong, with words a user can act on."""
+"""Ends a process of tfdist: exit code and error message."""
 
 import os
 import sys
@@ -11,14 +11,14 @@ from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.liveness import peer_loss
 
 _PACKAGE = str(Path(__file__).parents[1])
-# How long it may take until it is known which worker was lost, after TensorFlow knows that one was.
+# Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
 _NAME_SECONDS = 3.0
 
 
 def run_and_exit(body: Callable[[], int]) -> None:
-    """Runs `body`, which may use TensorFlow, and ends the process with what it returns."""
+    """Runs `body`, which may use TensorFlow, and exits with the code that it returns."""
     interruption.install_early_handlers()
-    with interruption.blocked_signals():  # The threads that TensorFlow starts shall leave signals alone.
+    with interruption.blocked_signals():  # TensorFlow's threads must not receive signals.
         import_tensorflow_quietly()
     try:
         code = body()
@@ -40,13 +40,13 @@ def run_and_exit(body: Callable[[], int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):
-        # TensorFlow's own end waits up to 18 s for peers that are gone.
+        # TensorFlow's shutdown waits up to 18 s for lost peers.
         os._exit(code)
     sys.exit(code)
 
 
 def report_exception(error: Exception) -> int:
-    """Says on standard error what went wrong, with a traceback only where the words are not ours.
+    """Writes the error to standard error; with a traceback if it was not raised by tfdist as a user error.
 
     Returns:
         The exit code.
@@ -59,8 +59,8 @@ def report_exception(error: Exception) -> int:
         tf.errors.CancelledError,
         tf.errors.DeadlineExceededError,
     )
-    perhaps = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's, when a worker is gone.
-    named = peer_loss.lost_peer(_NAME_SECONDS) if isinstance(error, (*lost, *perhaps)) else ""
+    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
+    named = peer_loss.lost_peer(_NAME_SECONDS) if isinstance(error, (*lost, *possibly_lost)) else ""
     if named or isinstance(error, lost):
         text = f"another worker was lost: restart all workers. TensorFlow error: {_first_line(str(error))}"
         peer_loss.announce_failure(text)
@@ -69,7 +69,7 @@ def report_exception(error: Exception) -> int:
     text, file = _cause(error)
     peer_loss.claim_exit()
     peer_loss.announce_failure(_first_line(text))
-    # Ours is what this package raises, of a kind for users' mistakes.
+    # Raised by this package, of a type that it uses for user errors.
     if isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE):
         _say(text)
     else:
@@ -79,9 +79,9 @@ def report_exception(error: Exception) -> int:
 
 
 def import_tensorflow_quietly() -> None:
-    """Imports TensorFlow without the lines that it writes at every start, some of which no setting silences.
+    """Imports TensorFlow without its log lines, which it writes at every start; no setting turns off all of them.
 
-    TF_CPP_MIN_LOG_LEVEL, where it is set, decides instead; "0" shows everything.
+    If TF_CPP_MIN_LOG_LEVEL is set, it applies instead; "0" shows everything.
     """
     shown = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -93,7 +93,7 @@ def import_tensorflow_quietly() -> None:
             try:
                 import tensorflow as tf
 
-                # The start of its devices writes more of them.
+                # The initialisation of its devices logs more.
                 tf.get_logger().setLevel("ERROR")
             except BaseException:
                 hidden.seek(0)
@@ -105,8 +105,8 @@ def import_tensorflow_quietly() -> None:
 
 
 def _cause(error: Exception) -> tuple[str, str]:
-    """Returns what was said where `error` was raised, and the file that said it."""
-    # Of what is raised while a graph is traced, TensorFlow makes another error, whose text begins with a traceback.
+    """Returns the message and the file of the place that raised `error`."""
+    # TensorFlow wraps errors raised during tracing; the new text starts with a traceback.
     traced = getattr(error, "ag_error_metadata", None)
     if traced is not None and traced.translated_stack:
         return traced.cause_message.removeprefix(f"{type(error).__name__}: "), traced.translated_stack[0].filename
@@ -114,7 +114,7 @@ def _cause(error: Exception) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """The first line of what happened: behind the Python stack that TensorFlow puts before it."""
+    """Returns the first line of the message, after the Python stack that TensorFlow prepends."""
     lines = [line.strip() for line in text.splitlines()]
     frames = [index for index, line in enumerate(lines) if line.startswith(("File ", "<stack traces"))]
     message = lines[frames[-1] + (2 if lines[frames[-1]].startswith("File ") else 1) :] if frames else lines

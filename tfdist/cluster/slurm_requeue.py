@@ -1,4 +1,4 @@
-"""What a batch job knows of its place in Slurm's queue: when its time ends, and how it is put back. No TensorFlow."""
+"""The end time of a Slurm job, and its requeue. Imports no TensorFlow."""
 
 import dataclasses
 import os
@@ -9,33 +9,33 @@ from collections.abc import Callable, Mapping
 
 from tfdist.cluster import interruption
 
-# How long Slurm's controller may take to answer, in seconds.
+# Time limit of scontrol, in seconds.
 _ANSWER_SECONDS = 60.0
-# By these a user ends a job. Where Slurm sends SIGTERM of its own accord, it puts the job back itself, or must not.
+# A user ends a job with these signals. If Slurm itself sends SIGTERM, it requeues the job itself, or must not.
 _BY_USER = ("SIGTERM", "SIGINT")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RequeuePolicy:
-    """What decides whether this worker puts the job back; made by `allow`."""
+    """The conditions under which this worker requeues the job; created by `enable_requeue`."""
 
     rank: int
     stop: interruption.StopRequest
-    # Whether this start has saved something new: another one like it would else be of no use.
+    # Returns True if this attempt saved a new checkpoint: otherwise a restart would not either.
     progressed: Callable[[], bool]
 
 
-# The one of this process, if it may put its job back at all.
-_return: RequeuePolicy | None = None
+# The policy of this process; None: it does not requeue.
+_policy: RequeuePolicy | None = None
 
 
 def end_time(env: Mapping[str, str], started: float, limit_seconds: float | None) -> float | None:
-    """When this process must have ended, in seconds as `time.time` counts; None: never.
+    """Returns the time at which this process must have exited, as `time.time`; None: no limit.
 
     Args:
-        env: Slurm (since 23.02) says in SLURM_JOB_END_TIME when the job's time ends.
-        started: when this process began.
-        limit_seconds: how long after that it may last; None: as long as Slurm lets it.
+        env: Slurm (since 23.02) sets SLURM_JOB_END_TIME to the end of the job's time.
+        started: start of this process.
+        limit_seconds: limit of its duration; None: only Slurm's.
     """
     text = env.get("SLURM_JOB_END_TIME", "")
     ends = [float(text)] if text.isdecimal() else []
@@ -45,22 +45,22 @@ def end_time(env: Mapping[str, str], started: float, limit_seconds: float | None
 
 
 def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callable[[], bool]) -> None:
-    """Lets this process put its job back into the queue when it ends; see `put_back`."""
-    global _return
-    _return = RequeuePolicy(rank=rank, stop=stop, progressed=progressed)
+    """Allows this process to requeue its job when it exits; see `requeue`."""
+    global _policy
+    _policy = RequeuePolicy(rank=rank, stop=stop, progressed=progressed)
 
 
 def requeue(*, lost_chief: bool = False) -> None:
-    """Puts the job back into the queue where that is allowed, and says so; the caller then ends this process.
+    """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
-    The chief does it, or rank 1 where it is the chief that was lost. Nobody does after SIGTERM or SIGINT.
+    The chief requeues, or worker 1 if the chief is lost. After SIGTERM or SIGINT no worker does.
     """
-    wanted, env = _return, os.environ
-    if wanted is None or wanted.rank != (1 if lost_chief else 0) or wanted.stop.reason in _BY_USER:
+    policy, env = _policy, os.environ
+    if policy is None or policy.rank != (1 if lost_chief else 0) or policy.stop.reason in _BY_USER:
         return
     if "SLURM_JOB_ID" not in env:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
-    elif not wanted.progressed():
+    elif not policy.progressed():
         problem = "this attempt saved no new checkpoint, so a restart would not either"
     else:
         problem = _requeue(env["SLURM_JOB_ID"])
@@ -71,12 +71,12 @@ def requeue(*, lost_chief: bool = False) -> None:
 
 
 def _requeue(job: str) -> str:
-    """Asks Slurm to put `job` back; returns why it is not, or ""."""
+    """Requeues `job` with scontrol; returns the reason if that fails, or ""."""
     try:
         shown = _scontrol("show", "job", job)
         state = re.search(r"JobState=(\w+)", shown.stdout)
         if state and state[1] != "RUNNING":
-            # Such as one that the user has cancelled; or that Slurm itself has put back.
+            # Cancelled by the user, or already requeued by Slurm.
             return f"Slurm is ending it already ({state[1]})"
         done = _scontrol("requeue", job) if shown.returncode == 0 else shown
     except FileNotFoundError:

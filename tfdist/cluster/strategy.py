@@ -1,4 +1,4 @@
-"""Makes the one `tf.distribute` strategy of this process, and what the loop needs to know of it."""
+"""Connects the workers and creates the one `tf.distribute` strategy of this process."""
 
 import dataclasses
 import os
@@ -20,18 +20,18 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import heartbeat, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
 
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """Who will take part, known before any device is touched."""
+    """The workers and devices of a run, known before any device is initialised."""
 
     worker_spec: WorkerSpec
     options: config_lib.Cluster
-    # Indices into the GPUs that TensorFlow lists in this process; empty: the replicas run on the CPU.
+    # Indices into TensorFlow's list of GPUs in this process; empty: the replicas run on the CPU.
     gpus: tuple[int, ...]
-    # Replicas of this worker, and of each other one.
+    # Replicas of each worker.
     local_replicas: int
 
     @property
@@ -48,12 +48,12 @@ class ClusterPlan:
 
 
 def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | None = None) -> ClusterPlan:
-    """Finds out who takes part, from a Slurm step, TF_CONFIG, an MPI launcher, or this machine alone.
+    """Detects the workers from a Slurm step, TF_CONFIG, an MPI or PBS launcher; otherwise this process only.
 
     No device is initialised and no port is opened. See `environment.resolve` for the order and the variables.
 
     Raises:
-        ValueError: the environment contradicts itself, or lacks a variable.
+        ValueError: variables are inconsistent or missing.
     """
     options = options or config_lib.Cluster()
     spec = environment.resolve(
@@ -62,8 +62,8 @@ def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | Non
     gpus = worker_spec.visible_gpus(spec, len(tf.config.list_physical_devices("GPU")))
     if gpus and options.logical_devices > 1:
         raise ValueError(
-            f"config.cluster.logical_devices={options.logical_devices} splits a CPU, and this worker holds "
-            f"{len(gpus)} GPUs: leave it at 1, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+            f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
+            f"{len(gpus)} GPUs: set it to 1, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
         )
     return ClusterPlan(
         worker_spec=spec,
@@ -80,23 +80,23 @@ def connect(
     workdir: os.PathLike | str | None = None,
     stop: interruption.StopRequest | None = None,
 ) -> Cluster:
-    """Meets all other workers, then makes the strategy: once per process, before any other TensorFlow operation.
+    """Connects to all other workers and creates the strategy; once per process, before other TensorFlow operations.
 
     Args:
-        plan_or_options: what `plan` returned, or the options to make a plan with, or None for the defaults.
-        must_match: name -> value of things that must be equal on all workers; versions are compared in any case.
-        workdir: a directory that must be the same one for all workers, made where it is missing; None: not checked.
-        stop: whether this worker is asked to stop; None: it cannot be.
+        plan_or_options: the result of `plan`, or the options for it; None: default options.
+        must_match: name -> value that must be equal on all workers; versions are always compared.
+        workdir: a directory that all workers must share, created if missing; None: not checked.
+        stop: this worker's stop request; None: it cannot be stopped.
 
     Returns:
         The cluster. Its strategy is MultiWorkerMirroredStrategy (NCCL with GPUs, RING without) for several workers,
         MirroredStrategy over the local GPUs or logical CPU devices for one.
 
     Raises:
-        StopError: a worker was asked to stop before all had met.
-        TimeoutError: some workers did not come within `connect_seconds`; names their ranks and hosts.
-        ValueError: the workers' `must_match` values differ, or the environment cannot be understood.
-        OSError: this worker's port is taken, or `workdir` cannot be written or is not shared.
+        StopError: a worker received a stop request before all were connected.
+        TimeoutError: some workers did not connect within `connect_seconds`; lists ranks and hosts.
+        ValueError: the workers' `must_match` values differ, or the environment is not valid.
+        OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     if not isinstance(plan_or_options, ClusterPlan):
         plan_or_options = plan(plan_or_options)
@@ -104,7 +104,7 @@ def connect(
     preflight.unset_proxies(os.environ)
     notes = [spec.note]
     if malloc.keep_freed(plan_or_options.options, os.environ):
-        notes.append("malloc keeps freed memory; --config.cluster.keep_freed_memory=false turns that off")
+        notes.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
     listener = heartbeat.listen(spec)
     port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
     members = _connect_workers(plan_or_options, must_match or {}, workdir, port, stop)
@@ -131,7 +131,7 @@ def connect(
 
 
 def global_seed() -> int | None:
-    """What `tf.random.set_seed` was given, or None."""
+    """Returns the seed of `tf.random.set_seed`, or None."""
     return context.global_seed()
 
 
@@ -162,7 +162,7 @@ def _connect_workers(
 
 def _set_visible_devices(plan_: ClusterPlan) -> None:
     if plan_.gpus:
-        # Never through CUDA_VISIBLE_DEVICES: what a site or Slurm wrote there (MIG UUIDs, say) stays as it is.
+        # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
         listed = tf.config.list_physical_devices("GPU")
         tf.config.set_visible_devices([listed[index] for index in plan_.gpus], "GPU")
     elif plan_.local_replicas > 1:
@@ -175,11 +175,11 @@ def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distr
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
-        # Twice as patient as peers.py, which then is the first to notice, and names who it was.
+        # Twice the limit of heartbeat.py, which therefore detects a loss first and names the worker.
         heartbeat_timeout_in_ms=int(2 * plan_.options.heartbeat_seconds * 1000),
         coordinated_jobs=[collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))],
     )
-    _send_in_large_pieces()
+    _send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=communication.NCCL if plan_.device_type == "GPU" else communication.RING
@@ -190,33 +190,33 @@ def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distr
     extended = collective.CollectiveAllReduceExtended
     original = extended._initialize_local_devices
     if plan_.device_type == "CPU" and plan_.local_replicas > 1:
-        # TensorFlow gives a CPU worker one replica; several stand in for a worker with several GPUs in tests.
-        def several(self, cluster_resolver, worker_device):
+        # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
+        def logical_devices(self, cluster_resolver, worker_device):
             del self, cluster_resolver
             return tuple(f"{worker_device}/device:CPU:{i}" for i in range(plan_.local_replicas)), "CPU"
 
-        extended._initialize_local_devices = several
+        extended._initialize_local_devices = logical_devices
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
     finally:
         extended._initialize_local_devices = original
 
 
-def _send_in_large_pieces() -> None:
-    # TensorFlow cuts what a worker sends into pieces of 4 KB and copies each: a sixth of a sum's processor time.
+def _send_in_large_chunks() -> None:
+    # TensorFlow sends in chunks of 4 KB and copies each: a sixth of the CPU time of an all-reduce.
     session = context.context()
     settings = session._config or config_pb2.ConfigProto()
     if not settings.experimental.recv_buf_max_chunk:
-        settings.experimental.recv_buf_max_chunk = _PIECE_BYTES
+        settings.experimental.recv_buf_max_chunk = _CHUNK_BYTES
     session._config = settings
 
 
 def _roster_line(worker: dict, plan_: ClusterPlan) -> str:
     if plan_.num_workers == 1:
-        talk = "in this process"
+        communication = "in this process"
     else:
-        talk = f"{'NCCL' if plan_.device_type == 'GPU' else 'RING over gRPC'} at {worker['address']}"
+        communication = f"{'NCCL' if plan_.device_type == 'GPU' else 'RING over gRPC'} at {worker['address']}"
     return (
         f"worker {worker['rank']} of {plan_.num_workers}{' (chief)' if worker['rank'] == 0 else ''}: "
-        f"host {worker['host']}, pid {worker['pid']}, {worker['devices']}, {talk}"
+        f"host {worker['host']}, pid {worker['pid']}, {worker['devices']}, {communication}"
     )

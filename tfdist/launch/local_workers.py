@@ -1,4 +1,4 @@
-"""Several workers on this machine: who may start them, their ports, GPUs and environments. Imports no TensorFlow."""
+"""Ports, GPUs and environments of several workers on this machine. Imports no TensorFlow."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import environment, worker_spec
 
-# Started like this already, a process is one worker of many.
+# Launcher that has started this process -> the advice.
 _INSTEAD = {
     "slurm": "Slurm's tasks are the workers: srun python -m tfdist.main ... (docs/slurm.md)",
     "mpi": "the ranks are the workers: mpirun ... python -m tfdist.main ...",
@@ -19,26 +19,26 @@ _INSTEAD = {
 
 
 def refuse_other_launchers(env: Mapping[str, str]) -> str:
-    """Refuses to start workers where another launcher has started several processes.
+    """Checks that no other launcher has started several processes.
 
     Returns:
-        A sentence for the user where the environment looks as if something else was meant, else "".
+        A warning about the environment, for example after a forgotten srun, else "".
 
     Raises:
-        ValueError: names that launcher, and what to use instead; or the environment contradicts itself.
+        ValueError: another launcher has; or variables are inconsistent.
     """
     options = config_lib.Cluster()
-    place = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
-    if place.num_workers > 1:
+    spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
+    if spec.num_workers > 1:
         raise ValueError(
-            f"this is already process {place.rank} of {place.num_workers}, started by {place.launcher}; each one "
-            f"would start its own workers. Do not use tfdist.launch here: {_INSTEAD[place.launcher]}."
+            f"this is already process {spec.rank} of {spec.num_workers}, started by {spec.launcher}; each one "
+            f"would start its own workers. Do not use tfdist.launch here: {_INSTEAD[spec.launcher]}."
         )
-    return place.note
+    return spec.note
 
 
 def gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES may call the GPUs of this machine: its own entries, or the UUIDs of `nvidia-smi -L`."""
+    """Returns names of this machine's GPUs: the entries of CUDA_VISIBLE_DEVICES, or the UUIDs of `nvidia-smi -L`."""
     listed = worker_spec.cuda_devices(env)
     if listed is not None:
         return listed
@@ -50,20 +50,20 @@ def gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Reads what `nvidia-smi -L` writes: the UUIDs of GPUs, and for a GPU in slices (MIG) those of its slices."""
+    """Parses the output of `nvidia-smi -L`: the UUIDs of GPUs; of a GPU with MIG slices, those of the slices."""
     found: list[str] = []
     for line in text.splitlines():
         match = re.search(r"\(UUID: ([\w/-]+)\)", line)
         if match is None:
             continue
         if line.startswith(" ") and found and not found[-1].startswith("MIG"):
-            found.pop()  # CUDA does not use a GPU whole whose slices are in use.
+            found.pop()  # CUDA uses a GPU with slices only through its slices.
         found.append(match[1])
     return tuple(found)
 
 
 def divide_gpus(names: Sequence[str], workers: int) -> list[tuple[str, ...]]:
-    """Gives each worker an equal share of the GPUs, neighbours together; without GPUs, each an empty one.
+    """Divides the GPUs evenly among the workers, neighbours together; without GPUs, each has an empty tuple.
 
     Raises:
         ValueError: there are fewer GPUs than workers.
@@ -71,28 +71,28 @@ def divide_gpus(names: Sequence[str], workers: int) -> list[tuple[str, ...]]:
     share = len(names) // workers
     if names and not share:
         raise ValueError(
-            f"--workers={workers}, and there are {len(names)} GPU(s): each worker needs its own. Start at most "
+            f"--workers={workers}, but there are {len(names)} GPU(s): each worker needs its own. Start at most "
             f"{len(names)}, or hide all GPUs with CUDA_VISIBLE_DEVICES=''."
         )
     return [tuple(names[rank * share : (rank + 1) * share]) for rank in range(workers)]
 
 
 def first_gpus(env: Mapping[str, str], count: int) -> dict[str, str]:
-    """The variables that leave a process the first `count` GPUs of this machine; none where it has no GPUs.
+    """Returns the variables that make the first `count` GPUs visible; {} on a machine without GPUs.
 
     Raises:
-        ValueError: there are GPUs, and fewer than `count`.
+        ValueError: there are GPUs, but fewer than `count`.
     """
     names = gpus(env)
     if names and len(names) < count:
-        raise ValueError(f"{count} replicas need {count} GPUs, and this machine has {len(names)}.")
+        raise ValueError(f"{count} replicas need {count} GPUs, but this machine has {len(names)}.")
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[:count])} if names else {}
 
 
 def reserve_ports(count: int) -> list[socket.socket]:
-    """Finds free ports and keeps them from other programs as long as the sockets are open.
+    """Reserves free ports as long as the returned sockets are open.
 
-    They do not listen, so that a worker, which sets SO_REUSEADDR as they do, can.
+    The sockets do not listen, so that a worker with SO_REUSEADDR can listen on them.
     """
     sockets = []
     for _ in range(count):
@@ -106,22 +106,26 @@ def reserve_ports(count: int) -> list[socket.socket]:
 def environments(
     env: Mapping[str, str],
     ports: Sequence[int],
-    shares: Sequence[tuple[str, ...]],
+    gpus_by_rank: Sequence[tuple[str, ...]],
     hosts: Sequence[str] = (),
 ) -> list[dict[str, str]]:
-    """The environment of each worker; there are as many as `shares`, what each is given of the GPUs.
+    """Returns the environment of each worker.
 
-    They are on this machine, each reached at its own of `hosts`, as in a network namespace, or else at localhost.
+    Args:
+        env: the environment of this process.
+        ports: the port of each worker.
+        gpus_by_rank: the GPUs of each worker; its length is the number of workers.
+        hosts: the address of each worker on this machine, as in network namespaces; empty: localhost.
     """
-    names = hosts or ["localhost"] * len(shares)
-    addresses = [f"{host}:{port}" for host, port in zip(names, ports, strict=False)][: len(shares)]
+    hosts = hosts or ["localhost"] * len(gpus_by_rank)
+    addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)][: len(gpus_by_rank)]
     found = []
-    for rank, share in enumerate(shares):
+    for rank, names in enumerate(gpus_by_rank):
         own = {name: value for name, value in env.items() if name != "TF_CONFIG"}
-        if len(shares) > 1:
+        if len(gpus_by_rank) > 1:
             task = {"type": "worker", "index": rank}
             own["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        if share:
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(share)
+        if names:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(names)
         found.append(own)
     return found

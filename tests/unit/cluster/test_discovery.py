@@ -335,7 +335,7 @@ def test_a_tf_config_without_a_cluster_does_not_count(text):
     [
         ({"TF_CONFIG": "{'cluster': 1}"}, 'must be a JSON object with "cluster".*Received: .*cluster'),
         ({"TF_CONFIG": "[1]"}, 'must be a JSON object with "cluster"'),
-        ({"TF_CONFIG": '{"cluster": {"worker": "a:1"}}'}, "must hold lists"),
+        ({"TF_CONFIG": '{"cluster": {"worker": "a:1"}}'}, "must contain lists"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "must be chief or worker, not None"),
         (tf_config("worker", 2, worker=["a:1", "b:1"]), "task.index must be a number below 2"),
         (tf_config("worker", -1, worker=["a:1", "b:1"]), "task.index must be a number below 2"),
@@ -484,7 +484,10 @@ def test_which_launcher_counts(name):
 
 @pytest.mark.parametrize("launcher", [FOUR_TASKS, OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}], ids=["slurm", "mpi"])
 def test_a_left_over_tf_config_is_refused(launcher):
-    with pytest.raises(ValueError, match=r"it has 1 worker.s., and \w+=4 says .* Unset TF_CONFIG"):
+    with pytest.raises(
+        ValueError,
+        match=r"it has 1 worker.s., but \w+=4: the launcher started another number of tasks\. Unset TF_CONFIG",
+    ):
         resolve(launcher | tf_config("worker", 0, worker=["localhost:2222"]))
 
 

@@ -248,7 +248,7 @@ def test_strangers_change_nothing():
                 b"[" * 100_000 + b"\n",
                 b"null\n",
                 b"{}\n",
-                b'{"job": 1, "rank": "x", "kind": "verdict", "verdict": {"roster": []}}\n',
+                b'{"job": 1, "rank": "x", "kind": "decision", "decision": {"members": []}}\n',
                 json.dumps({"job": all_places[0].job, "rank": 99, "kind": "hello"}).encode() + b"\n",
                 json.dumps({"job": all_places[0].job, "rank": 1}).encode(),  # No end of line.
             ):

@@ -1,4 +1,4 @@
-"""The placements of this package as TensorFlow's cluster resolvers. Reads the environment, and never writes it."""
+"""TensorFlow's cluster resolvers for a `WorkerSpec`. Reads the environment, and never writes it."""
 
 import collections
 import os
@@ -16,15 +16,15 @@ def resolver(
     """Returns the resolver for MultiWorkerMirroredStrategy: all workers are tasks of the job "worker", in rank order.
 
     Args:
-        spec: this worker's place.
-        addresses: "host:port" of each worker, where `spec` does not hold them; see `preflight.check`.
+        spec: rank, world size and addresses of this worker.
+        addresses: "host:port" of each worker, if `spec` has none; see `preflight.rendezvous`.
         num_gpus: GPUs that this worker uses; None: all that are visible to TensorFlow at the time.
     """
     addresses = list(spec.addresses if addresses is None else addresses)
     if spec.launcher == "slurm" and addresses:
         return SlurmClusterResolver(gpus_per_task=num_gpus, auto_set_gpu=False, spec=spec, addresses=addresses)
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        # An empty cluster means this process alone.
+        # An empty cluster: this process only.
         tf.train.ClusterSpec({"worker": addresses} if addresses else {}),
         task_type="worker",
         task_id=spec.rank,
@@ -34,31 +34,31 @@ def resolver(
 
 
 class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
-    """TensorFlow's SlurmClusterResolver, made right; also for scripts of your own.
+    """A corrected version of TensorFlow's SlurmClusterResolver; can also be used in other scripts.
 
         strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver())
 
-    Unlike TensorFlow's: hosts keep Slurm's order, which is that of the ranks; cyclic and planar distributions are
-    understood, and all is compared with what Slurm says of this task; every notation of host lists is read; ports
-    depend on the job and the step, so that two of them on a host do not meet; GPUs are counted by TensorFlow itself,
-    without nvidia-smi, and there may be none; CUDA_VISIBLE_DEVICES stays as Slurm wrote it.
+    Differences from TensorFlow's: hosts keep Slurm's order, which is the order of the ranks; cyclic and plane
+    distributions are supported, and the layout is verified against Slurm's variables of this task; all notations of
+    host lists are supported; ports depend on the job and the step, so two of them can share a host; TensorFlow counts
+    the GPUs, without nvidia-smi, and there may be none; CUDA_VISIBLE_DEVICES is not changed.
 
     Args:
-        jobs: name -> number of tasks, in all as many as the step has; the tasks are dealt out in alphabetical order
-            of the names, as TensorFlow's does. None: all are tasks of "worker".
+        jobs: name -> number of tasks; the sum is the number of tasks of the step. Ranks are assigned in alphabetical
+            order of the names, as in TensorFlow's. None: all are tasks of "worker".
         port_base: ports lie in [port_base, port_base + port_count).
         port_count: see port_base.
-        gpus_per_task: GPUs that each task uses. None: where Slurm has not given each task its own, they are divided
-            evenly among the tasks of a node.
-        auto_set_gpu: hide other tasks' GPUs from this process, with `tf.config.set_visible_devices`; to be done
+        gpus_per_task: GPUs of each task. None: unless Slurm has assigned them, they are divided evenly among the
+            tasks of a node.
+        auto_set_gpu: hide other tasks' GPUs from this process, with `tf.config.set_visible_devices`; must run
             before TensorFlow's first operation.
         rpc_layer: the protocol between TensorFlow's servers.
         env: the environment; None: that of this process.
-        spec: this task's place, where it is known already; `env`, and ports, are then not looked at.
-        addresses: "host:port" of each task; None: those that the spec holds.
+        spec: the worker spec if it is known; `env` and ports are then not used.
+        addresses: "host:port" of each task; None: those of the spec.
 
     Raises:
-        ValueError: this is no Slurm step of a known distribution, or fewer tasks or GPUs are there than asked for.
+        ValueError: not a Slurm step of a known distribution, or too few tasks or GPUs.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         self._addresses = list(spec.addresses if addresses is None else addresses)
         if not self._addresses:
             raise ValueError(
-                "With an arbitrary distribution Slurm does not tell which task is where. Use tfdist.connect(), whose "
-                "workers ask each other, or srun -m block, cyclic or plane=<size>."
+                "With an arbitrary distribution, Slurm provides no hosts of the tasks. Use tfdist.connect(), whose "
+                "workers exchange them, or srun -m block, cyclic or plane=<size>."
             )
         jobs = dict(jobs or {"worker": spec.num_workers})
         if sum(jobs.values()) != spec.num_workers:
             raise ValueError(f"jobs must have as many tasks as the Slurm step, {spec.num_workers}. Received: {jobs!r}")
         tasks_per_node = collections.Counter(hostlist.split_address(address)[0] for address in self._addresses)
-        # No GPUs, as far as the parent is concerned: it would ask nvidia-smi, and write CUDA_VISIBLE_DEVICES.
+        # Zero GPUs: otherwise the parent class runs nvidia-smi and sets CUDA_VISIBLE_DEVICES.
         super().__init__(jobs, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)
         self._num_gpus = gpus_per_task
         if auto_set_gpu:

@@ -1,17 +1,17 @@
-"""Who takes part, read from the environment alone: from variables to a `Placement`. Imports no TensorFlow.
+"""Detects the launcher from environment variables, and returns the `WorkerSpec`. Imports no TensorFlow.
 
-The first of these that the environment holds decides:
+The first of these that is found applies:
 
-1. TF_CONFIG, when it names a cluster. It is written for TensorFlow and nothing else, so whoever set it meant it;
-   the variables of a launcher around it (an interactive Slurm shell, say) merely happen to be there. Where that
-   launcher started several tasks, and not as many as TF_CONFIG has workers, one of the two is a leftover: refused.
-2. mpirun or mpiexec: OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, MPI_LOCALRANKID, PALS_RANKID, which these programs alone set.
+1. TF_CONFIG with a cluster. It is only for TensorFlow, so it was set on purpose; a launcher's variables (of an
+   interactive Slurm shell, for example) may be there too. If that launcher started several tasks, but not as many as
+   TF_CONFIG has workers, one of the two is a leftover: an error.
+2. mpirun or mpiexec: OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, MPI_LOCALRANKID, PALS_RANKID, which only these programs set.
    Before Slurm, because mpirun inside an allocation starts its own daemons as a Slurm step: a rank inherits the SLURM_*
-   variables of a daemon, which describe neither its rank nor the number of ranks.
-3. A Slurm step: what srun started. The environments of an sbatch script and of a salloc shell are no step.
-4. PMI_RANK and PMI_SIZE, as other MPI launchers set them. After Slurm, because `srun --mpi=pmi2` sets them too.
-5. pbsdsh, which starts a task on each host of a PBS job: PBS_TASKNUM above 1. Its tasks carry nothing of the others.
-6. This machine alone.
+   variables of a daemon, which do not contain its rank or the number of ranks.
+3. A Slurm step, started by srun. An sbatch script and a salloc shell are not steps.
+4. PMI_RANK and PMI_SIZE, set by other MPI launchers. After Slurm, because `srun --mpi=pmi2` sets them too.
+5. pbsdsh, which starts a task on each host of a PBS job: PBS_TASKNUM above 1.
+6. Otherwise this process is the only worker.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
-    """Finds this process' place, in the order that the module's docstring gives.
+    """Returns the worker spec of this process, in the order of the module's docstring.
 
-    Ports lie in [port_base, port_base + port_count). The job's and the step's id choose them, so that all workers
-    come to the same result, and two jobs on a host to different ones.
+    Ports are in [port_base, port_base + port_count). They depend on the ids of job and step: the same on all workers,
+    and different for two jobs on one host.
 
     Raises:
-        ValueError: a variable is missing, cannot be read, or contradicts another one.
+        ValueError: a variable is missing, not valid, or inconsistent with another one.
     """
     ports = {"port_base": port_base, "port_count": port_count}
     mpirun = mpi.mpirun_variables(env)

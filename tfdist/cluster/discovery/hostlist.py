@@ -1,4 +1,4 @@
-"""Slurm's notations for hosts and tasks, and where its distributions put each task. Imports no TensorFlow."""
+"""Slurm's notations for hosts and tasks, and its task distributions. Imports no TensorFlow."""
 
 import itertools
 import re
@@ -6,24 +6,24 @@ from collections.abc import Iterator, Sequence
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Expands a list of hosts as Slurm writes it: `n[08-10,12],r[1-2]n[1-2]-ib` -> n08, n09, n10, n12, r1n1-ib, ...
+    """Expands a Slurm host list: `n[08-10,12],r[1-2]n[1-2]-ib` -> n08, n09, n10, n12, r1n1-ib, ...
 
     Args:
-        hostlist: names, each with any number of bracketed ranges at any place; zero padding is kept.
+        hostlist: names, each with any number of bracketed ranges; zero padding is kept.
 
     Returns:
-        The hosts in Slurm's order, which is that of the ranks and not that of the alphabet: `n[9-10]` -> n9, n10.
+        The hosts in Slurm's order, which is the order of the ranks, not the alphabet: `n[9-10]` -> n9, n10.
 
     Raises:
-        ValueError: the text is no list of hosts.
+        ValueError: not a host list.
     """
     hosts = []
-    # A comma parts two hosts where no "]" follows it before the next "[".
+    # A comma separates hosts unless it is inside brackets.
     for name in re.split(r",(?![^\[]*\])", hostlist):
-        pieces = re.split(r"\[([^\[\]]*)\]", name)  # Text and ranges by turns.
-        if not name or any(set("[] ") & set(text) for text in pieces[::2]):
+        segments = re.split(r"\[([^\[\]]*)\]", name)  # Alternating: text, ranges.
+        if not name or any(set("[] ") & set(text) for text in segments[::2]):
             raise ValueError(f"Not a valid Slurm host list, such as n[1-3,5]. Received: {hostlist!r}")
-        choices = [list(_range(piece, hostlist)) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+        choices = [list(_range(text, hostlist)) if i % 2 else [text] for i, text in enumerate(segments)]
         hosts.extend("".join(parts) for parts in itertools.product(*choices))
     return hosts
 
@@ -39,10 +39,10 @@ def _range(text: str, hostlist: str) -> Iterator[str]:
 
 
 def expand_counts(counts: str) -> list[int]:
-    """Expands a list of counts as Slurm writes it: `2(x3),1` -> [2, 2, 2, 1].
+    """Expands a Slurm list of counts: `2(x3),1` -> [2, 2, 2, 1].
 
     Raises:
-        ValueError: the text is no such list.
+        ValueError: not a list of counts.
     """
     result = []
     for part in counts.split(","):
@@ -54,13 +54,13 @@ def expand_counts(counts: str) -> list[int]:
 
 
 def lay_out(counts: Sequence[int], plane: int) -> list[tuple[int, int]]:
-    """Deals tasks out to nodes as Slurm does: `plane` tasks to each node in turn, until each has its count.
+    """Distributes tasks to nodes as Slurm does: `plane` tasks to each node in turn, until each has its count.
 
     A plane of 1 is Slurm's cyclic distribution, one of `max(counts)` its block distribution.
 
     Args:
         counts: tasks of each node.
-        plane: tasks that a node is given at a time, at least 1.
+        plane: tasks assigned to a node at a time, at least 1.
 
     Returns:
         (index of the node, index of the task on that node) for each rank in order.
@@ -79,7 +79,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Splits `host:port` or `[IPv6]:port`.
 
     Raises:
-        ValueError: the text is no such address.
+        ValueError: not an address.
     """
     host, _, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host

@@ -1,4 +1,4 @@
-"""A rank's place among those that mpirun started, from the variables that MPI launchers set. Imports no TensorFlow."""
+"""Variables of MPI launchers -> `WorkerSpec`. Imports no TensorFlow."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _MPIRUN_VARIABLES = (
     ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
 )
 _PMI_VARIABLES = ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-# What names one mpirun, the same for all its ranks.
+# An id of the mpirun, the same on all its ranks.
 _MPI_JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "I_MPI_HYDRA_UUID", "PALS_APID")
 _BATCH_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "OAR_JOB_ID")
 
@@ -22,7 +22,7 @@ _BATCH_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "OAR
 def mpirun_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     """Returns the names of the variables of the mpirun or mpiexec that started this process; None: there was none.
 
-    PMI_* alone are no sign of it: Slurm sets them, too.
+    PMI_* are not sufficient: Slurm sets them too.
     """
     return next((names for names in _MPIRUN_VARIABLES if any("PMI_" not in n and n in env for n in names)), None)
 
@@ -31,22 +31,22 @@ def pmi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     """Returns the names of the variables of an MPI launcher that only speaks PMI; None: there was none."""
     if "PMI_RANK" in env or "PMI_SIZE" in env:
         return _PMI_VARIABLES
-    # PMIx tells the number of ranks over a socket only; Open MPI's names are the best known for it.
+    # PMIx provides the number of ranks over a socket only; the error then lists Open MPI's names.
     return _MPIRUN_VARIABLES[0] if "PMIX_RANK" in env else None
 
 
 def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> WorkerSpec:
-    """Finds this rank's place.
+    """Returns the worker spec of this rank.
 
-    On one host, all addresses follow. Over several hosts MPI launchers do not tell which rank is where: `addresses`
-    stays empty, and `chiefs` holds where rank 0 may be: at TFDIST_CHIEF ("host" or "host:port") if that is set, else
-    on the first host of the batch system's list, or on mpirun's own.
+    On one host, all addresses are known. On several hosts, MPI launchers do not provide the hosts of the ranks:
+    `addresses` is empty, and `chiefs` lists where rank 0 may be: TFDIST_CHIEF ("host" or "host:port") if set,
+    else the first host of the batch system's list, or mpirun's own.
 
     Args:
         names: the variables that hold rank, number of ranks, rank on this host, ranks on this host.
 
     Raises:
-        ValueError: a variable is missing or contradicts another one, or nothing tells where rank 0 is.
+        ValueError: a variable is missing or inconsistent, or the host of rank 0 is unknown.
     """
     worker_spec.need(env, names, "An MPI launcher started this process")
     own_rank, size, local_rank, local_size = (worker_spec.integer(env, name) for name in names)
@@ -57,10 +57,10 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
         # On one host, the ranks' parent is mpirun or its daemon; over several hosts, only the batch job is common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
         job = f"{batch}/{os.getppid()}" if local_size == size else batch or "mpi"
-    # Blocks of one length for all: how many ranks the other hosts have, nobody tells.
+    # Blocks of equal length: the number of ranks on other hosts is unknown.
     first, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
     own = [port_base + (first - port_base + i) % port_count for i in range(local_size)]
-    # Behind the ranks of the chief's own host, the only one on which it is opened.
+    # After the ports of the ranks on the chief's host, where it is opened.
     heartbeat_port = port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0
     chiefs: tuple[str, ...] = ()
     if local_size < size:
@@ -79,7 +79,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
         local_rank=local_rank,
         local_size=local_size,
         job=f"mpi {job}",
-        # mpirun hands its own CUDA_VISIBLE_DEVICES to all ranks of a host; fewer GPUs than ranks come from a wrapper.
+        # mpirun passes its CUDA_VISIBLE_DEVICES to all ranks of a host; a wrapper may have divided them.
         gpu_sharers=local_size if devices is None or len(devices) >= local_size else 1,
         gpu_names=devices or (),
     )

@@ -1,6 +1,6 @@
-"""A task's place among those that pbsdsh started in a PBS job, one a host. Imports no TensorFlow.
+"""Variables of a task that pbsdsh started in a PBS job, one per host -> `WorkerSpec`. Imports no TensorFlow.
 
-With mpirun in a PBS job, the ranks are the workers: see mpi.py, which looks for rank 0 on PBS_NODEFILE's first host.
+With mpirun in a PBS job, the ranks are the workers: see mpi.py, which expects rank 0 on the first host of PBS_NODEFILE.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ _VARIABLES = ("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE")
 
 
 def in_task(env: Mapping[str, str]) -> bool:
-    """Whether pbsdsh started this process: the job's own script is its task number 1."""
+    """Returns True if pbsdsh started this process; the job script is task number 1."""
     return bool(env.get("PBS_JOBID")) and env.get("PBS_TASKNUM", "").isdecimal() and int(env["PBS_TASKNUM"]) > 1
 
 
 def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
-    """Finds this task's place: a worker on each host of PBS_NODEFILE, in the order in which they first stand there.
+    """Returns the worker spec of this task: one worker on each host of PBS_NODEFILE, in its order.
 
     Raises:
-        ValueError: a variable or the file is missing, or they contradict one another.
+        ValueError: a variable or the file is missing, or they are inconsistent.
     """
     worker_spec.need(env, _VARIABLES, "pbsdsh started this process")
     try:
@@ -50,7 +50,7 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
 
 
 def forgotten_launcher(env: Mapping[str, str]) -> str:
-    """A sentence for the user whose worker is alone in a PBS job of several ranks; empty where all is well."""
+    """Returns a warning if this process is the only worker in a PBS job of several ranks, else ""."""
     try:
         with open(env.get("PBS_NODEFILE", "")) as lines:
             ranks = sum(1 for line in lines if line.strip())

@@ -1,4 +1,4 @@
-"""A task's place in a Slurm step, from the variables that srun sets. Imports no TensorFlow."""
+"""Variables of a Slurm step, set by srun -> `WorkerSpec`. Imports no TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,28 +15,28 @@ _STEP_VARIABLES = (
     "SLURM_NODEID",
     "SLURM_LOCALID",
 )
-# Neighbouring steps of one job are this many blocks of ports apart, and so away from the neighbouring jobs' steps.
+# Distance of consecutive steps of a job in port blocks, so that they do not overlap with steps of the next jobs.
 _BLOCKS_PER_STEP = 233
 
 
 def in_step(env: Mapping[str, str]) -> bool:
-    """Whether srun started this process; what sbatch and salloc set alone makes no step."""
+    """Returns True if srun started this process; the variables of sbatch and salloc are not sufficient."""
     return any(name in env for name in _STEP_VARIABLES if name.startswith("SLURM_STEP"))
 
 
 def in_allocation(env: Mapping[str, str]) -> bool:
-    """Whether this process runs in an sbatch script or a salloc shell, from which srun can start steps."""
+    """Returns True in an sbatch script or a salloc shell, where srun can start steps."""
     return bool(env.get("SLURM_JOB_ID")) and (not in_step(env) or env.get("SLURM_STEP_NUM_TASKS") == "1")
 
 
 def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
-    """Finds this task's place in the Slurm step that it belongs to.
+    """Returns the worker spec of this task of a Slurm step.
 
-    Hosts come in Slurm's own order, and tasks on them as SLURM_DISTRIBUTION says (unset: block); the result is
-    compared with what Slurm tells about this task. An arbitrary distribution leaves `addresses` empty.
+    Hosts are in Slurm's order, with tasks according to SLURM_DISTRIBUTION (not set: block); the result is verified
+    against Slurm's variables of this task. With an arbitrary distribution `addresses` is empty.
 
     Raises:
-        ValueError: names each variable that is missing, or the variables that contradict one another.
+        ValueError: lists the variables that are missing or inconsistent.
     """
     if env.get("SLURM_STEP_NUM_TASKS") == "1":
         return _alone(env, port_base, port_count)
@@ -57,7 +57,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     length, heartbeat_port = worker_spec.divide_block(first, length, most)
 
     def port(node: int, local_rank: int) -> int:
-        # Counted on from node to node: several nodes may be one machine (Slurm's multiple-slurmd set-up).
+        # Different on each node: several nodes may be one machine (Slurm's multiple-slurmd set-up).
         return first + (node * most + local_rank) % length
 
     plane = _plane(env, counts)
@@ -81,7 +81,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
 
 
 def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpec:
-    # Nothing else is looked at: some may be left over from an interactive step in which sbatch was called.
+    # Other variables are ignored: they may be left over from an interactive step in which sbatch was called.
     job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
     return WorkerSpec(
@@ -95,7 +95,7 @@ def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpe
 
 
 def forgotten_srun(env: Mapping[str, str]) -> str:
-    """A sentence for the user whose worker is alone in an allocation of several tasks; empty where all is well."""
+    """Returns a warning if this process is the only worker in an allocation of several tasks, else ""."""
     tasks = env.get("SLURM_NTASKS", "1")
     if not env.get("SLURM_JOB_ID") or not tasks.isdecimal() or int(tasks) == 1:
         return ""
@@ -106,8 +106,8 @@ def forgotten_srun(env: Mapping[str, str]) -> str:
 
 
 def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
-    """How many tasks Slurm gives to a node at a time; None: it follows a list that no variable holds."""
-    # For example "cyclic:block,nopack": what comes before the first sign is about nodes, the rest about cores.
+    """Returns the number of tasks assigned to a node at a time; None: arbitrary, which no variable describes."""
+    # For example "cyclic:block,nopack": the first word is for nodes, the others for cores.
     text = env.get("SLURM_DISTRIBUTION", "block")
     kind = text.partition(":")[0].partition(",")[0].partition("=")[0].lower()
     if kind in ("block", "*", ""):
@@ -142,12 +142,12 @@ def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequenc
 
 
 def _gpu_sharers(env: Mapping[str, str], *, local_size: int, most: int) -> int:
-    """Among how many tasks the GPUs have yet to be divided: the most tasks of any node, so that all get as many."""
+    """Returns the number of tasks that share the visible GPUs: the maximum over nodes, so that all get equally many."""
     devices = worker_spec.cuda_devices(env)
     if most == 1:
         return 1
     if local_size == 1:
-        # On a node with a single task, a task that sees all of the node's GPUs may well have been given all of them.
+        # The only task of a node may have been assigned all GPUs of the node.
         binding = env.get("SLURMD_TRES_BIND", "")
         bound = any(kind in binding for kind in ("per_task", "single", "map_gpu", "mask_gpu"))
         return 1 if bound or "SLURM_GPUS_PER_TASK" in env else most

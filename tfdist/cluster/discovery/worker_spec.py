@@ -1,40 +1,40 @@
-"""One worker's place among all workers, and what every reader of the environment needs. Imports no TensorFlow."""
+"""`WorkerSpec`, and functions that all launchers' modules use. Imports no TensorFlow."""
 
 import dataclasses
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-# A job has a block of consecutive ports, of this length or a multiple, for its tasks on one host and its heartbeats.
+# A job uses a block of consecutive ports, of this length or a multiple: one per task on a host, one for heartbeats.
 PORTS_PER_JOB = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One worker's place among all workers."""
+    """Rank, world size, addresses and GPUs of one worker."""
 
     # "slurm", "tf_config", "mpi", "pbs" or "local".
     launcher: str
     rank: int = 0
     num_workers: int = 1
-    # "host:port" of each worker in rank order. Empty without a launcher, and where the launcher does not tell: then
-    # `preflight.check` finds them out, asking at the `chiefs`.
+    # "host:port" of each worker in rank order. Empty without a launcher, and if the launcher does not provide them:
+    # then `preflight.rendezvous` collects them, through one of `chiefs`.
     addresses: tuple[str, ...] = ()
     # The port of this worker; 0 without a launcher.
     port: int = 0
-    # Where rank 0 listens for the signs of life of the others, if that port is free; 0: at any port.
+    # Port of rank 0 for heartbeats, if it is free; 0: any free port.
     heartbeat_port: int = 0
     # "host:port" where rank 0 may be, when `addresses` is empty.
     chiefs: tuple[str, ...] = ()
-    # This worker among those of its host.
+    # Among the workers of its host.
     local_rank: int = 0
     local_size: int = 1
-    # Tells this job from others that use the same hosts; for messages, too.
+    # Distinguishes this job from others on the same hosts; also used in messages.
     job: str = "local"
-    # Among how many tasks the GPUs that TensorFlow lists here are divided; 1: the launcher has divided them already.
+    # Local tasks that share the visible GPUs; 1: the launcher has assigned GPUs to each task.
     gpu_sharers: int = 1
-    # What the GPUs that TensorFlow lists are called on their host, in that order; empty where nothing tells.
+    # Names of the visible GPUs on their host, in TensorFlow's order; empty if unknown.
     gpu_names: tuple[str, ...] = ()
-    # A sentence for the user, when this is probably not what was meant.
+    # A warning for the user, for example after a forgotten srun.
     note: str = ""
 
 
@@ -57,7 +57,7 @@ def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
 
 
 def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
-    """Names the GPUs with these indices as their host knows them, where the environment tells; for `preflight`."""
+    """Returns the names of the GPUs with these indices on their host, if known; for `preflight.rendezvous`."""
     return tuple(f"GPU {name}" for index, name in enumerate(spec.gpu_names) if index in indices)
 
 
@@ -72,21 +72,21 @@ def port_block(port_base: int, port_count: int, job: int, *, at_least: int) -> t
 
 
 def divide_block(first: int, length: int, tasks: int) -> tuple[int, int]:
-    """Divides a block of ports: how many are for the tasks on one host, and which for heartbeats; 0: none is left."""
+    """Divides a block of ports: returns the number for tasks on a host, and the port for heartbeats (0: none left)."""
     return (length - 1, first + length - 1) if length > tasks else (length, 0)
 
 
 def number(texts: Iterable[str]) -> int:
-    """A number below 2**32 that the texts decide, the same in every process."""
+    """Returns a hash of the texts below 2**32, the same in every process."""
     return zlib.crc32("\n".join(texts).encode())
 
 
 def cuda_devices(env: Mapping[str, str], name: str = "CUDA_VISIBLE_DEVICES") -> tuple[str, ...] | None:
-    """The entries of the variable; None where it is not set, and all GPUs are visible."""
+    """Returns the entries of the variable; None if it is not set: all GPUs are visible."""
     if name not in env:
         return None
     entries = tuple(entry.strip() for entry in env[name].split(",") if entry.strip())
-    # CUDA stops at the first entry that is no device; "NoDevFiles" is how Slurm writes none.
+    # CUDA stops at the first invalid entry; Slurm writes "NoDevFiles" for no device.
     stop = next((i for i, entry in enumerate(entries) if entry.startswith("-") or entry == "NoDevFiles"), None)
     return entries[:stop]
 
@@ -102,12 +102,12 @@ def need(env: Mapping[str, str], names: Sequence[str], why: str) -> None:
 
 
 def integer(env: Mapping[str, str], name: str) -> int:
-    """Reads a number that is not negative; raises a ValueError where it is none."""
+    """Reads a non-negative integer; raises ValueError if it is not one."""
     if not env[name].isdecimal():
         raise ValueError(f"{name} must be a number. Received: {env[name]!r}")
     return int(env[name])
 
 
 def received(env: Mapping[str, str], names: Sequence[str]) -> str:
-    """The end of a message: those of `names` that are set, with their values."""
+    """Returns the end of a message: those of `names` that are set, with their values."""
     return "Received: " + ", ".join(f"{name}={env[name]}" for name in dict.fromkeys(names) if name in env)

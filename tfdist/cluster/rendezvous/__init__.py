@@ -1,5 +1,6 @@
 """All workers connect to each other over TCP and compare versions, config and workdir before TensorFlow starts.
 
 `preflight.rendezvous` is the entry point. protocol.py: messages and state of one worker; decision.py: rank 0's
-decision, in words; rpc.py: one JSON request and reply per connection. Without TensorFlow.
+decision, in words; rpc.py: one JSON request and reply per connection; shared_workdir.py: do all see the same workdir.
+Without TensorFlow.
 """

@@ -1,6 +1,6 @@
-"""What rank 0 concludes from the workers' reports, in words; see preflight.py. Pure functions, no TensorFlow.
+"""Rank 0's decision from the workers' reports, in words; see preflight.py. Pure functions, no TensorFlow.
 
-A verdict is a dict as JSON knows it: {"members": [...]}, or {"error": name of the exception, "message": text}.
+A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}.
 """
 
 import collections
@@ -12,32 +12,32 @@ from tfdist.cluster import interruption
 _ERRORS = {
     error.__name__: error for error in (interruption.StopError, TimeoutError, ValueError, FileNotFoundError, OSError)
 }
-# How many workers a message names one by one.
+# Maximum number of lines in a message.
 _MOST_NAMED = 20
 
 
-def members_or_raise(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the members, or raises the error."""
-    if "error" in verdict:
-        raise _ERRORS[verdict["error"]](verdict["message"])
-    return verdict["members"]
+    if "error" in decision:
+        raise _ERRORS[decision["error"]](decision["message"])
+    return decision["members"]
 
 
 def decide(
     hellos: Mapping[int, dict], reports: Mapping[int, dict], addresses: Sequence[str], seconds: float
 ) -> dict[str, Any]:
-    """Decides when all workers have reported, or when it is too late.
+    """Decides after all workers have reported, or after the deadline.
 
     Args:
         hellos: rank -> {"me": {host, pid, metadata, must_match, exclusive}} of the workers that contacted rank 0.
         reports: rank -> {"unreached": {str(rank): reason}, "failed": reason, "stopped": by what, "workdir": path where
             it is not shared}.
         addresses: "host:port" of each worker in rank order.
-        seconds: how long they had.
+        seconds: the time limit that has passed.
     """
-    asked = {rank: report["stopped"] for rank, report in reports.items() if report.get("stopped")}
-    if asked:
-        return stopped(asked, addresses)
+    requests = {rank: report["stopped"] for rank, report in reports.items() if report.get("stopped")}
+    if requests:
+        return stopped(requests, addresses)
     failed = {rank: report["failed"] for rank, report in reports.items() if report["failed"]}
     if failed:
         return failure(failed, addresses)
@@ -70,20 +70,20 @@ def decide(
     return {"members": members}
 
 
-def stopped(asked: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
-    """The verdict when workers were asked to stop; rank -> by what."""
-    who = ", ".join(f"{reason} to {worker_name(rank, addresses)}" for rank, reason in sorted(asked.items()))
+def stopped(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
+    """The decision after stop requests; `requests`: rank -> reason, such as "SIGTERM"."""
+    who = ", ".join(f"{reason} to {worker_name(rank, addresses)}" for rank, reason in sorted(requests.items()))
     return _error(interruption.StopError, f"stopped by {who} before training started: nothing to save", [])
 
 
 def failure(failed: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
-    """The verdict when workers cannot take part at all; rank -> reason."""
+    """The decision if workers cannot join; rank -> reason."""
     lines = [f"{worker_name(rank, addresses)}: {reason}" for rank, reason in sorted(failed.items())]
     return _error(OSError, "A worker cannot join the run:", lines)
 
 
 def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float) -> dict[str, Any]:
-    """The verdict when workers were not found; rank -> reason."""
+    """The decision if workers are missing; rank -> reason."""
     lines = [f"{worker_name(rank, addresses)}: {reason or 'no answer'}" for rank, reason in sorted(absent.items())]
     return _error(
         TimeoutError,
@@ -94,7 +94,7 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
 
 
 def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str, Any]:
-    """The verdict when workers whose addresses nobody knows have not called rank 0."""
+    """The decision if workers without known addresses did not contact rank 0."""
     absent = sorted(set(range(1, size)) - set(arrivals))
     return _error(
         TimeoutError,
@@ -105,7 +105,7 @@ def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str,
 
 
 def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    """The verdict of a worker that knows no address but where rank 0 may be; address -> reason."""
+    """The decision of a worker that cannot connect to rank 0; possible address -> reason."""
     return _error(
         TimeoutError,
         f"Could not connect to rank 0 within {seconds:g} s. If it runs on a different host, set TFDIST_CHIEF to that "
@@ -115,14 +115,14 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
 
 
 def same_rank(rank: int, workers: Sequence[dict]) -> str:
-    """The reason when two processes claim one rank."""
+    """Returns the reason if two processes have the same rank."""
     where = " and ".join(f"host {worker['host']}, pid {worker['pid']}" for worker in workers)
     also = "another process" if len(workers) == 1 else "both"
     return f"{where} and {also} have rank {rank}. Each worker needs its own rank (in TF_CONFIG: task.index)"
 
 
 def worker_name(rank: int, addresses: Sequence[str]) -> str:
-    """Names a worker in a message."""
+    """Returns the name of a worker in messages."""
     return f"rank {rank} ({addresses[rank]})" if addresses else f"rank {rank}"
 
 
@@ -132,7 +132,7 @@ def _cut_off(hellos: Mapping[int, dict], reports: Mapping[int, dict], addresses:
         f"{hellos[int(other)]['me']['host']}: {reason}"
         for rank, report in sorted(reports.items())
         for other, reason in report["unreached"].items()
-        if reason  # Without one, there was no time to try.
+        if reason  # Without a reason, there was no time for an attempt.
     ]
     silent = [rank for rank in range(len(addresses)) if rank not in reports]
     return lines or [
@@ -166,7 +166,7 @@ def _shared_exclusives(workers: Mapping[int, dict]) -> list[str]:
 
 
 def _ranks(ranks: Sequence[int], workers: Mapping[int, dict] | None = None) -> str:
-    """Writes ranks as `ranks 0-2, 5`, with their hosts where `workers` knows them."""
+    """Writes ranks as `ranks 0-2, 5`, with their hosts if `workers` is given."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

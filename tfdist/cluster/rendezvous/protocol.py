@@ -1,4 +1,4 @@
-"""One worker's side of the preflight: what it knows, how it calls the others, and what it answers. No TensorFlow."""
+"""The rendezvous on one worker: its state, the messages it sends, and its replies. No TensorFlow."""
 
 import asyncio
 import contextlib
@@ -12,44 +12,44 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import decision, rpc
 
 _CALLS_AT_ONCE = 64
-# Seconds for telling all others something, when some of them do not answer; and for one try.
-_TELL_SECONDS = 5.0
-_TRY_SECONDS = 1.5
-# Seconds that another job, perhaps just ending, may stay at a worker's address.
-_STRANGER_SECONDS = 5.0
+# Seconds for a message to all others if some do not respond; and for one attempt.
+_NOTIFY_SECONDS = 5.0
+_ATTEMPT_SECONDS = 1.5
+# Seconds in which another job, perhaps just ending, may use a worker's address.
+_WRONG_PEER_SECONDS = 5.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class RendezvousState:
-    """What one worker knows so far."""
+    """The present state of the rendezvous on one worker."""
 
     spec: WorkerSpec
     me: dict[str, Any]
     seconds: float
     deadline: float
     addresses: list[str]
-    # Tells this process from another one that claims the same rank; rank 0's also names the token file in workdir.
+    # Distinguishes processes with the same rank; rank 0's is also part of the token file's name in workdir.
     nonce: str
     chief_nonce: str = ""
     # Set whenever anything below changes.
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    # rank -> why it could not be reached yet.
+    # rank -> reason why there is no connection yet.
     unreached: dict[int, str] = dataclasses.field(default_factory=dict)
-    # Why this worker cannot go on.
+    # Reason why this worker cannot join.
     failed: str = ""
-    # What has asked this worker to stop, if anything has.
+    # The stop request of this worker, such as "SIGTERM"; "" if there is none.
     stopped: str = ""
-    verdict: dict[str, Any] | None = None
-    # At rank 0: rank -> address, what the worker says of itself, what it reports.
+    decision: dict[str, Any] | None = None
+    # On rank 0: rank -> address, first message, report.
     arrivals: dict[int, str] = dataclasses.field(default_factory=dict)
     hellos: dict[int, dict] = dataclasses.field(default_factory=dict)
     reports: dict[int, dict] = dataclasses.field(default_factory=dict)
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to wait for: a verdict is there, or it is clear that it will be a bad one."""
+        """True if there is a decision, or if it will certainly be an error."""
         bad = any(r["failed"] or r["unreached"] or r.get("stopped") for r in self.reports.values())
-        return self.verdict is not None or bool(self.stopped) or bad
+        return self.decision is not None or bool(self.stopped) or bad
 
 
 def now() -> float:
@@ -69,30 +69,30 @@ async def until(state: RendezvousState, condition: Callable[[], Any], moment: fl
 
 
 def message(state: RendezvousState, kind: str, **content: Any) -> dict[str, Any]:
-    """What this worker says to another one."""
+    """Returns a message of this worker."""
     sender = {"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce}
     return sender | {"kind": kind} | content
 
 
 def report(state: RendezvousState, workdir: str = "") -> dict[str, Any]:
-    """What this worker tells rank 0 when it has looked for all others; see `verdict.decide`."""
+    """Returns this worker's report to rank 0; see `decision.decide`."""
     unreached = {str(rank): reason for rank, reason in state.unreached.items()}
     return message(state, "report", unreached=unreached, failed=state.failed, stopped=state.stopped, workdir=workdir)
 
 
 class WrongPeerError(rpc.UnreachableError):
-    """Another job, or another rank, answered."""
+    """A worker of another job, or another rank, replied."""
 
 
 async def call(state: RendezvousState, rank: int, request: dict) -> dict:
-    """Sends a message to a worker; raises an UnreachableError if that very worker does not reply."""
+    """Sends a message to a worker; raises UnreachableError if it does not reply, or another one does."""
     reply = await rpc.ask(state.addresses[rank], request)
     verify(state, reply, rank)
     return reply
 
 
 def verify(state: RendezvousState, reply: dict, rank: int) -> None:
-    """Raises a StrangerError if the reply is not from this rank of this job."""
+    """Raises WrongPeerError if the reply is not from this rank of this job."""
     job = state.spec.job
     if reply.get("job") != job:
         raise WrongPeerError(f"a worker of another job is listening there ({reply.get('job')!r}; this job is {job!r})")
@@ -101,39 +101,39 @@ def verify(state: RendezvousState, reply: dict, rank: int) -> None:
 
 
 async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False, **content: Any) -> list[int]:
-    """Tells every other worker something, and returns the ranks that could not be told.
+    """Sends a message to every other worker, and returns the ranks that did not receive it.
 
-    A worker that has called before is tried for `_TELL_SECONDS`; another one once, or until then if `insist`, but not
-    beyond the deadline.
+    A worker that has connected before is tried for `_NOTIFY_SECONDS`; another one once, or, if `insist`, for the same
+    time, but not beyond the deadline.
     """
-    seconds = min(_TELL_SECONDS, max(_TRY_SECONDS, state.deadline - now())) if insist else _TELL_SECONDS
+    seconds = min(_NOTIFY_SECONDS, max(_ATTEMPT_SECONDS, state.deadline - now())) if insist else _NOTIFY_SECONDS
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
     addresses = dict(enumerate(state.addresses)) or state.arrivals
     known = state.hellos.keys() | state.arrivals.keys()
-    untold = sorted((rank for rank in addresses if rank != 0), key=lambda rank: (rank not in known, rank))
+    pending = sorted((rank for rank in addresses if rank != 0), key=lambda rank: (rank not in known, rank))
     limit = now() + seconds
 
-    async def tell(rank: int) -> None:
-        while rank in untold and now() < limit:
+    async def notify(rank: int) -> None:
+        while rank in pending and now() < limit:
             async with gate:
                 with contextlib.suppress(rpc.UnreachableError):
-                    reply = await rpc.ask(addresses[rank], message(state, kind, **content), _TRY_SECONDS)
+                    reply = await rpc.ask(addresses[rank], message(state, kind, **content), _ATTEMPT_SECONDS)
                     verify(state, reply, rank)
-                    untold.remove(rank)
+                    pending.remove(rank)
             if not insist and rank not in known:
                 break
             await asyncio.sleep(0.1)
 
-    tasks = [asyncio.ensure_future(tell(rank)) for rank in untold]
+    tasks = [asyncio.ensure_future(notify(rank)) for rank in pending]
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=seconds)
         for task in late:
             task.cancel()
-    return sorted(untold)
+    return sorted(pending)
 
 
 async def connect_to_all(state: RendezvousState) -> None:
-    """Calls every worker, this one included, until each has answered; leaves in `unreached` those that have not."""
+    """Connects to every worker, including this one, until all have replied; the others remain in `unreached`."""
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
     stop = False
 
@@ -142,11 +142,11 @@ async def connect_to_all(state: RendezvousState) -> None:
 
     async def reach(rank: int) -> None:
         nonlocal stop
-        pause, stranger, stranger_since = 0.1, "", 0.0
-        # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs an end of its own.
+        pause, wrong_peer, wrong_peer_since = 0.1, "", 0.0
+        # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs its own end condition.
         while rank in state.unreached and not finished():
             try:
-                # Rank 0 alone compares what the workers say of themselves.
+                # Only rank 0 compares the workers' values.
                 hello = message(state, "hello", me=state.me if rank == 0 else None)
                 async with gate:
                     reply = await call(state, rank, hello)
@@ -156,17 +156,17 @@ async def connect_to_all(state: RendezvousState) -> None:
                 if rank == state.spec.rank and reply["nonce"] != state.nonce:
                     state.failed = decision.same_rank(rank, [state.me])
             except WrongPeerError as error:
-                state.unreached[rank] = stranger = str(error)
-                stranger_since = stranger_since or now()
-                stop = stop or now() - stranger_since > _STRANGER_SECONDS
+                state.unreached[rank] = wrong_peer = str(error)
+                wrong_peer_since = wrong_peer_since or now()
+                stop = stop or now() - wrong_peer_since > _WRONG_PEER_SECONDS
             except rpc.UnreachableError as error:
-                state.unreached[rank] = str(error) + (f"; before that, {stranger}" if stranger else "")
+                state.unreached[rank] = str(error) + (f"; before that, {wrong_peer}" if wrong_peer else "")
             state.changed.set()
             await asyncio.sleep(pause)
             pause = min(1.0, 1.5 * pause)
 
     size, own = state.spec.num_workers, state.spec.rank
-    # Each begins with itself, so that not all call rank 0 first.
+    # Each worker starts with itself, so that not all connect to rank 0 first.
     order = [*range(own, size), *range(own)]
     state.unreached = dict.fromkeys(order, "")
     tasks = [asyncio.ensure_future(reach(rank)) for rank in order]
@@ -177,7 +177,7 @@ async def connect_to_all(state: RendezvousState) -> None:
 
 
 def handle_request(state: RendezvousState, request: dict, peer: str) -> dict | None:
-    """Notes what another worker says, and replies who this one is: the caller may have come to the wrong place."""
+    """Stores a message of another worker, and replies with this worker's identity, which the sender verifies."""
     rank, kind = request.get("rank"), request.get("kind")
     if request.get("job") == state.spec.job and type(rank) is int and 0 <= rank < state.spec.num_workers:
         if kind == "arrive":
@@ -188,21 +188,21 @@ def handle_request(state: RendezvousState, request: dict, peer: str) -> dict | N
                 failed = decision.same_rank(rank, [first["me"], request["me"]])
                 state.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
         elif kind == "report":
-            if request.get("stopped") or rank not in state.reports:  # A stop may come after all is well.
+            if request.get("stopped") or rank not in state.reports:  # A stop request may follow a good report.
                 state.reports[rank] = request
         elif kind == "addresses":
             state.addresses = request["addresses"]
-        elif kind == "verdict":
-            state.verdict = request["verdict"]
+        elif kind == "decision":
+            state.decision = request["decision"]
         state.changed.set()
     return {"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce}
 
 
 def _note_arrival(state: RendezvousState, request: dict, peer: str) -> None:
-    """Learns a worker's address from its call, and rank 0's own from where it was called."""
-    host = peer.removeprefix("::ffff:")  # How a dual-stack socket writes IPv4.
+    """Derives a worker's address from its connection, and rank 0's from the address that was dialled."""
+    host = peer.removeprefix("::ffff:")  # A dual-stack socket writes IPv4 addresses like this.
     near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    # A caller on rank 0's own machine may come from 127.0.0.1, where the others cannot call it.
+    # A worker on rank 0's host may connect from 127.0.0.1, which other hosts cannot use.
     host = request["dialled"] if near else host
     state.arrivals[request["rank"]] = hostlist.join_address(host, request["port"])
     if not near or 0 not in state.arrivals:

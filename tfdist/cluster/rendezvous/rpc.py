@@ -1,4 +1,4 @@
-"""How workers talk before TensorFlow does: one line of JSON each way over a short TCP connection. No TensorFlow."""
+"""Requests between workers before TensorFlow starts: one line of JSON each way over a short TCP connection."""
 
 import asyncio
 import contextlib
@@ -11,27 +11,27 @@ from typing import Any
 
 from tfdist.cluster.discovery import hostlist
 
-# The longest line read, in bytes; a roster of a thousand workers has less than one.
+# Longest line, in bytes; the addresses of a thousand workers need less than one MB.
 _LIMIT_BYTES = 2**24
-# How long one exchange may take, in seconds.
+# Time limit of one request, in seconds.
 _ASK_SECONDS = 3.0
-# How long a caller may take over its line; a port scanner takes for ever.
+# Time limit of the server for one request, in seconds: a port scanner never sends one.
 _ANSWER_SECONDS = 5.0
-# Calls that may wait to be answered: all workers call at once.
+# Connections that may wait: all workers connect at the same time.
 _BACKLOG = 1024
 
 
 class UnreachableError(Exception):
-    """An exchange did not come about; the text completes "rank 3 (n10:12345): ..."."""
+    """A request failed; the text completes "rank 3 (n10:12345): ..."."""
 
 
 def listen(port: int) -> socket.socket:
     """Opens `port` on all interfaces, for IPv6 and IPv4 where the machine has both.
 
-    SO_REUSEADDR is set: connections of an earlier job that the kernel has yet to forget do not count as taken.
+    SO_REUSEADDR is set: connections of an earlier job in TIME_WAIT do not block the port.
 
     Raises:
-        OSError: the port is taken, or may not be opened.
+        OSError: the port is in use, or may not be opened.
     """
     if socket.has_dualstack_ipv6():
         try:
@@ -43,7 +43,7 @@ def listen(port: int) -> socket.socket:
 
 
 def listen_at_best(port: int) -> socket.socket:
-    """Opens `port`, or any other where it is taken; see `listen`."""
+    """Opens `port`, or any free port if it is in use; see `listen`."""
     try:
         return listen(port)
     except OSError:
@@ -52,11 +52,11 @@ def listen_at_best(port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(listener: socket.socket, answer: Callable[[dict, str], dict | None]):
-    """Answers calls for the duration of an `async with` block, then closes `listener`.
+    """Serves requests for the duration of an `async with` block, then closes `listener`.
 
     Args:
-        answer: (request, IP address of the caller) -> reply, or None to hang up. Whatever is no JSON object never
-            comes here.
+        answer: (request, IP address of the client) -> reply, or None to close the connection. Not called for anything
+            but JSON objects.
     """
     conversations: set[asyncio.Task] = set()
 
@@ -67,10 +67,10 @@ async def serving(listener: socket.socket, answer: Callable[[dict, str], dict | 
             reply = answer(request, writer.get_extra_info("peername")[0]) if isinstance(request, dict) else None
             if reply is not None:
                 writer.write(json.dumps(reply).encode() + b"\n")
-                # The caller closes first, and so keeps the kernel's TIME_WAIT away from this port.
+                # The client closes first, so that this port does not enter TIME_WAIT.
                 await asyncio.wait_for(reader.read(1), _ANSWER_SECONDS)
         except (OSError, ValueError, RecursionError, asyncio.TimeoutError):
-            pass  # A stranger: a port scanner, a browser, a worker that died.
+            pass  # Not a worker, or one that died.
         finally:
             conversations.discard(asyncio.current_task())
             writer.close()
@@ -88,7 +88,7 @@ async def ask(address: str, request: dict, seconds: float = _ASK_SECONDS) -> dic
     """Sends one request to "host:port" and returns the reply.
 
     Raises:
-        UnreachableError: there was no reply, and why.
+        UnreachableError: no reply; the text is the reason.
     """
     try:
         return await asyncio.wait_for(_exchange(address, request), seconds)
@@ -125,7 +125,7 @@ async def _exchange(address: str, request: dict) -> dict:
 
 
 def in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future:
-    """Calls a function that may block for long; unlike asyncio's own executor, nothing waits for it at exit."""
+    """Calls a function that may block; unlike with asyncio's executor, Python does not wait for it at exit."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
@@ -138,7 +138,7 @@ def in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future:
             outcome = (function(*args), None)
         except Exception as error:
             outcome = (None, error)
-        with contextlib.suppress(RuntimeError):  # The loop has closed: nobody waits any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=work, daemon=True).start()
@@ -146,10 +146,10 @@ def in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future:
 
 
 def run(coroutine: Coroutine) -> Any:
-    """Runs a coroutine in a thread, and returns or raises what it does.
+    """Runs a coroutine in a thread, and returns its result or raises its exception.
 
-    The calling thread wakes up several times a second, so that Python's signal handlers run; and it may have an event
-    loop of its own, as in a notebook.
+    The calling thread wakes up several times a second, so that Python's signal handlers run. It may already run an
+    event loop, as in a notebook.
     """
     outcome: dict[str, Any] = {}
     started = threading.Event()
