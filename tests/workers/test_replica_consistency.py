@@ -98,7 +98,8 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
         words = (
             r"The replicas do not hold the same state after step 4:\n"
             rf"  model/logits/kernel: {HASH} on {first}, {HASH} on {second}\n"
-            rf"{second} differs from the chief\. They were last equal after step 3\. .* To continue, remove the checkpoints"
+            rf"{second} differs from the chief\. They were last equal after step 3\. .* "
+            r"To continue, remove the checkpoints"
         )
         assert len(re.findall(words, output)) == 1, output
 
