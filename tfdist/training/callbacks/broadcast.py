@@ -8,10 +8,11 @@ attributes are broadcast, because scripts read them. A callback with `on_all_wor
 
 import contextlib
 import inspect
-import pickle
+import json
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
@@ -99,12 +100,22 @@ def broadcast_attributes(
     """
     content = b""
     if cluster.is_chief:
-        snapshot = state_lib.snapshot(callbacks, before, lambda *unsaved: None, _LARGEST_BROADCAST_BYTES)
-        content = pickle.dumps(snapshot)
+        state, arrays = state_lib.snapshot(callbacks, before, lambda *unsaved: None, _LARGEST_BROADCAST_BYTES)
+        encoded = {name: [_dtype_name(array), array.shape, array.tobytes().hex()] for name, array in arrays.items()}
+        content = json.dumps([state, encoded]).encode()
     content = cluster.broadcast_bytes(content)
     if cluster.is_chief:
         return
-    state, arrays = pickle.loads(content)  # Written by the chief of the same job.
+    state, encoded = json.loads(content)  # Not pickle: unpickling can run code.
+    arrays = {
+        name: np.frombuffer(bytes.fromhex(values), np.dtype(dtype)).reshape(shape).copy()
+        for name, (dtype, shape, values) in encoded.items()
+    }
     named = state_lib.named(callbacks).items()
     on_chief = {name for name, callback in named if not runs_on_all_workers(callback)}
     state_lib.restore(callbacks, {name: value for name, value in state.items() if name in on_chief}, arrays)
+
+
+def _dtype_name(array: np.ndarray) -> str:
+    # NumPy knows bfloat16 and similar dtypes by name only.
+    return array.dtype.name if array.dtype.kind == "V" else array.dtype.str
