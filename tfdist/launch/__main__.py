@@ -22,6 +22,7 @@ from absl import app, flags
 from tfdist import config
 from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
+from tfdist.config import batches
 from tfdist.config import flags as config_flags
 from tfdist.launch import local_workers, processes
 
@@ -254,9 +255,7 @@ def next_smaller(options: config.Config, gpus_by_rank: Sequence[tuple[str, ...]]
     """
     for workers in range(len(gpus_by_rank) - 1, at_least - 1, -1):
         replicas = workers * (len(gpus_by_rank[0]) or options.cluster.logical_devices)
-        evaluation = options.data.evaluation_batch_size or options.data.batch_size
-        divisor = options.train.micro_batches * options.train.local_steps
-        if options.data.batch_size % (replicas * divisor) == 0 == evaluation % replicas:
+        if batches.are_divisible(options, replicas):
             return workers
     return len(gpus_by_rank)
 
