@@ -261,6 +261,32 @@ slurm_requeue.requeue(lost_chief=lost_chief == "yes")
 """
 
 
+def test_one_task_of_a_job_array_is_requeued_alone(slurm, tmp_path):
+    (tmp_path / "requeue.py").write_text(PUT_BACK)
+    (tmp_path / "job.sbatch").write_text(
+        f"""#!/bin/bash
+#SBATCH -N1 -n1 --array=0-2 --requeue --output={tmp_path}/log-%a --open-mode=append
+cd {REPOSITORY}
+if [ "$SLURM_ARRAY_TASK_ID" = 1 ] && [ ! -e {tmp_path}/requeued ]; then
+    touch {tmp_path}/requeued
+    srun {sys.executable} {tmp_path}/requeue.py yes no SIGUSR1 no
+fi
+sleep 600
+"""
+    )
+    job = slurm.run(["sbatch", "--parsable", tmp_path / "job.sbatch"]).stdout.strip()
+    restarts, deadline = {}, time.monotonic() + 120
+    while "1" not in restarts.values():
+        assert time.monotonic() < deadline, (restarts, [path.read_text() for path in tmp_path.glob("log-*")])
+        time.sleep(0.3)
+        shown = slurm.run(["scontrol", "show", "job", job]).stdout
+        restarts = dict(re.findall(r"ArrayTaskId=(\d+)\b.*?Restarts=(\d+)", shown, re.DOTALL))
+    states = dict(re.findall(r"ArrayTaskId=(\d+)\b.*?JobState=(\w+)", shown, re.DOTALL))
+    assert slurm.run(["scancel", job]).returncode == 0
+    assert restarts == {"0": "0", "1": "1", "2": "0"}
+    assert states["0"] == states["2"] == "RUNNING"
+
+
 @pytest.mark.parametrize(
     ("prefix", "arguments", "said"),
     [

@@ -29,6 +29,16 @@ class RequeuePolicy:
 _policy: RequeuePolicy | None = None
 
 
+def job_id(env: Mapping[str, str]) -> str | None:
+    """Returns the id that scontrol and squeue take for this job; None: not a Slurm job.
+
+    For one task of a job array it is ARRAY_TASK: SLURM_JOB_ID may be the id of the whole array.
+    """
+    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID")
+
+
 def end_time(env: Mapping[str, str], started: float, limit_seconds: float | None) -> float | None:
     """Returns the time at which this process must have exited, as `time.time`; None: no limit.
 
@@ -58,13 +68,14 @@ def requeue(*, lost_chief: bool = False) -> None:
     policy, env = _policy, os.environ
     if policy is None or policy.rank != (1 if lost_chief else 0) or policy.stop.reason in _BY_USER:
         return
-    if "SLURM_JOB_ID" not in env:
+    job = job_id(env)
+    if job is None:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
     elif not policy.progressed():
         problem = "this attempt saved no new checkpoint, so a restart would not either"
     else:
-        problem = _requeue(env["SLURM_JOB_ID"])
-    message = f"job {env.get('SLURM_JOB_ID')} requeued"
+        problem = _requeue(job)
+    message = f"job {job} requeued"
     if problem:
         message = f"job not requeued: {problem}. Run the same command to resume"
     print(f"tfdist: {message}", file=sys.stderr, flush=True)
