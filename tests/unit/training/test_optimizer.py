@@ -56,6 +56,27 @@ def test_a_fused_update_is_one_operation_a_weight():
     assert [node.type for node in graph.get_operations()].count("ResourceApplyKerasMomentum") == 2
 
 
+def operations(optimizer, weight, gradient):
+    """The types of the operations in the graph of one update."""
+    graph = tf.function(lambda: optimizer.apply([gradient], [weight])).get_concrete_function().graph
+    return [node.type for node in graph.get_operations()]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("momentum", "ResourceApplyKerasMomentum"), ("adam", "ResourceApplyAdam")]
+)
+def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
+    """The fused kernels exist for bfloat16 on CPUs only: on a GPU the update could not be placed."""
+    counts = {}
+    for dtype in ("float32", "bfloat16"):
+        optimizer = FUSED[name]()
+        optimizer_lib.fuse(optimizer)
+        weight = keras.Variable(np.ones(3, np.float32), dtype=dtype)
+        optimizer.build([weight])
+        counts[dtype] = operations(optimizer, weight, tf.ones(3, dtype)).count(kernel)
+    assert counts == {"float32": 1, "bfloat16": 0}
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

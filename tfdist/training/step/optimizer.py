@@ -55,7 +55,8 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> None:
 
 def _update_step(optimizer, update, gradient, variable, learning_rate):
     """Updates one weight and its slots; called by Keras on each device."""
-    if not isinstance(gradient, tf.Tensor):  # Sparse: some rows of an embedding, for example.
+    # Sparse gradients are some rows of an embedding, for example. GPUs have fused kernels for these dtypes only.
+    if not isinstance(gradient, tf.Tensor) or variable.dtype not in ("float16", "float32", "float64"):
         type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
         return
     index = optimizer._get_variable_index(variable)
