@@ -4,6 +4,9 @@ import dataclasses
 
 import tensorflow as tf
 
+# Without a limit, a long run without overflows would double the scale to infinity.
+LARGEST_SCALE = 2.0**24
+
 
 @dataclasses.dataclass(slots=True)
 class LossScale:
@@ -37,5 +40,5 @@ class LossScale:
             self.good_steps.assign(0)
             return
         grown = self.good_steps + 1 >= self.growth_steps
-        self.value.assign(tf.where(grown, self.value * 2.0, self.value))
+        self.value.assign(tf.where(grown, tf.minimum(self.value * 2.0, LARGEST_SCALE), self.value))
         self.good_steps.assign(tf.where(grown, tf.zeros([], tf.int64), self.good_steps + 1))
