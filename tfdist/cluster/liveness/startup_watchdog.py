@@ -37,7 +37,12 @@ def deadline(rank: int, members: Sequence[Mapping[str, Any]], seconds: float) ->
     ]
     arguments = json.dumps([os.getpid(), rank, seconds, others])
     # Without site-packages (-S) it starts in a few milliseconds.
-    command = [sys.executable, "-I", "-S", startup_watchdog_process.__file__, arguments]
+    command = [sys.executable, "-I", "-S", startup_watchdog_process.__file__]
     # Its own session: Ctrl-C is for the worker. When the worker exits, the pipe closes and the watchdog ends.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True):
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, text=True
+    ) as watchdog:
+        # Not on the command line, whose arguments are limited to 128 KiB: about 1,100 workers.
+        watchdog.stdin.write(f"{arguments}\n")
+        watchdog.stdin.flush()
         yield

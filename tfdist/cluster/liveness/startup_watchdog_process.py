@@ -1,7 +1,8 @@
 """The watchdog process of startup_watchdog.py; a program that imports the standard library only.
 
-Its standard input closes when the worker has started, or has died. Until then it connects to the other workers' gRPC
-ports every second: TensorFlow opens each port early in its start, and closes it only when the process ends.
+It reads its arguments as one line of JSON from standard input, which closes when the worker has started, or has died.
+Until then it connects to the other workers' gRPC ports every second: TensorFlow opens each port early in its start, and
+closes it only when the process ends.
 """
 
 import json
@@ -70,4 +71,4 @@ def _unreachable(others: Sequence[tuple[str, int, str]], opened: set[str]) -> Ma
 
 
 if __name__ == "__main__":
-    watch(*json.loads(sys.argv[1]))
+    watch(*json.loads(sys.stdin.readline()))
