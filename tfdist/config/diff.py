@@ -29,6 +29,23 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def with_defaults(saved: dict[str, Any], defaults: Any) -> dict[str, Any]:
+    """Adds to a saved config the fields that it lacks, because an earlier release did not have them.
+
+    Args:
+        saved: a config as nested dicts.
+        defaults: the dataclass with the default values. Specs, which are dicts, are not completed.
+    """
+    filled = dict(saved)
+    for field in dataclasses.fields(defaults):
+        value = getattr(defaults, field.name)
+        if dataclasses.is_dataclass(value):
+            filled[field.name] = with_defaults(saved.get(field.name, {}), value)
+        else:
+            filled.setdefault(field.name, value)
+    return filled
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Returns one line per field that differs between two configs (nested dicts) and affects the final weights."""
     before, after = dict(flatten(old)), dict(flatten(new))

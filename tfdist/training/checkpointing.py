@@ -2,6 +2,7 @@
 
 import json
 
+from tfdist import config as config_lib
 from tfdist.checkpoint import directory, export
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
@@ -188,7 +189,8 @@ def check_same_config(run: Run, allow_changes: bool) -> None:
     old = None if run.workdir is None else run_info.read_config(str(run.workdir))
     if old is None or allow_changes:
         return
-    lines = diff.differences(old, run_info.to_json(run.config))
+    old = diff.with_defaults(old, config_lib.Config(model={}))
+    lines = diff.differences(run_info.to_json(old), run_info.to_json(run.config))
     if run.by_epochs:  # A script's learning rate does not depend on its number of epochs, which may grow.
         lines = [line for line in lines if not line.startswith("train.epochs:")]
     if lines:

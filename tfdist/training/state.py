@@ -58,10 +58,8 @@ class TrainingState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingState":
-        """Returns what `to_json` saved."""
-        names = {field.name for field in dataclasses.fields(IntervalTotals)}
-        interval = IntervalTotals(**{name: value for name, value in values.items() if name in names})
-        return cls(**{name: value for name, value in values.items() if name not in names}, interval=interval)
+        """Returns what `to_json` saved; fields of another release are ignored, missing ones have their defaults."""
+        return cls(**_known(cls, values), interval=IntervalTotals(**_known(IntervalTotals, values)))
 
     def start_epoch(self) -> None:
         """Resets the totals of the epoch."""
@@ -71,6 +69,11 @@ class TrainingState:
         """Adds an execution to the interval and to the epoch."""
         self.interval.add(totals, steps, seconds)
         self.epoch_totals = add_totals(self.epoch_totals, totals)
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(kind)} - {"interval"}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def add_totals(totals: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:

@@ -215,6 +215,15 @@ def test_differences_name_what_decides_the_weights_and_nothing_else():
     ]
 
 
+def test_a_saved_config_of_an_earlier_release_is_completed_with_defaults():
+    whole = make(train=config.Train(epochs=3))
+    saved = dataclasses.asdict(whole)
+    del saved["train"]["xla"], saved["agreement"], saved["learning_rate"]["scaling"]
+    assert diff.with_defaults(saved, make()) == dataclasses.asdict(whole)
+    saved["model"] = {"target": "a:b"}  # A spec is not completed.
+    assert diff.with_defaults(saved, make(model={"target": "c:d", "width": 3}))["model"] == {"target": "a:b"}
+
+
 CONFIG_FILE = """
 from tfdist.config import Config, Train
 

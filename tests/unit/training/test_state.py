@@ -1,0 +1,17 @@
+"""The training state in a checkpoint: what is saved is restored, also from another release."""
+
+from tfdist.training.state import TrainingState
+
+
+def test_the_state_is_restored():
+    state = TrainingState(step=7, best=0.5, logs={"loss": 1.0})
+    state.add({"loss": 3.0, "examples": 2.0}, steps=2, seconds=0.25)
+    saved = state.to_json()
+    assert saved["seconds"] == 0.25 and saved["totals"] == {"loss": 3.0, "examples": 2.0}
+    assert TrainingState.from_json(saved) == state
+
+
+def test_the_state_of_another_release_is_restored():
+    saved = TrainingState(step=7).to_json()
+    del saved["rollbacks"], saved["seconds"]
+    assert TrainingState.from_json(saved | {"of_a_later_release": 1}) == TrainingState(step=7)
