@@ -21,8 +21,8 @@ SLURM_ASKED = {
     "slurm/jean_zay.sbatch": (4, 4, 10),
     "slurm/cte_power.sbatch": (4, 4, 40),
     "slurm/piz_daint.sbatch": (1, 0, 12),
-    "slurm/apptainer.sbatch": (4, 1, 8),
-    "slurm.sbatch": (4, 1, 8),
+    "slurm/apptainer.sbatch": (4, 4, 8),
+    "slurm.sbatch": (4, 4, 8),
 }
 FLAGS = ["--config=configs/digits.py", "--workdir=runs/x y"]
 # Sites have `module` as a function of the shell; here it is one that says what it was asked for.

@@ -68,7 +68,7 @@ def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, 
 
 
 def test_the_batch_file_trains(slurm, alone, tmp_path):
-    job, log = submit(slurm, tmp_path, ["--ntasks-per-node=2", "--distribution=cyclic"])
+    job, log = submit(slurm, tmp_path, ["--ntasks-per-node=2", "--gpus-per-node=2", "--distribution=cyclic"])
     state = wait_for_end(slurm, job, log)
     assert (state["NumNodes"], state["NumTasks"], state["Restarts"]) == ("2", "4", "0")
     assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)
@@ -108,7 +108,7 @@ def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing
     steps = ["--config.train.steps=400", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
     slow = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.05}"
     options = [*steps, slow, "--config.report.every.steps=5"]
-    one_a_node = ["--ntasks-per-node=1"]
+    one_a_node = ["--ntasks-per-node=1", "--gpus-per-node=1"]
     job, log = submit(slurm, tmp_path, one_a_node, *options)
     await_progress(slurm, job, log, 0)
     assert slurm.run(["scancel", job]).returncode == 0

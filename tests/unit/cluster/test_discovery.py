@@ -294,7 +294,7 @@ def test_tasks_that_share_a_nodes_gpus_get_as_many_on_every_node():
 
 def test_more_tasks_than_gpus_are_refused():
     one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}
-    with pytest.raises(ValueError, match=r"2 tasks on one host share 1 GPU.*--gpus-per-task=1"):
+    with pytest.raises(ValueError, match=r"2 tasks on one host share 1 GPU.*--gpus-per-node"):
         visible_gpus(resolve(slurm(1, TWO_ON_ONE, "n9", "2", **one)), 1)
 
 

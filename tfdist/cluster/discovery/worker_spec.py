@@ -48,8 +48,8 @@ def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
     if num_listed and not share:
         raise ValueError(
             f"{spec.gpu_sharers} tasks on one host share {num_listed} GPU(s), but each task needs its own. Start at "
-            "most one task per GPU (Slurm: srun --gpus-per-task=1, also for MIG slices), or hide all GPUs with "
-            "CUDA_VISIBLE_DEVICES=''."
+            "most one task per GPU or MIG slice (Slurm: --ntasks-per-node at most --gpus-per-node), or hide all GPUs "
+            "with CUDA_VISIBLE_DEVICES=''."
         )
     if spec.gpu_sharers == 1:
         return tuple(range(num_listed))

@@ -158,7 +158,7 @@ def _shared_exclusives(workers: Mapping[int, dict]) -> list[str]:
         for name in worker["exclusive"]:
             holders[worker["host"], name].append(rank)
     return [
-        f"{name} on host {host} is used by {_ranks(ranks)}. Give each worker its own (Slurm: srun --gpus-per-task=1; "
+        f"{name} on host {host} is used by {_ranks(ranks)}. Give each worker its own (Slurm: srun --gpus-per-node; "
         "otherwise CUDA_VISIBLE_DEVICES for each)"
         for (host, name), ranks in holders.items()
         if len(ranks) > 1
