@@ -116,7 +116,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
         tools.consistency.check(step)
     improved = evaluate.is_due(run, step) and state.evaluated < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)
-    if (improved or nonfinite.save_is_due(run, step)) and not run.callbacks.stopped_on_nan:
+    if (improved or run.save_is_due(step)) and not run.callbacks.stopped_on_nan:
         checkpointing.save(tools, state, regular=True)
     if improved and tools.checkpointer is not None:
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best)

@@ -12,10 +12,8 @@ import math
 
 from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import triggers
 from tfdist.training.execution import Execution
 from tfdist.training.loop_tools import LoopTools
-from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 
 
@@ -65,7 +63,7 @@ def _roll_back(tools: LoopTools, state: TrainingState, execution: Execution) -> 
     if execution.skipped_steps:
         bad_step = _bad_step(state, execution)
         text = _bad_step_text(bad_step)
-    elif save_is_due(tools.run, state.step) and not tools.is_finite():
+    elif tools.run.save_is_due(state.step) and not tools.is_finite():
         # A gradient may be finite while its square in an optimizer's slot is not.
         bad_step, text = state.step, f"The weights are no longer finite after step {state.step}"
     else:
@@ -109,12 +107,6 @@ def _restore_regular_checkpoint(tools: LoopTools, state: TrainingState, bad_step
         f"rollback {state.rollbacks} of at most {limit}",
         bad_step,
     )
-
-
-def save_is_due(run: Run, step: int) -> bool:
-    """Returns whether the config asks for a checkpoint after `step`, whatever an evaluation finds."""
-    first = step == 0 and run.config.train.nonfinite == "rollback"  # There must be one to roll back to.
-    return first or run.ends_at(step) or triggers.is_due(run.config.checkpoint.every, step, run.steps_per_epoch)
 
 
 def diverged(tools: LoopTools, text: str) -> DivergedError:

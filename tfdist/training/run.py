@@ -12,6 +12,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.stream import ReplicaShard
+from tfdist.training import triggers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.objective import Objective
@@ -70,6 +71,11 @@ class Run:
     def ends_at(self, step: int) -> bool:
         """Returns whether the run ends after `step`: it is the last one, or a callback has requested the end."""
         return step == self.total_steps or self.callbacks.stop()
+
+    def save_is_due(self, step: int) -> bool:
+        """Returns whether the config asks for a checkpoint after `step`, whatever an evaluation finds."""
+        first = step == 0 and self.config.train.nonfinite == "rollback"  # There must be one to roll back to.
+        return first or self.ends_at(step) or triggers.is_due(self.config.checkpoint.every, step, self.steps_per_epoch)
 
 
 def replica_shard(cluster: Cluster) -> ReplicaShard:
