@@ -104,7 +104,7 @@ PRIVATE_NAMES = {
         "_symbolic_build": "builds the model and its metrics as Model.fit does",
     },
     "tfdist.keras_fit.shard_losses": {
-        "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#20585)",
+        "keras.src.losses.loss": "Keras divides a loss by the examples of one replica",
         "_compile_loss": "the losses that compile() made",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},
@@ -116,7 +116,7 @@ PRIVATE_NAMES = {
     },
     "tfdist.training.step.objective": {"_flatten_layers": "layers of all depths"},
     "tfdist.training.step.optimizer": {
-        "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping (keras#20329)",
+        "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping",
         "_get_variable_index": "the slots of a variable",
         "_momentums": "Adam's slots",
         "_velocities": "Adam's slots",
