@@ -63,7 +63,7 @@ SUBPACKAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What the source says: lines per wing and sub-package, and who imports whom.
+    """Read from the source: lines per wing and sub-package, and the imports between them.
 
     `imports` maps every wing and entry point to the wings that it imports, within functions too.
     """

@@ -39,7 +39,7 @@ def damaged(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool, **
 
 
 class Stop(keras.callbacks.Callback):
-    """Sends SIGTERM to its own process after so many steps as the environment says; does nothing where it says nothing.
+    """Sends SIGTERM to its own process after the number of steps that an environment variable sets, if it is set.
 
     It watches every batch, of training and of evaluation, so that each call makes one step: how sums are split into
     calls would otherwise depend on the clock, and so their last bit.

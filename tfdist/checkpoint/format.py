@@ -61,15 +61,16 @@ def named_variables(
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Copies the current values to host memory, name -> array; the variables may change afterwards."""
-    return {name: np.array(keras.ops.convert_to_numpy(_value(v)), copy=True) for name, v in variables.items()}
+    return {name: np.array(keras.ops.convert_to_numpy(tf_variable(v)), copy=True) for name, v in variables.items()}
 
 
 def num_bytes(variables: Mapping[str, Any]) -> int:
     """Returns the total size of the values in bytes."""
-    return sum(v.shape.num_elements() * v.dtype.size for v in map(_value, variables.values()))
+    return sum(v.shape.num_elements() * v.dtype.size for v in map(tf_variable, variables.values()))
 
 
-def _value(variable: Any) -> tf.Variable:
+def tf_variable(variable: Any) -> tf.Variable:
+    """Returns the TensorFlow variable of a Keras variable, and any other variable as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -219,7 +220,7 @@ def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name, variable in variables.items():
-                _value(variable).assign(_typed(arrays[name], found[name][1]))
+                tf_variable(variable).assign(_typed(arrays[name], found[name][1]))
     except (OSError, KeyError) as error:
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
 

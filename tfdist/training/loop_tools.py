@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.report import reporter as reporter_lib
 from tfdist.report.reporter import Reporter
@@ -50,7 +50,7 @@ def make_tools(run: run_lib.Run, report: Reporter, checkpointer: AsyncCheckpoint
 
 def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
     """Compiles a function that returns whether all floating-point variables are free of infinities and NaN."""
-    values = [v.value if isinstance(v, keras.Variable) else v for v in variables.values()]
+    values = map(checkpoint_format.tf_variable, variables.values())
     floats = [value for value in values if value.dtype.is_floating]
 
     @tf.function(autograph=False)

@@ -12,10 +12,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import autograph
 
@@ -121,7 +121,11 @@ def make_check(cluster: Cluster, variables: Mapping[str, Any]) -> ReplicaConsist
     """Makes the check of `variables`, by name, over all replicas."""
     # Variables that are reduced when read, such as a metric's sums, differ between replicas.
     apart = tf.VariableSynchronization.ON_READ
-    variables = {name: v for name, v in variables.items() if getattr(_variable(v), "synchronization", None) != apart}
+    variables = {
+        name: v
+        for name, v in variables.items()
+        if getattr(checkpoint_format.tf_variable(v), "synchronization", None) != apart
+    }
 
     def all_words() -> tf.Tensor:
         groups: list[list[tf.Tensor]] = [[]]
@@ -234,9 +238,5 @@ def _places(cluster: Cluster) -> list[str]:
     ]
 
 
-def _variable(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
 def _tensor(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(_variable(variable))
+    return tf.convert_to_tensor(checkpoint_format.tf_variable(variable))
