@@ -1,5 +1,6 @@
 """The workers of a run, seen from one of them: scope, datasets, collectives between workers, heartbeat."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +17,8 @@ from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 SHUTDOWN_SECONDS = 600.0
 # Collectives support these dtypes on all devices.
 _BROADCAST_DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+# Bytes of one broadcast: longer contents are broadcast in parts.
+_BROADCAST_BYTES = 2**25
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class Cluster:
     rank: int
     num_workers: int
     num_replicas: int
+    # Of the collectives: "nccl" or "ring".
+    implementation: str
     # One line per worker, in rank order: host, process, devices, communication. Then warnings about the environment,
     # such as a forgotten srun.
     roster: tuple[str, ...]
@@ -40,6 +45,11 @@ class Cluster:
     def is_chief(self) -> bool:
         """True on worker 0, which writes files and prints."""
         return self.rank == 0
+
+    @property
+    def device_type(self) -> str:
+        """The type of the replicas' devices: "CPU" or "GPU"."""
+        return tf.DeviceSpec.from_string(self.strategy.extended.worker_devices[0]).device_type
 
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created."""
@@ -99,7 +109,11 @@ class Cluster:
         def all_gather(*arguments: tf.Tensor) -> tf.Tensor:
             return self.strategy.reduce("SUM", self.strategy.run(row, args=arguments), axis=None)
 
-        return all_gather
+        def gather_from_all(*arguments: tf.Tensor) -> tf.Tensor:
+            with self.collective("an exchange of values"):
+                return all_gather(*arguments)
+
+        return gather_from_all
 
     def broadcast(self, value: int) -> int:
         """Returns the chief's `value`, below 2**63, on every worker. Collective."""
@@ -114,12 +128,18 @@ class Cluster:
         size = self.broadcast(len(value))
         if self.num_workers == 1 or size == 0:
             return value[:size]
-        own = np.frombuffer(value, np.uint8) if self.is_chief else np.zeros(size, np.uint8)
+        parts = range(0, size, _BROADCAST_BYTES)
+        return b"".join(self._broadcast_part(value, first, min(first + _BROADCAST_BYTES, size)) for first in parts)
+
+    def _broadcast_part(self, value: bytes, first: int, last: int) -> bytes:
+        words = np.zeros(-(-(last - first) // 4), np.int32)  # Integers: a sum with zeros keeps every bit.
+        if self.is_chief:
+            words.view(np.uint8)[: last - first] = np.frombuffer(value, np.uint8)[first:last]
         key = ("broadcast", tf.int32)  # Collectives do not support uint8.
         if key not in self._compiled:
             self._compiled[key] = self._make_broadcast([[tf.TensorSpec([None], tf.int32)]])
-        (from_chief,) = self._compiled[key]([tf.constant(own, tf.int32)])
-        return from_chief.numpy().astype(np.uint8).tobytes()
+        (from_chief,) = self._compiled[key]([tf.constant(words)])
+        return from_chief.numpy().tobytes()[: last - first]
 
     def make_broadcast_variables(self, variables: Iterable[Any]) -> Callable[[], None]:
         """Returns a function that sets `variables` to the chief's values on every worker. Collective.
@@ -155,6 +175,26 @@ class Cluster:
         if self.monitor is not None:
             self.monitor.pause()
 
+    def paused(self) -> AbstractContextManager:
+        """Stops the stall timers of all workers in a block that may take any time on one of them."""
+        return contextlib.nullcontext() if self.monitor is None else self.monitor.paused()
+
+    def collective(self, purpose: str) -> AbstractContextManager:
+        """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""
+        return contextlib.nullcontext() if self.monitor is None else self.monitor.in_collective(purpose)
+
+    def allow_time_to_write(self, seconds: Callable[[], float]) -> None:
+        """Lets a checkpoint be written for so long after the loss of a worker; one minute is always allowed."""
+        if self.monitor is not None:
+            self.monitor.writing_seconds = seconds
+
+    def alone(self, model: keras.Model) -> AbstractContextManager:
+        """Lets this worker alone use Keras' own `model.predict`, in a block that the others may skip.
+
+        `fit`, `evaluate`, `train_on_batch` and `test_on_batch` raise RuntimeError in it: they need all workers.
+        """
+        return collective_guard.alone(model)
+
     def _make_broadcast(self, input_signature: Any = None) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         @tf.function(autograph=False, input_signature=input_signature)
         def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -163,7 +203,11 @@ class Cluster:
             )
             return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
 
-        return broadcast
+        def broadcast_to_all(values: list[tf.Tensor]) -> list[tf.Tensor]:
+            with self.collective("a broadcast"):
+                return broadcast(values)
+
+        return broadcast_to_all
 
 
 def replica_id() -> tf.Tensor:

@@ -7,8 +7,12 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from absl import flags
+
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.rendezvous import decision
+from tfdist.config import user_code
 
 _PACKAGE = str(Path(__file__).parents[1])
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
@@ -62,20 +66,41 @@ def report_exception(error: Exception) -> int:
     possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
     named = peer_loss.lost_peer(_NAME_SECONDS) if isinstance(error, (*lost, *possibly_lost)) else ""
     if named or isinstance(error, lost):
-        text = f"another worker was lost: restart all workers. TensorFlow error: {_first_line(str(error))}"
+        # The line that names the other worker is not the first one.
+        names = ", ".join(peer_loss.named_workers(str(error)))
+        about = f" about {names}" if names else ""
+        text = f"another worker was lost: restart all workers. TensorFlow error{about}: {_first_line(str(error))}"
         peer_loss.announce_failure(text)
         _say(named or text)
+        return interruption.EXIT_PEER_LOST
+    if isinstance(error, decision.MissingWorkersError):
+        _say(str(error))
         return interruption.EXIT_PEER_LOST
     text, file = _cause(error)
     peer_loss.claim_exit()
     peer_loss.announce_failure(_first_line(text))
     # Raised by this package, of a type that it uses for user errors.
     if isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE):
+        if _verbose():
+            _print_stack(error)
         _say(text)
+        return 1
+    explained = user_code.explain(error) if flags.FLAGS.is_parsed() and not _verbose() else ""
+    if explained:
+        _say(f"{explained} --verbosity=1 shows the whole stack.")
     else:
-        traceback.print_exception(error)
+        _print_stack(error)
         _say(f"{type(error).__name__}: {_first_line(text)}")
     return 1
+
+
+def _verbose() -> bool:
+    return flags.FLAGS.is_parsed() and flags.FLAGS.verbosity >= 1
+
+
+def _print_stack(error: Exception) -> None:
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text if sys.stderr.isatty() else user_code.without_colours(text))
 
 
 def import_tensorflow_quietly() -> None:
@@ -122,7 +147,7 @@ def _first_line(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"tfdist: {_worker()}{text}", file=sys.stderr)
+    print(f"tfdist: {_worker()}{user_code.without_colours(text)}", file=sys.stderr)
 
 
 def _worker() -> str:

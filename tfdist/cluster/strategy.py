@@ -1,9 +1,12 @@
 """Connects the workers and creates the one `tf.distribute` strategy of this process."""
 
+import contextlib
 import dataclasses
 import os
 import platform
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,13 +15,16 @@ from tensorflow.python.distribute import collective_all_reduce_strategy as colle
 from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption, malloc
+from tfdist.cluster import first_collective, interruption, malloc
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import gpu_software
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import heartbeat, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire.keys import Keys
 
 _CHUNK_BYTES = 1 << 20
 
@@ -33,6 +39,8 @@ class ClusterPlan:
     gpus: tuple[int, ...]
     # Replicas of each worker.
     local_replicas: int
+    # Of the collectives: "nccl" or "ring".
+    implementation: str
 
     @property
     def device_type(self) -> str:
@@ -47,29 +55,50 @@ class ClusterPlan:
         return self.num_workers * self.local_replicas
 
 
-def plan(options: config_lib.Cluster | None = None, env: Mapping[str, str] | None = None) -> ClusterPlan:
+def plan(
+    options: config_lib.Cluster | None = None, env: Mapping[str, str] | None = None, *, implementation: str = "auto"
+) -> ClusterPlan:
     """Detects the workers from a Slurm step, TF_CONFIG, an MPI or PBS launcher; otherwise this process only.
 
     No device is initialised and no port is opened. See `environment.resolve` for the order and the variables.
 
+    Args:
+        options: ports, timeouts and devices; None: the defaults.
+        env: the environment; None: that of this process.
+        implementation: `config.communication.implementation`.
+
     Raises:
-        ValueError: variables are inconsistent or missing.
+        ValueError: variables are inconsistent or missing; this worker has fewer GPUs than `options.gpus` names, or
+            none for NCCL.
+        GpusNotFoundError: this host has GPUs, but TensorFlow lists none.
     """
     options = options or config_lib.Cluster()
-    spec = environment.resolve(
-        os.environ if env is None else env, port_base=options.port_base, port_count=options.port_count
-    )
-    gpus = worker_spec.visible_gpus(spec, len(tf.config.list_physical_devices("GPU")))
+    env = os.environ if env is None else env
+    spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
+    seconds = worker_spec.connect_seconds(options.connect_seconds, spec.num_workers)
+    options = dataclasses.replace(options, connect_seconds=seconds)
+    gpus: tuple[int, ...] = ()
+    if options.gpus != 0:
+        num_listed = len(tf.config.list_physical_devices("GPU"))
+        if not num_listed:
+            gpu_software.check_found(env)
+        gpus = worker_spec.select_gpus(worker_spec.visible_gpus(spec, num_listed), options.gpus)
     if gpus and options.logical_devices > 1:
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
-            f"{len(gpus)} GPUs: set it to 1, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+            f"{len(gpus)} GPUs: set it to 1, or config.cluster.gpus to 0."
+        )
+    if implementation == "nccl" and not gpus:
+        raise ValueError(
+            'config.communication.implementation="nccl" needs GPUs, but the replicas of this worker run on the CPU: '
+            'set it to "auto" or "ring".'
         )
     return ClusterPlan(
         worker_spec=spec,
         options=options,
         gpus=gpus,
         local_replicas=len(gpus) or options.logical_devices,
+        implementation=implementation if implementation != "auto" else "nccl" if gpus else "ring",
     )
 
 
@@ -95,39 +124,68 @@ def connect(
     Raises:
         StopError: a worker received a stop request before all were connected.
         TimeoutError: some workers did not connect within `connect_seconds`; lists ranks and hosts.
-        ValueError: the workers' `must_match` values differ, or the environment is not valid.
+        ValueError: the workers' `must_match` values differ, the environment is not valid, or there is no key.
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     if not isinstance(plan_or_options, ClusterPlan):
         plan_or_options = plan(plan_or_options)
     spec = plan_or_options.worker_spec
     preflight.unset_proxies(os.environ)
-    notes = [spec.note]
-    if malloc.keep_freed(plan_or_options.options, os.environ):
-        notes.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
-    listener = heartbeat.listen(spec)
-    port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-    members = _connect_workers(plan_or_options, must_match or {}, workdir, port, stop)
+    notes = _configure_malloc(plan_or_options)
+    listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
+    ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
+    keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
+    members = _connect_workers(plan_or_options, must_match or {}, workdir, ports, stop, keys)
     _set_visible_devices(plan_or_options)
+    notes += gpu_software.notes(gpu_software.describe(os.environ))
+    options, seconds = plan_or_options.options, plan_or_options.options.connect_seconds
     if plan_or_options.num_workers > 1:
-        watchdog = startup_watchdog.deadline(spec.rank, members, plan_or_options.options.connect_seconds)
+        watchdog = startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys)
         with watchdog, interruption.blocked_signals():
             strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in members])
     else:
-        devices = [f"/{plan_or_options.device_type}:{index}" for index in range(plan_or_options.local_replicas)]
-        strategy = tf.distribute.MirroredStrategy(devices)
+        strategy = _mirrored_strategy(plan_or_options)
     assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
     monitor = None
     if plan_or_options.num_workers > 1:
-        monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=plan_or_options.options)
+        monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
+        first_collective.check(strategy, monitor, seconds)
     return Cluster(
         strategy=strategy,
         rank=spec.rank,
         num_workers=plan_or_options.num_workers,
         num_replicas=plan_or_options.num_replicas,
-        roster=(*(_roster_line(worker, plan_or_options) for worker in members), *filter(None, notes)),
+        implementation=plan_or_options.implementation,
+        roster=(*(_roster_line(worker, plan_or_options) for worker in members), *filter(None, [spec.note, *notes])),
         monitor=monitor,
     )
+
+
+@contextlib.contextmanager
+def refuse_others() -> Iterator[None]:
+    """Makes new strategies of tf.distribute raise an error that says that there is one already."""
+
+    def refuse(self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
+        raise ValueError(
+            f"The script makes a tf.distribute.{type(self).__name__}, but tfdist.run already distributes it over all "
+            "workers: remove the strategy and its scope."
+        )
+
+    names = [name for name in dir(tf.distribute) if name.endswith("Strategy") and name != "Strategy"]
+    kinds = [getattr(tf.distribute, name) for name in names]
+    before = [kind.__init__ for kind in kinds]
+    for kind in kinds:
+        kind.__init__ = refuse
+    try:
+        yield
+    finally:
+        for kind, original in zip(kinds, before, strict=True):
+            kind.__init__ = original
+
+
+def in_any_scope() -> bool:
+    """Returns True in the scope of a strategy, and in functions that it runs."""
+    return tf.distribute.has_strategy()
 
 
 def global_seed() -> int | None:
@@ -135,14 +193,23 @@ def global_seed() -> int | None:
     return context.global_seed()
 
 
+def _configure_malloc(plan_: ClusterPlan) -> list[str]:
+    on_cpus = plan_.num_workers > 1 and plan_.device_type == "CPU"
+    if on_cpus and malloc.keep_freed(plan_.options, os.environ):
+        return ["malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false"]
+    return []
+
+
 def _connect_workers(
     plan_: ClusterPlan,
     must_match: Mapping[str, str],
     workdir: os.PathLike | str | None,
-    port: Mapping[str, int],
+    listeners: Mapping[str, socket.socket | None],
     stop: interruption.StopRequest | None,
+    keys: Keys | None,
 ) -> list[dict]:
     devices = f"{plan_.local_replicas} {plan_.device_type}{'s' if plan_.local_replicas > 1 else ''}"
+    ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
     common = {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -152,23 +219,32 @@ def _connect_workers(
     return preflight.rendezvous(
         plan_.worker_spec,
         must_match=common | dict(must_match),
-        metadata={"devices": devices} | dict(port),
+        metadata={"devices": devices} | ports,
         exclusive=worker_spec.held_gpus(plan_.worker_spec, plan_.gpus),
         seconds=plan_.options.connect_seconds,
         workdir=workdir,
         stop=stop,
+        keys=keys,
     )
 
 
 def _set_visible_devices(plan_: ClusterPlan) -> None:
-    if plan_.gpus:
-        # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
-        listed = tf.config.list_physical_devices("GPU")
+    # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
+    listed = tf.config.list_physical_devices("GPU")
+    if listed:
         tf.config.set_visible_devices([listed[index] for index in plan_.gpus], "GPU")
-    elif plan_.local_replicas > 1:
+    if not plan_.gpus and plan_.local_replicas > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         logical = [tf.config.LogicalDeviceConfiguration() for _ in range(plan_.local_replicas)]
         tf.config.set_logical_device_configuration(cpu, logical)
+
+
+def _mirrored_strategy(plan_: ClusterPlan) -> tf.distribute.Strategy:
+    devices = [f"/{plan_.device_type}:{index}" for index in range(plan_.local_replicas)]
+    if plan_.gpus and plan_.implementation == "ring":
+        # Over the GPUs of one process MirroredStrategy has no ring, and this is its way without NCCL.
+        return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    return tf.distribute.MirroredStrategy(devices)
 
 
 def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
@@ -182,7 +258,7 @@ def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distr
     _send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=communication.NCCL if plan_.device_type == "GPU" else communication.RING
+        implementation=communication.NCCL if plan_.implementation == "nccl" else communication.RING
     )
     cluster_resolver = cluster_resolver_lib.resolver(
         plan_.worker_spec, addresses, num_gpus=plan_.local_replicas if plan_.device_type == "GPU" else 0
@@ -215,7 +291,7 @@ def _roster_line(worker: dict, plan_: ClusterPlan) -> str:
     if plan_.num_workers == 1:
         communication = "in this process"
     else:
-        communication = f"{'NCCL' if plan_.device_type == 'GPU' else 'RING over gRPC'} at {worker['address']}"
+        communication = f"{'NCCL' if plan_.implementation == 'nccl' else 'RING over gRPC'} at {worker['address']}"
     return (
         f"worker {worker['rank']} of {plan_.num_workers}{' (chief)' if worker['rank'] == 0 else ''}: "
         f"host {worker['host']}, pid {worker['pid']}, {worker['devices']}, {communication}"

@@ -262,6 +262,19 @@ GPUS = {
         [(0, 1), (0, 1)],
         [("GPU 0", "GPU 1"), ("GPU 2", "GPU 3")],
     ),
+    # Without SLURM_GPUS_ON_NODE, as some versions: each of the tasks has as many GPUs as its node has tasks, or more.
+    "--gpus-per-task=2, number on the node not set": (
+        [{"CUDA_VISIBLE_DEVICES": i, "SLURM_STEP_GPUS": i, "SLURM_GPUS_PER_TASK": "2"} for i in ("0,1", "2,3")],
+        2,
+        [(0, 1), (0, 1)],
+        [("GPU 0", "GPU 1"), ("GPU 2", "GPU 3")],
+    ),
+    "--gpus-per-task=a100:2 --gpu-bind=none, number on the node not set": (
+        [{"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "a100:2"}] * 2,
+        4,
+        [(0, 1), (2, 3)],
+        [(), ()],
+    ),
     "--gpus-per-task=1 --gpu-bind=none": ([{"SLURM_GPUS_ON_NODE": "2"}] * 2, 4, [(0, 1), (2, 3)], [(), ()]),
     "MIG slices, one for each task": (
         [{"CUDA_VISIBLE_DEVICES": f"MIG-{i}", "SLURM_GPUS_ON_NODE": "2"} for i in "ab"],

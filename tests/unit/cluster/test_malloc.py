@@ -1,5 +1,6 @@
 """malloc keeps freed memory where nobody has chosen otherwise; looked at from outside, in processes of their own."""
 
+import json
 import platform
 import subprocess
 import sys
@@ -47,3 +48,26 @@ def test_freed_memory_is_kept():
 def test_freed_memory_goes_back_where_the_user_has_chosen(switch, variables):
     kept, megabytes = resident(switch, **variables)
     assert kept == "False" and megabytes < 150
+
+
+# Two workers on CPUs, one worker, and two workers on GPUs.
+@pytest.mark.parametrize(
+    ("addresses", "visible", "kept"), [(2, "", True), (1, "", False), (2, "0", False)], ids=["two", "one", "gpus"]
+)
+def test_a_run_keeps_freed_memory_only_between_workers_on_cpus(addresses, visible, kept):
+    workers = [f"localhost:{20000 + index}" for index in range(addresses)]
+    tf_config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}})
+    program = (
+        "import os\nfrom tfdist import config\nfrom tfdist.cluster import malloc\n"
+        "print(malloc.keep_freed_between_workers(config.Cluster(), os.environ))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env=worker_environment(TF_CONFIG=tf_config, CUDA_VISIBLE_DEVICES=visible),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == [str(kept)]

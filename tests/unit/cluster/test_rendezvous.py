@@ -17,7 +17,8 @@ from launching import free_ports
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import preflight, rpc
+from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.wire import keys, listener
 
 # How much later than the deadline the last worker may end: what `check` promises, and this machine's slowness.
 GRACE_SECONDS = 5.0
@@ -86,7 +87,7 @@ def run(workers: list[tuple[WorkerSpec, dict]]) -> list[Outcome]:
 def assert_all_ports_are_free(ports: list[int]) -> None:
     with contextlib.ExitStack() as stack:
         for port in ports:
-            stack.enter_context(rpc.listen(port))
+            stack.enter_context(listener.listen(port))
 
 
 def test_all_find_each_other_and_get_the_same_roster():
@@ -177,7 +178,7 @@ def test_a_host_without_a_name_is_named_with_the_reason():
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_taken_port_is_named_by_all(rank):
     ports = free_ports(3)
-    with rpc.listen(ports[rank]):
+    with listener.listen(ports[rank]):
         outcomes = run([(spec, {}) for spec in places(ports)])
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
@@ -260,6 +261,65 @@ def test_strangers_change_nothing():
     assert all(len(outcome.roster) == 3 for outcome in outcomes)
     assert max(outcome.seconds for outcome in outcomes) < 10
     assert_all_ports_are_free(ports)
+
+
+def test_forged_messages_without_the_key_change_nothing():
+    """Each would have ended the run, or sent a worker elsewhere, before messages were signed."""
+    ports = free_ports(3)
+    workers, all_places = Workers(), places(ports)
+    for spec in all_places[:2]:
+        workers.start(spec)
+    time.sleep(0.3)
+    elsewhere = [{"rank": rank, "address": "192.0.2.1:1", "host": "evil", "pid": 1} for rank in range(3)]
+    forged = [
+        {"kind": "report"},
+        {"kind": "report", "unreached": {}, "failed": "", "stopped": "SIGTERM", "workdir": ""},
+        {"kind": "report", "unreached": {"2": "x"}, "failed": "", "stopped": "", "workdir": ""},
+        {"kind": "hello", "me": None},
+        {"kind": "hello", "nonce": "0" * 16, "me": {"host": "evil", "pid": 1}},
+        {"kind": "addresses", "addresses": ["192.0.2.1:1"] * 3},
+        {"kind": "decision", "decision": {"error": "KaboomError"}},
+        {"kind": "decision", "decision": {"error": "ValueError", "message": "forged"}},
+        {"kind": "decision", "decision": {"members": elsewhere}},
+    ]
+    with contextlib.ExitStack() as stack:
+        for port in ports[:2]:
+            for rank in (0, 1, 2):
+                for content in forged:
+                    body = json.dumps(
+                        {"job": all_places[0].job, "rank": rank, "to": ports.index(port)} | content
+                    ).encode()
+                    stranger = stack.enter_context(socket.create_connection(("localhost", port)))
+                    stranger.sendall(body + b"\n" if rank else b"%d %s\n%s" % (len(body), b"0" * 64, body))
+        workers.start(all_places[2])
+        outcomes = workers.join()
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    assert {worker["address"].partition(":")[0] for outcome in outcomes for worker in outcome.roster} == {"localhost"}
+
+
+def test_a_worker_with_another_key_is_named():
+    ports = free_ports(2)
+    here, there = places(ports)
+    other = keys.Keys((b"another key, of 64 hexadecimal digits",))
+    outcomes = run([(here, {"seconds": 8.0}), (there, {"seconds": 8.0, "keys": other})])
+    for rank, outcome in enumerate(outcomes):
+        assert isinstance(outcome.error, TimeoutError)
+        assert f"rank {1 - rank} (localhost:{ports[1 - rank]}): " in outcome.message
+        assert "a worker with another key is listening there" in outcome.message and "TFDIST_KEY" in outcome.message
+
+
+def test_workers_listen_only_where_the_others_connect():
+    ports = free_ports(2)
+    place, workers = places(ports)[0], Workers()
+    workers.start(place, seconds=2.0)
+    time.sleep(0.5)
+    with contextlib.closing(socket.socket(socket.AF_INET6)) as other:  # The same port at another address is free.
+        other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        other.bind(("::", ports[0]))
+    socket.create_connection(("127.0.0.1", ports[0])).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", ports[0]))
+    workers.join()
 
 
 def test_workers_that_nobody_places_find_each_other():

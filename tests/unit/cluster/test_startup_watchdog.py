@@ -1,5 +1,8 @@
 """The watchdog of TensorFlow's start, for as many workers as a large job has."""
 
+import contextlib
+import socketserver
+import threading
 import time
 
 from tfdist.cluster.liveness import startup_watchdog
@@ -15,3 +18,28 @@ def test_the_names_of_thousands_of_workers_fit():
     with startup_watchdog.deadline(0, members, 600.0):
         pass
     assert time.monotonic() - started < 60.0
+
+
+class Greeter(socketserver.BaseRequestHandler):
+    """Counts connections, and greets as the server of gRPC does."""
+
+    def handle(self):
+        self.server.seen.append(self.client_address)
+        with contextlib.suppress(OSError):
+            self.request.sendall(b"hello")
+
+
+class Server(socketserver.ThreadingTCPServer):
+    request_queue_size = 512
+
+
+def test_a_worker_of_a_large_job_checks_only_some_of_the_others_each_second():
+    """All of 300, one after another each second, would be 300 connections a second in each of 300 workers."""
+    with Server(("127.0.0.1", 0), Greeter) as server:
+        server.seen, port = [], server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        members = [{"rank": r, "address": f"127.0.0.1:{port}", "host": "n9", "pid": r} for r in range(300)]
+        with startup_watchdog.deadline(0, members, 600.0):
+            time.sleep(3.5)
+        server.shutdown()
+    assert 64 <= len(server.seen) <= 4 * 64

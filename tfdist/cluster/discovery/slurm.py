@@ -76,6 +76,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
         local_size=counts[node],
         job=f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}",
         gpu_sharers=_gpu_sharers(env, local_size=counts[node], most=most),
+        gpus_on_node=_gpus_on_node(env, counts[node]),
         gpu_names=_gpu_names(env),
     )
 
@@ -153,9 +154,18 @@ def _gpu_sharers(env: Mapping[str, str], *, local_size: int, most: int) -> int:
         return 1 if bound or "SLURM_GPUS_PER_TASK" in env else most
     if devices is None:
         return most
-    # SLURM_GPUS_ON_NODE counts the step's GPUs on this node, CUDA_VISIBLE_DEVICES those that this task sees.
+    # CUDA_VISIBLE_DEVICES counts the GPUs that this task sees.
+    return most if len(devices) >= (_gpus_on_node(env, local_size) or local_size) else 1
+
+
+def _gpus_on_node(env: Mapping[str, str], local_size: int) -> int:
+    """Returns the number of the step's GPUs on this node; 0 if unknown."""
     on_node = env.get("SLURM_GPUS_ON_NODE", "")
-    return most if len(devices) >= (int(on_node) if on_node.isdecimal() else local_size) else 1
+    if on_node.isdecimal():
+        return int(on_node)
+    # Not every version of Slurm sets it. A type may precede the number: "a100:4".
+    per_task = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    return int(per_task) * local_size if per_task.isdecimal() else 0
 
 
 def _gpu_names(env: Mapping[str, str]) -> tuple[str, ...]:

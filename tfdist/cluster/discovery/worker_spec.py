@@ -32,10 +32,17 @@ class WorkerSpec:
     job: str = "local"
     # Local tasks that share the visible GPUs; 1: the launcher has assigned GPUs to each task.
     gpu_sharers: int = 1
+    # GPUs of the job on this host, whether this process sees them or not; 0: unknown.
+    gpus_on_node: int = 0
     # Names of the visible GPUs on their host, in TensorFlow's order; empty if unknown.
     gpu_names: tuple[str, ...] = ()
     # A warning for the user, for example after a forgotten srun.
     note: str = ""
+
+
+def connect_seconds(given: float | None, num_workers: int) -> float:
+    """Returns `config.cluster.connect_seconds`, or its default: many Python starts read one file system."""
+    return max(120.0, 0.6 * num_workers) if given is None else given
 
 
 def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
@@ -54,6 +61,27 @@ def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
     if spec.gpu_sharers == 1:
         return tuple(range(num_listed))
     return tuple(range(spec.local_rank * share, (spec.local_rank + 1) * share))
+
+
+def select_gpus(assigned: Sequence[int], wanted: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Chooses from the GPUs of this worker, as `config.cluster.gpus` says.
+
+    Args:
+        assigned: the result of `visible_gpus`.
+        wanted: None: all; a number: the first ones; a list: those at these places of `assigned`, in this order.
+
+    Raises:
+        ValueError: this worker has fewer GPUs.
+    """
+    if wanted is None:
+        return tuple(assigned)
+    places = range(wanted) if isinstance(wanted, int) else wanted
+    if any(place >= len(assigned) for place in places):
+        fewer = f"choose from 0 to {len(assigned) - 1}, or at most {len(assigned)}; " if assigned else ""
+        raise ValueError(
+            f"config.cluster.gpus={wanted!r}, but this worker has {len(assigned)} GPU(s): {fewer}0 trains on the CPU."
+        )
+    return tuple(assigned[place] for place in places)
 
 
 def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """Detects workers that die, hang or become unreachable while a run lasts, and reports them. Imports no TensorFlow.
 
 A thread in every worker has one TCP connection to the chief, and the chief's thread one to every worker. Each sends a
-line of JSON every second with its last completed step. A connection that closes without a final message: the process
-died. No heartbeat: it is suspended, or its host or network is down. The chief announces lost workers; every worker
+signed message every second with its last completed step. A connection that closes without a final message: the process
+died. No heartbeat: it is suspended, or its host or network is down; or it is busy in a call that holds Python's lock,
+which its watchdog process then confirms. The chief announces lost workers; every worker
 detects the loss of the chief itself. While an execution takes long, a worker also checks the connections to the workers
 other than the chief. peer_loss.py ends the process.
 """
@@ -10,7 +11,8 @@ other than the chief. peer_loss.py ends the process.
 import asyncio
 import atexit
 import contextlib
-import json
+import dataclasses
+import os
 import socket
 import threading
 import time
@@ -18,14 +20,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery import hostlist, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import peer_loss, reachability
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
-from tfdist.cluster.rendezvous import rpc
+from tfdist.cluster.liveness import peer_loss, reachability, stall
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, PeerStatus
+from tfdist.cluster.wire import channel as channel_lib
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire import listener as listener_lib
+from tfdist.cluster.wire.channel import Channel
+from tfdist.cluster.wire.keys import Keys
 
 # Seconds between two heartbeats.
 _INTERVAL_SECONDS = 1.0
+# Seconds for a connection to the chief, and for its first message; then the worker tries again.
+_HELLO_SECONDS = 5.0
 
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
@@ -34,7 +42,9 @@ def listen(spec: WorkerSpec) -> socket.socket | None:
     Returns:
         The listening socket; None on other workers, and if there is only one worker.
     """
-    return rpc.listen_at_best(spec.heartbeat_port) if spec.rank == 0 < spec.num_workers - 1 else None
+    if spec.rank != 0 or spec.num_workers == 1:
+        return None
+    return listener_lib.listen_at_best(spec.heartbeat_port, listener_lib.own_address(spec))
 
 
 def start(
@@ -43,6 +53,7 @@ def start(
     members: Sequence[Mapping[str, Any]],
     listener: socket.socket | None,
     options: config_lib.Cluster,
+    keys: Keys | None = None,
 ) -> HeartbeatMonitor:
     """Starts the monitor in a thread; every worker calls it once per process.
 
@@ -51,8 +62,12 @@ def start(
         members: the workers, as returned by `preflight.rendezvous`; the chief's has `heartbeat_port`.
         listener: the result of `listen`.
         options: `heartbeat_seconds`, `stall_seconds`, and `connect_seconds` for the first heartbeat of a worker.
+        keys: what signs the messages; None: `keys.load`.
     """
-    monitor = HeartbeatMonitor(rank=rank, members=members, options=options)
+    keys = keys or keys_lib.load(None, os.environ)
+    seconds = worker_spec.connect_seconds(options.connect_seconds, len(members))
+    options = dataclasses.replace(options, connect_seconds=seconds)
+    monitor = HeartbeatMonitor(rank=rank, members=members, options=options, keys=keys)
     peers = [other for other in range(len(members)) if (other == 0) != (rank == 0)]
     monitor.last_heartbeat, monitor.last_step = dict.fromkeys(peers, time.monotonic()), dict.fromkeys(peers)
     peer_loss.register(monitor)
@@ -65,59 +80,66 @@ def start(
 async def _run(monitor: HeartbeatMonitor, listener: socket.socket | None) -> None:
     await asyncio.gather(
         _watch(monitor),
+        _query_watchdogs(monitor),
         _check_reachability(monitor),
         _serve_heartbeats(monitor, listener) if listener else _connect_to_chief(monitor),
     )
 
 
 async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket) -> None:
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Other programs may connect too, such as a port scanner.
-        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
-            hello = json.loads(await asyncio.wait_for(reader.readline(), monitor.options.connect_seconds))
-            rank = hello.get("rank") if isinstance(hello, dict) else None
-            known = type(rank) is int and rank in monitor.last_heartbeat and rank not in monitor.writers
-            if known and hello.get("pid") == monitor.members[rank]["pid"]:
-                await _exchange_heartbeats(monitor, rank, reader, writer)
-        writer.close()
+    async def handle(channel: Channel, hello: dict[str, Any]) -> None:
+        rank = hello.get("rank")
+        known = type(rank) is int and rank in monitor.last_heartbeat and rank not in monitor.channels
+        if known and hello.get("pid") == monitor.members[rank]["pid"]:
+            await _exchange_heartbeats(monitor, rank, channel)
 
-    server = await asyncio.start_server(handle, sock=listener)
-    await server.serve_forever()
+    async with listener_lib.serving(listener, monitor.keys, handle):
+        await asyncio.Event().wait()
 
 
 async def _connect_to_chief(monitor: HeartbeatMonitor) -> None:
     host, _ = hostlist.split_address(monitor.members[0]["address"])
     while True:  # `_watch` ends it if there is no heartbeat of the chief in time.
+        channel = None
         try:
-            reader, writer = await asyncio.open_connection(host, monitor.members[0]["heartbeat_port"])
+            address = (host, monitor.members[0]["heartbeat_port"])
+            channel = await asyncio.wait_for(channel_lib.connect(address, monitor.keys), _HELLO_SECONDS)
+            channel.send(peer_loss.status(monitor))
+            _receive(monitor, 0, await asyncio.wait_for(channel.receive(), _HELLO_SECONDS))
             break
-        except OSError:
+        except (OSError, ValueError, EOFError, asyncio.TimeoutError):
+            if channel is not None:
+                channel.writer.close()
             await asyncio.sleep(0.2)
-    await _exchange_heartbeats(monitor, 0, reader, writer)
+    await _exchange_heartbeats(monitor, 0, channel)
 
 
-async def _exchange_heartbeats(
-    monitor: HeartbeatMonitor, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+async def _exchange_heartbeats(monitor: HeartbeatMonitor, rank: int, channel: Channel) -> None:
     """Exchanges heartbeats with one worker until the connection closes."""
-    monitor.writers[rank] = writer
+    monitor.channels[rank] = channel
     peer_loss.announce(monitor, {})
-    with contextlib.suppress(OSError):
-        while line := await reader.readline():
-            _receive(monitor, rank, json.loads(line))
-    del monitor.writers[rank]
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        while True:
+            _receive(monitor, rank, await channel.receive())
+    del monitor.channels[rank]
     if rank not in monitor.finished and not monitor.all_finished.is_set():
         peer_loss.declare_lost(monitor, peer_loss.describe(monitor, rank))
 
 
 def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> None:
-    monitor.last_heartbeat[rank], monitor.last_step[rank] = time.monotonic(), message["step"]
-    if "finished" in message:
+    """Stores the message of a worker; raises ValueError if it is malformed."""
+    step, lost, waits = message.get("step"), message.get("lost", ""), message.get("waits")
+    if type(step) is not int or step < 0 or not isinstance(lost, str):
+        raise ValueError("not a heartbeat")
+    if waits is not None and not (isinstance(waits, list) and [type(value) for value in waits] == [str, float]):
+        raise ValueError("not a heartbeat")
+    monitor.peers[rank] = PeerStatus(waits and tuple(waits), message.get("paused") is True)
+    monitor.last_heartbeat[rank], monitor.last_step[rank] = time.monotonic(), step
+    if message.get("finished") is True:
         peer_loss.note_finished(monitor, rank)
-    if "lost" in message:
-        peer_loss.declare_lost(
-            monitor, message["lost"], stacks=message["stacks"], restart_helps=message["restart_helps"]
-        )
+    if lost:
+        stacks, restart_helps = message.get("stacks") is True, message.get("restart_helps") is True
+        peer_loss.declare_lost(monitor, lost, stacks=stacks, restart_helps=restart_helps)
 
 
 async def _watch(monitor: HeartbeatMonitor) -> None:
@@ -133,21 +155,40 @@ async def _watch(monitor: HeartbeatMonitor) -> None:
         peer_loss.announce(monitor, {})
         if monitor.all_finished.is_set():
             continue
-        text, stacks = _silent_peers(monitor, now), False
-        stall = monitor.options.stall_seconds
-        if not text and stall and monitor.last_execution is not None and now - monitor.last_execution > stall:
-            name, seconds = peer_loss.worker_name(monitor, monitor.rank), now - monitor.last_execution
-            text, stacks = f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.step})", True
-        if text:
-            peer_loss.declare_lost(monitor, text, stacks=stacks)
+        if monitor.pauses or any(peer.paused for peer in monitor.peers.values()):
+            monitor.last_pause = now
+        if text := _silent_peers(monitor, now):
+            peer_loss.declare_lost(monitor, text)
+        elif text := stall.left_behind(monitor, now):
+            peer_loss.declare_lost(monitor, text, restart_helps=False)
+        elif text := stall.stalled(monitor, now):
+            peer_loss.declare_lost(monitor, text, stacks=True)
+
+
+async def _query_watchdogs(monitor: HeartbeatMonitor) -> None:
+    """Checks with the watchdog processes if workers without recent heartbeats are running: they may be busy."""
+    half = monitor.options.heartbeat_seconds / 2
+
+    async def query(rank: int) -> None:
+        member, started = monitor.members[rank], time.monotonic()
+        address = (hostlist.split_address(member["address"])[0], member.get("watchdog_port"))
+        with contextlib.suppress(OSError, ValueError, EOFError, asyncio.TimeoutError):
+            request = channel_lib.request(address, monitor.keys, {"pid": member["pid"]})
+            if (await asyncio.wait_for(request, half)).get("running") is True:
+                monitor.last_alive[rank] = started
+
+    while True:
+        await asyncio.sleep(min(_INTERVAL_SECONDS, half / 2))
+        limit = time.monotonic() - half
+        silent = [rank for rank in monitor.channels if monitor.last_heartbeat[rank] < limit]
+        await asyncio.gather(*(query(rank) for rank in silent if "watchdog_port" in monitor.members[rank]))
 
 
 async def _check_reachability(monitor: HeartbeatMonitor) -> None:
     """Checks the connections to the workers without heartbeats to this one, while an execution takes long."""
     limit = monitor.options.heartbeat_seconds
-    others = {
-        w["rank"]: w["address"] for w in monitor.members if w["rank"] not in (monitor.rank, *monitor.last_heartbeat)
-    }
+    ranks = set(reachability.partners(monitor.rank, len(monitor.members))) - monitor.last_heartbeat.keys()
+    others = {rank: monitor.members[rank]["address"] for rank in sorted(ranks)}
 
     def is_waiting() -> bool:
         return (
@@ -163,7 +204,8 @@ async def _check_reachability(monitor: HeartbeatMonitor) -> None:
 
 def _silent_peers(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message that names the workers without a recent heartbeat; "" if there are none."""
-    silent = {rank: now - moment for rank, moment in monitor.last_heartbeat.items() if rank not in monitor.finished}
+    alive = {rank: max(moment, monitor.last_alive.get(rank, 0.0)) for rank, moment in monitor.last_heartbeat.items()}
+    silent = {rank: now - moment for rank, moment in alive.items() if rank not in monitor.finished}
     for limit, connected in ((monitor.options.heartbeat_seconds, True), (monitor.options.connect_seconds, False)):
         seconds = {rank: silent[rank] for rank in silent if (monitor.last_step[rank] is not None) == connected}
         if max(seconds.values(), default=0.0) > limit:

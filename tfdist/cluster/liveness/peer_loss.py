@@ -5,23 +5,37 @@ the cause from `lost_peer`. If it hangs in a collective instead, a thread ends t
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import faulthandler
 import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.wire.channel import Channel
+from tfdist.cluster.wire.keys import Keys
 
 # Seconds in which the main thread may exit by itself after a loss.
 _GRACE_SECONDS = 2.0
 # Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
 _WRITING_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """What another worker is doing, as of its last message."""
+
+    # The call in which it waits for all others, in words, and the seconds since; None: it is in no such call.
+    waits: tuple[str, float] | None
+    # True if it is in a block of `HeartbeatMonitor.paused`, or, from the chief, if any worker is.
+    paused: bool
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -32,13 +46,28 @@ class HeartbeatMonitor:
     # One dict per worker in rank order, as returned by `preflight.rendezvous`.
     members: Sequence[Mapping[str, Any]]
     options: config_lib.Cluster
+    # What signs the messages.
+    keys: Keys
     # The last completed step of this worker, and when its last execution ended; None: no execution is under way.
     step: int = 0
     last_execution: float | None = None
+    # True as soon as an execution has ended.
+    started: bool = False
+    # The call in which this worker waits for all others, in words, and since when; None: it is in no such call.
+    collective: tuple[str, float] | None = None
+    # Blocks of `paused` that this worker is in; the last moment at which it or a connected worker was in one.
+    pauses: int = 0
+    last_pause: float = 0.0
+    # What the connected workers sent last.
+    peers: dict[int, PeerStatus] = dataclasses.field(default_factory=dict)
+    # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
+    writing_seconds: Callable[[], float] = lambda: 0.0
     # Of each connected worker: time of the last heartbeat, its step (None: no heartbeat yet), and the connection.
     last_heartbeat: dict[int, float] = dataclasses.field(default_factory=dict)
     last_step: dict[int, int | None] = dataclasses.field(default_factory=dict)
-    writers: dict[int, asyncio.StreamWriter] = dataclasses.field(default_factory=dict)
+    # When the watchdog process of a worker without heartbeats confirmed that it is running.
+    last_alive: dict[int, float] = dataclasses.field(default_factory=dict)
+    channels: dict[int, Channel] = dataclasses.field(default_factory=dict)
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
     finished: set[int] = dataclasses.field(default_factory=set)
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -56,23 +85,42 @@ class HeartbeatMonitor:
 
     def heartbeat(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
-        self.step, self.last_execution = step, time.monotonic()
+        self.step, self.last_execution, self.started = step, time.monotonic(), True
 
     def pause(self) -> None:
         """Stops the stall timer until the next heartbeat."""
         self.last_execution = None
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the stall timers of all workers in a block that may take any time, such as a callback or a save."""
+        self.pauses += 1
+        try:
+            yield
+        finally:
+            self.last_pause = time.monotonic()
+            self.pauses -= 1
+
+    @contextlib.contextmanager
+    def in_collective(self, purpose: str) -> Iterator[None]:
+        """Notes that this worker waits for all others in a block."""
+        outer, self.collective = self.collective, self.collective or (purpose, time.monotonic())
+        try:
+            yield
+        finally:
+            self.collective = outer
+
     def finish(self, seconds: float) -> None:
         """Waits until all workers have finished; after that, missing heartbeats are ignored.
 
         Raises:
-            TimeoutError: some workers did not finish within `seconds`.
+            TimeoutError: some workers did not finish within `seconds`, not counting blocks of `paused`.
         """
         self.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
         self.loop.call_soon_threadsafe(note_finished, self, self.rank)
-        deadline = time.monotonic() + seconds
+        started = time.monotonic()
         while not self.all_finished.wait(0.2):  # Wakes up, so that Python's signal handlers run.
-            if time.monotonic() > deadline:
+            if time.monotonic() > max(started, self.last_pause) + seconds:
                 raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
 
 
@@ -98,10 +146,18 @@ def lost_peer(seconds: float) -> str:
     return _monitor.cause
 
 
+def named_workers(error: str) -> list[str]:
+    """Returns the other workers that a message of TensorFlow names as `/job:worker/replica:0/task:1`."""
+    if _monitor is None:
+        return []
+    ranks = {int(rank) for rank in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d{1,9})\b", error)}
+    return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
+
+
 def claim_exit() -> None:
     """Makes the calling thread the one that ends this process, for a reason of its own."""
     if _monitor is not None and not _claim(_monitor, "main"):
-        time.sleep(_WRITING_SECONDS)  # Too late: another thread is ending the process.
+        time.sleep(max(_WRITING_SECONDS, _monitor.writing_seconds()))  # Too late: another thread is ending the process.
 
 
 def announce_failure(reason: str) -> None:
@@ -136,9 +192,18 @@ def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
 
 def announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
     """Sends a message with the present step to all connected workers. Runs in the monitor's thread."""
-    line = json.dumps({"rank": monitor.rank, "pid": os.getpid(), "step": monitor.step} | message).encode() + b"\n"
-    for writer in monitor.writers.values():
-        writer.write(line)  # Does not block or raise: the reader notices a closed connection.
+    body = json.dumps(status(monitor) | message).encode()
+    for channel in monitor.channels.values():
+        channel.send(body)  # Does not block or raise: the reader notices a closed connection.
+
+
+def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
+    """Returns what every message contains."""
+    collective = monitor.collective
+    waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
+    # The other workers are connected to the chief alone, which forwards the pauses.
+    paused = monitor.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
+    return {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.step, "waits": waits, "paused": paused}
 
 
 def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, restart_helps: bool = True) -> None:
@@ -186,7 +251,7 @@ def _claim(monitor: HeartbeatMonitor, thread: str) -> bool:
 def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
     if stacks:
         faulthandler.dump_traceback(all_threads=True)
-    deadline = time.monotonic() + _WRITING_SECONDS
+    deadline = time.monotonic() + max(_WRITING_SECONDS, monitor.writing_seconds())
     time.sleep(_GRACE_SECONDS)
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():

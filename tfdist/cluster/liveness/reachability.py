@@ -7,6 +7,20 @@ from collections.abc import Callable, Mapping
 from tfdist.cluster.discovery import hostlist
 
 _MAX_CONCURRENT = 16
+# Up to this many workers, each checks all others.
+_FEW = 16
+
+
+def partners(rank: int, size: int) -> list[int]:
+    """Returns the workers to which worker `rank` of `size` checks the connection.
+
+    In a large job these are the workers at the distances 1, 2, 4, ... in both directions of a ring: every worker is
+    checked by about 2 log2(size) others, and not by all.
+    """
+    if size <= _FEW:
+        return [other for other in range(size) if other != rank]
+    distances = [2**power for power in range(size.bit_length()) if 2**power < size]
+    return sorted({(rank + sign * distance) % size for distance in distances for sign in (1, -1)} - {rank})
 
 
 async def first_unreachable_pair(

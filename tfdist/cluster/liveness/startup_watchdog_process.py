@@ -1,30 +1,39 @@
 """The watchdog process of startup_watchdog.py; a program that imports the standard library only.
 
-It reads its arguments as one line of JSON from standard input, which closes when the worker has started, or has died.
-Until then it connects to the other workers' gRPC ports every second: TensorFlow opens each port early in its start, and
-closes it only when the process ends.
+It reads its arguments as one line of JSON from standard input. A second line follows when the worker has started; until
+then it connects to the gRPC ports of the others every second: TensorFlow opens each port early in its start, and closes
+it only when the process ends. Afterwards it replies to other workers whether its worker is running or stopped, until
+standard input closes: the worker has ended.
 """
 
+import contextlib
+import itertools
 import json
 import os
+import pathlib
 import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
 _CHECK_SECONDS, _CONNECT_SECONDS = 1.0, 1.0
+# Workers that are checked at the same time, once a second.
+_CHECKS_AT_ONCE = 64
 # A worker whose port was open is lost after this many failed checks in a row.
 _FAILED_CHECKS = 3
 # Seconds between the message and SIGKILL: the other workers still find this one, so they all name the same culprit.
 _GRACE_SECONDS = 2.0
 
 
-def watch(pid: int, rank: int, seconds: float, others: Sequence[tuple[str, int, str]]) -> None:
-    """Kills the worker and prints which other worker does not respond, unless standard input closes in time.
+def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence[tuple[str, int, str]]) -> None:
+    """Kills the worker and prints which other worker does not respond, unless it starts or ends in time.
 
     Args:
+        stdin: standard input, without a buffer.
         pid: process id of the worker.
         rank: its rank.
         seconds: time limit of its start.
@@ -33,12 +42,18 @@ def watch(pid: int, rank: int, seconds: float, others: Sequence[tuple[str, int, 
     deadline = time.monotonic() + seconds
     opened: set[str] = set()
     failures: dict[str, int] = {}
+    unreachable: dict[str, str] = {}
+    turns = itertools.cycle(others)
     while True:
         left = deadline - time.monotonic()
-        if select.select([sys.stdin], [], [], max(0.0, min(_CHECK_SECONDS, left)))[0]:
+        if select.select([stdin], [], [], max(0.0, min(_CHECK_SECONDS, left)))[0]:
             return
-        unreachable = _unreachable(others, opened)
-        failures = {name: failures.get(name, 0) + 1 for name in unreachable if name in opened}
+        # In a large job some workers in turn, and again those that have just failed.
+        checked = [*itertools.islice(turns, min(len(others), _CHECKS_AT_ONCE))]
+        checked += [other for other in others if other[2] in failures and other not in checked]
+        found = _unreachable(checked, opened)
+        unreachable = {n: why for n, why in unreachable.items() if n not in {name for _, _, name in checked}} | found
+        failures = {name: failures.get(name, 0) + 1 for name in found if name in opened}
         lost = [name for name, count in failures.items() if count >= _FAILED_CHECKS]
         if lost:
             text = "; ".join(f"{name} is lost: it no longer answers ({unreachable[name]})" for name in lost)
@@ -50,25 +65,81 @@ def watch(pid: int, rank: int, seconds: float, others: Sequence[tuple[str, int, 
             break
     sys.stderr.write(f"tfdist: worker {rank}: {text}. Restart all workers\n")
     sys.stderr.flush()
-    if not select.select([sys.stdin], [], [], _GRACE_SECONDS)[0]:
+    if not select.select([stdin], [], [], _GRACE_SECONDS)[0]:
         os.kill(pid, signal.SIGKILL)
 
 
 def _unreachable(others: Sequence[tuple[str, int, str]], opened: set[str]) -> Mapping[str, str]:
-    """Connects to all others; returns name -> reason of those that fail. Adds names with a gRPC server to `opened`."""
+    """Connects to `others`; returns name -> reason of those that fail. Adds names with a gRPC server to `opened`."""
     found = {}
-    for host, port, name in others:
+
+    def check(host: str, port: int, name: str) -> None:
         try:
             with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
-                # gRPC's server sends first. The rendezvous, which used this port before, does not.
-                if name not in opened and connection.recv(1):
+                # gRPC's server sends first, and so does the rendezvous, which used this port before: "tfdist/1".
+                if name not in opened and connection.recv(1) not in (b"", b"t"):
                     opened.add(name)
         except TimeoutError:
             found[name] = "no answer"
         except OSError as error:
             found[name] = error.strerror or str(error)
+
+    threads = [threading.Thread(target=check, args=other) for other in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return found
 
 
+def reply(stdin: BinaryIO, pid: int, descriptor: int, secrets: Sequence[str]) -> None:
+    """Replies to other workers whether process `pid` is running, until it ends.
+
+    Args:
+        stdin: standard input, without a buffer.
+        pid: process id of the worker.
+        descriptor: the listening socket.
+        secrets: the keys, in hexadecimal digits.
+    """
+    # Here, because the start needs none of them.
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
+    import asyncio
+
+    from tfdist.cluster.wire import keys as keys_lib
+    from tfdist.cluster.wire import listener as listener_lib
+    from tfdist.cluster.wire.channel import Channel
+
+    keys = keys_lib.Keys(tuple(map(bytes.fromhex, secrets)))
+
+    async def handle(channel: Channel, request: dict) -> None:
+        channel.send({"pid": pid, "running": request.get("pid") == pid and _is_running(pid)})
+        await channel.receive()  # The client closes first.
+
+    async def serve() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(stdin, ended.set)
+        async with listener_lib.serving(socket.socket(fileno=descriptor), keys, handle):
+            while not ended.is_set() and os.getppid() == pid:  # A child of the worker may hold the pipe open.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended.wait(), _CHECK_SECONDS)
+
+    asyncio.run(serve())
+
+
+def _is_running(pid: int) -> bool:
+    """Returns False if a process is stopped or has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in (b"T", b"t", b"Z", b"X")
+
+
 if __name__ == "__main__":
-    watch(*json.loads(sys.stdin.readline()))
+    # Without a buffer: `select` does not see what is in one.
+    with open(0, "rb", buffering=0) as _stdin:
+        _pid, *_arguments, _descriptor, _secrets = json.loads(_stdin.readline())
+        watch(_stdin, _pid, *_arguments)
+        if _stdin.readline() and _descriptor is not None:
+            reply(_stdin, _pid, _descriptor, _secrets)

@@ -9,9 +9,13 @@ from typing import Any
 
 from tfdist.cluster import interruption
 
-_ERRORS = {
-    error.__name__: error for error in (interruption.StopError, TimeoutError, ValueError, FileNotFoundError, OSError)
-}
+
+class MissingWorkersError(TimeoutError):
+    """Workers did not connect: they have not started, or died before. All workers may be restarted."""
+
+
+_TYPES = (interruption.StopError, MissingWorkersError, TimeoutError, ValueError, FileNotFoundError, OSError)
+ERRORS = {error.__name__: error for error in _TYPES}
 # Maximum number of lines in a message.
 _MOST_NAMED = 20
 
@@ -19,7 +23,7 @@ _MOST_NAMED = 20
 def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the members, or raises the error."""
     if "error" in decision:
-        raise _ERRORS[decision["error"]](decision["message"])
+        raise ERRORS[decision["error"]](decision["message"])
     return decision["members"]
 
 
@@ -86,7 +90,7 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
     """The decision if workers are missing; rank -> reason."""
     lines = [f"{worker_name(rank, addresses)}: {reason or 'no answer'}" for rank, reason in sorted(absent.items())]
     return _error(
-        TimeoutError,
+        MissingWorkersError,
         f"{len(absent)} of {len(addresses) or 'the'} workers did not connect within {seconds:g} s. Check their "
         "logs for errors. If they only start slowly, increase config.cluster.connect_seconds:",
         lines,
@@ -97,7 +101,7 @@ def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str,
     """The decision if workers without known addresses did not contact rank 0."""
     absent = sorted(set(range(1, size)) - set(arrivals))
     return _error(
-        TimeoutError,
+        MissingWorkersError,
         f"{len(absent)} of {size} workers did not contact rank 0 within {seconds:g} s. Check their logs for errors. "
         "If they only start slowly, increase config.cluster.connect_seconds. Missing:",
         [_ranks(absent)],
@@ -107,7 +111,7 @@ def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str,
 def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
     """The decision of a worker that cannot connect to rank 0; possible address -> reason."""
     return _error(
-        TimeoutError,
+        MissingWorkersError,
         f"Could not connect to rank 0 within {seconds:g} s. If it runs on a different host, set TFDIST_CHIEF to that "
         "host on all workers. If it only starts slowly, increase config.cluster.connect_seconds:",
         [f"{address}: {reason}" for address, reason in reasons.items()],

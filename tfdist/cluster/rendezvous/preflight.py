@@ -9,6 +9,7 @@ the workers' values, decides (decision.py), and sends the decision to all. Impor
 import asyncio
 import contextlib
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -22,6 +23,9 @@ from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import decision, protocol, rpc, shared_workdir
 from tfdist.cluster.rendezvous.protocol import RendezvousState
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire import listener as listener_lib
+from tfdist.cluster.wire.keys import Keys
 
 # Seconds after the deadline in which rank 0 accepts reports of workers that started at about the same time.
 _REPORT_SECONDS = 0.7
@@ -48,6 +52,7 @@ def rendezvous(
     exclusive: Sequence[str] = (),
     workdir: os.PathLike | str | None = None,
     stop: interruption.StopRequest | None = None,
+    keys: Keys | None = None,
 ) -> list[dict[str, Any]]:
     """Waits until all workers are connected and their values match; every worker calls it before TensorFlow starts.
 
@@ -62,6 +67,7 @@ def rendezvous(
         exclusive: names of resources that only one worker of a host may use, such as its GPUs.
         workdir: a directory that all workers must share; rank 0 creates it. None: not checked.
         stop: this worker's stop request, which is sent to the others. None: it cannot be stopped.
+        keys: what signs the messages; None: `keys.load`.
 
     Returns:
         One dict per worker in rank order: `rank`, `address` ("host:port", also if `spec` has no addresses), `host` (the
@@ -70,7 +76,8 @@ def rendezvous(
     Raises:
         StopError: a worker received a stop request.
         TimeoutError: workers are missing or cannot connect to each other; lists ranks, addresses and reasons.
-        ValueError: `must_match` values differ, or two workers use the same resource; lists ranks and values.
+        ValueError: `must_match` values differ, two workers use the same resource, or there is no key; lists ranks and
+            values.
         FileNotFoundError: workdir is not the same directory on all workers.
         OSError: a worker's port is in use, or rank 0 cannot write to workdir.
     """
@@ -83,16 +90,27 @@ def rendezvous(
         return [{"rank": 0, "address": address, "host": me["host"], "pid": me["pid"], **me["metadata"]}]
     me |= {"must_match": dict(must_match), "exclusive": list(exclusive)}
     json.dumps(me)  # Raises if a value is not JSON.
-    # Absolute: workers may start in different directories. Remote paths such as "gs://bucket" are always shared.
-    shared = pathlib.Path(os.path.abspath(workdir)) if workdir and "://" not in str(workdir) else None
-    return rpc.run(_rendezvous(spec, me, seconds, shared, stop))
+    # Remote paths such as "gs://bucket" are always shared.
+    shared = local_path(workdir)
+    listener_lib.raise_descriptor_limit()
+    try:
+        return rpc.run(_rendezvous(spec, keys or keys_lib.load(shared, os.environ), me, seconds, shared, stop))
+    finally:
+        if shared is not None:
+            keys_lib.remove_from_workdir(shared)
+
+
+def local_path(workdir: os.PathLike | str | None) -> pathlib.Path | None:
+    """Returns the absolute path of `workdir`, since workers may start in different directories; None: it is remote."""
+    return pathlib.Path(os.path.abspath(workdir)) if workdir and "://" not in str(workdir) else None
 
 
 async def _rendezvous(
-    spec: WorkerSpec, me: dict, seconds: float, workdir: pathlib.Path | None, stop: interruption.StopRequest
+    spec: WorkerSpec, keys: Keys, me: dict, seconds: float, workdir: pathlib.Path | None, stop: interruption.StopRequest
 ) -> list[dict]:
     state = RendezvousState(
         spec=spec,
+        keys=keys,
         me=me,
         seconds=seconds,
         deadline=protocol.now() + seconds,
@@ -102,7 +120,8 @@ async def _rendezvous(
     chief = spec.rank == 0
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(rpc.listen(spec.port))
+            address = await rpc.in_thread(listener_lib.own_address, spec)
+            listener = stack.enter_context(listener_lib.listen(spec.port, address))
         except OSError as error:
             await _leave(state, await _explain_port(state, error))
         if chief and workdir:
@@ -110,7 +129,7 @@ async def _rendezvous(
                 stack.enter_context(shared_workdir.token_file(workdir, state.nonce))
             except OSError as error:
                 await _leave(state, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
-        async with rpc.serving(listener, lambda request, peer: protocol.handle_request(state, request, peer)):
+        async with listener_lib.serving(listener, keys, functools.partial(protocol.handle_request, state)):
             watching = asyncio.ensure_future(_notice_stop(state, stop))
             await (_run_rank_0(state) if chief else _run_other_rank(state, workdir))
             watching.cancel()
@@ -194,7 +213,9 @@ async def _run_other_rank(state: RendezvousState, workdir: pathlib.Path | None) 
         except rpc.UnreachableError as error:
             lost = str(error) if protocol.now() > state.deadline else ""
             await protocol.until(state, lambda: state.over, protocol.now() + 0.2)
-    await protocol.until(state, lambda: state.over or lost, max(protocol.now(), state.deadline) + _DECISION_SECONDS)
+    # Rank 0 closes its port before it sends the decision.
+    limit = max(protocol.now(), state.deadline) + _DECISION_SECONDS + protocol.size_seconds(state.spec.num_workers)
+    await protocol.until(state, lambda: state.over or lost, limit)
     while not state.over and not lost:
         # Rank 0 may have started later than this worker: as long as it responds, it decides at its own deadline.
         try:
@@ -220,7 +241,8 @@ async def _arrive(state: RendezvousState) -> None:
         for chief in state.spec.chiefs:
             dialled, _ = hostlist.split_address(chief)
             try:
-                reply = await rpc.ask(chief, protocol.message(state, "arrive", port=state.spec.port, dialled=dialled))
+                arrival = protocol.message(state, "arrive", port=state.spec.port, dialled=dialled, to=0)
+                reply = await rpc.ask(chief, arrival, state.keys)
                 protocol.verify(state, reply, 0)
                 found = True
                 break
@@ -259,8 +281,9 @@ async def _explain_port(state: RendezvousState, error: OSError) -> str:
         return f"port {port} cannot be opened: {error.strerror}"
     who = "another program is listening on it"
     try:
-        protocol.verify(state, await rpc.ask(f"localhost:{port}", protocol.message(state, "who"), 1.0), -1)
-    except protocol.WrongPeerError as stranger:
+        own = (state.addresses or [f"localhost:{port}"] * state.spec.num_workers)[state.spec.rank]
+        protocol.verify(state, await rpc.ask(own, protocol.message(state, "who", to=-1), state.keys, 1.0), -1)
+    except rpc.WrongPeerError as stranger:
         who = str(stranger).replace("listening there", "listening on it")
     except rpc.UnreachableError:
         pass

@@ -1,0 +1,225 @@
+"""Which GPUs a worker uses, and what it says if TensorFlow finds none; a script on the PATH replaces nvidia-smi."""
+
+import importlib.metadata
+import json
+import re
+import sys
+
+import forked
+import pytest
+import tensorflow as tf
+from launching import REPOSITORY, worker_environment
+
+from tfdist import config
+from tfdist.cluster import strategy
+from tfdist.cluster.devices import gpu_software, host_gpus
+from tfdist.cluster.discovery import worker_spec
+
+LIST = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aa)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bb)
+"""
+TABLE = """0, NVIDIA A100-SXM4-80GB, GPU-aa, 81920, 550.54.15, 8.0, 4, 16
+1, Tesla V100-SXM2-16GB, GPU-bb, 16384, 550.54.15, [N/A], [N/A], [N/A]
+"""
+VERSION = """NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
+GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)
+"""
+# As the driver 545 and newer, with the open kernel modules, write it.
+OPEN_VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs@builder)\n"
+BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a program nvidia-smi on the PATH: (output of -L, of the query, exit code) -> its folder."""
+
+    def make(listed=LIST, table=TABLE, code=0):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "listed").write_text(listed)
+        (folder / "table").write_text(table)
+        program = folder / "nvidia-smi"
+        program.write_text(
+            f"#!/bin/sh\ncase $1 in -L) read_from=listed;; *) read_from=table;; esac\n"
+            f'while read -r line; do echo "$line"; done < {folder}/$read_from\nexit {code}\n'
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def no_program(monkeypatch):
+    """A PATH without nvidia-smi."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """A /proc with the driver's files for two GPUs."""
+    for name in ("0000:07:00.0", "0000:0f:00.0"):
+        (tmp_path / "driver" / "nvidia" / "gpus" / name).mkdir(parents=True)
+    (tmp_path / "driver" / "nvidia" / "version").write_text(VERSION)
+    return tmp_path
+
+
+def test_the_table_of_nvidia_smi(nvidia_smi):
+    nvidia_smi()
+    first, second = host_gpus.query()
+    assert (first.index, first.name, first.uuid) == (0, "NVIDIA A100-SXM4-80GB", "GPU-aa")
+    assert (first.memory_mib, first.driver, first.compute_capability) == (81920, "550.54.15", (8, 0))
+    assert (first.pcie_generation, first.pcie_width) == (4, 16)
+    assert second.compute_capability is None and second.pcie_width == 0
+    assert host_gpus.listed() == ("GPU-aa", "GPU-bb")
+    assert host_gpus.parse_query("No devices were found\n") == ()
+
+
+def test_the_drivers_version(proc, tmp_path):
+    assert host_gpus.driver_version(proc) == "550.54.15"
+    (proc / "driver" / "nvidia" / "version").write_text(OPEN_VERSION)
+    assert host_gpus.driver_version(proc) == "570.86.15"
+    assert host_gpus.driver_version(tmp_path / "nothing") == ""
+
+
+def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvidia_smi):
+    nvidia_smi()
+    with pytest.raises(gpu_software.GpusNotFoundError) as error:
+        strategy.plan(config.Cluster(), env={})
+    said = str(error.value)
+    assert said.startswith(f"This host has 2 GPU(s), according to nvidia-smi -L, but TensorFlow {tf.__version__} lists")
+    assert f"pip install 'tensorflow[and-cuda]=={tf.__version__}'" in said
+    assert said.endswith("To train on the CPU, set --config.cluster.gpus=0.")
+    assert strategy.plan(config.Cluster(gpus=0), env={}).gpus == ()
+    assert strategy.plan(config.Cluster(), env={"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
+    assert strategy.plan(config.Cluster(gpus=0, logical_devices=2), env={}).local_replicas == 2
+
+
+@pytest.mark.parametrize(("listed", "code"), [("No devices were found", 6), ("", 0)])
+def test_a_host_without_gpus_trains_on_its_cpu(nvidia_smi, proc, listed, code):
+    nvidia_smi(listed, "", code)
+    gpu_software.check_found({}, proc)
+    assert host_gpus.query() == ()
+
+
+def test_an_error_of_nvidia_smi_does_not_hide_the_gpus(nvidia_smi, proc):
+    nvidia_smi("Failed to initialize NVML: Driver/library version mismatch", "", 18)
+    with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\), according to .*/driver/nvidia/gpus"):
+        gpu_software.check_found({}, proc)
+
+
+def test_without_nvidia_smi_the_drivers_files_count(no_program, proc):
+    with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\).*apptainer exec --nv"):
+        gpu_software.check_found({}, proc)
+    gpu_software.check_found({"CUDA_VISIBLE_DEVICES": "-1"}, proc)
+    gpu_software.check_found({}, proc / "nothing")
+    # A job that has requested no GPU, on a node that has some.
+    gpu_software.check_found({"SLURM_JOB_ID": "7"}, proc)
+    with pytest.raises(gpu_software.GpusNotFoundError):
+        gpu_software.check_found({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}, proc)
+
+
+def test_the_reason_is_that_of_the_installation():
+    build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
+    assert "was built without CUDA. Install" in gpu_software.why_unused({"is_cuda_build": False}, [], "")
+    lacking = gpu_software.why_unused(build, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15")
+    assert lacking.startswith("CUDA's libraries are missing (nvidia-cudnn-cu12, nvidia-nccl-cu12). Run: ")
+    assert "modules of CUDA 12.5.1 and cuDNN 9" in lacking
+    complete = gpu_software.why_unused(build, [], "450.80.02")
+    assert "driver (450.80.02) is too old for CUDA 12.5.1" in complete and "TF_CPP_MIN_LOG_LEVEL=0" in complete
+
+
+def test_missing_libraries_are_those_that_the_wheel_names():
+    required = [line for line in importlib.metadata.requires("tensorflow") if "and-cuda" in line]
+    missing = gpu_software.missing_libraries()
+    assert set(missing) <= {re.split("[<>=;]", line)[0].strip() for line in required}
+    for name in missing:
+        with pytest.raises(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(name)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kind"),
+    [
+        *(((6, 0), "binary"), ((7, 5), "binary"), ((8, 0), "binary"), ((8, 6), "binary"), ((8, 9), "binary")),
+        *(((9, 0), "PTX"), ((12, 0), "PTX"), ((5, 2), "")),
+    ],
+)
+def test_code_for_an_architecture(capability, kind):
+    assert gpu_software.generated_code(capability, BUILT) == kind
+
+
+def test_facts_and_notes():
+    build = {"cuda_compute_capabilities": BUILT, "cuda_version": "12.5.1", "cudnn_version": "9"}
+    details = [{"device_name": "NVIDIA H200", "compute_capability": (9, 0)}] * 2
+    env = {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1", "HOME": "/h"}
+    found = gpu_software.facts(details, build, env)
+    assert json.loads(json.dumps(found)) == found
+    assert found["gpus"] == [{"name": "NVIDIA H200", "compute_capability": "9.0", "code": "PTX"}] * 2
+    assert found["variables"] == {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1"}
+    assert found["cudnn"].startswith("9") and found["built_for"] == BUILT
+    assert found["tf32"] and not gpu_software.facts(details, build, {"NVIDIA_TF32_OVERRIDE": "0"})["tf32"]
+    (note,) = gpu_software.notes(found)
+    assert "no machine code for NVIDIA H200" in note and "CUDA_CACHE_PATH" in note
+    old = gpu_software.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
+    assert gpu_software.notes(old) == [
+        "TensorFlow has no code for Tesla K80, only for sm_60, sm_70, sm_80, sm_89, compute_90: use another build"
+    ]
+    assert gpu_software.notes(gpu_software.facts([{}], build, {})) == gpu_software.notes({}) == []
+    assert gpu_software.describe({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("assigned", "wanted", "chosen"),
+    [
+        ((0, 1, 2, 3), None, (0, 1, 2, 3)),
+        ((0, 1, 2, 3), 2, (0, 1)),
+        ((0, 1, 2, 3), [0, 2], (0, 2)),
+        ((2, 3), [1], (3,)),
+        ((2, 3), 0, ()),
+        ((), None, ()),
+    ],
+)
+def test_the_gpus_of_the_config(assigned, wanted, chosen):
+    assert worker_spec.select_gpus(assigned, wanted) == chosen
+
+
+@pytest.mark.parametrize(
+    ("assigned", "wanted", "message"),
+    [
+        ((0, 1), 3, r"config\.cluster\.gpus=3, but this worker has 2 GPU\(s\): choose from 0 to 1, or at most 2; 0 "),
+        ((0, 1), [0, 2], r"config\.cluster\.gpus=\[0, 2\], but this worker has 2 GPU\(s\)"),
+        ((), 1, r"config\.cluster\.gpus=1, but this worker has 0 GPU\(s\): 0 trains on the CPU"),
+    ],
+)
+def test_gpus_that_a_worker_does_not_have(assigned, wanted, message):
+    with pytest.raises(ValueError, match=message):
+        worker_spec.select_gpus(assigned, wanted)
+
+
+def test_the_implementation_follows_the_devices():
+    env = {"CUDA_VISIBLE_DEVICES": ""}
+    for wanted in ("auto", "ring"):
+        assert strategy.plan(config.Cluster(), env, implementation=wanted).implementation == "ring"
+    with pytest.raises(ValueError, match=r'implementation="nccl" needs GPUs, but .* on the CPU: set it to "auto" or'):
+        strategy.plan(config.Cluster(), env, implementation="nccl")
+
+
+@pytest.mark.workers
+def test_the_command_says_why_it_does_not_train(nvidia_smi, tmp_path):
+    folder = nvidia_smi()
+    env = {name: value for name, value in worker_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    words = ["--config=configs/digits.py", f"--workdir={tmp_path / 'run'}"]
+    keywords = {
+        "cwd": REPOSITORY,
+        "env": env | {"PATH": f"{folder}:/usr/bin:/bin"},
+        "capture_output": True,
+        "text": True,
+    }
+    done = forked.run([sys.executable, "-m", "tfdist.main", *words], timeout=300, **keywords)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "This host has 2 GPU(s), according to nvidia-smi -L" in done.stderr
+    done = forked.run([sys.executable, "-m", "tfdist", "doctor", *words], timeout=300, **keywords)
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"^GPUs +BAD +rank 0: This host has 2 GPU\(s\), .*pip install", done.stdout, re.MULTILINE)

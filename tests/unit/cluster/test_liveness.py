@@ -1,0 +1,122 @@
+"""What workers know of each other while a run lasts, in parts that need no second process."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import config
+from tfdist.cluster import collective_guard, first_collective, interruption, process_exit
+from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.liveness import heartbeat, peer_loss, reachability, stall
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+from tfdist.cluster.rendezvous import decision, protocol
+from tfdist.cluster.wire.keys import Keys
+
+
+def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
+    members = [{"rank": r, "address": f"n{r}:1", "host": f"n{r}", "pid": 10 + r} for r in range(size)]
+    return HeartbeatMonitor(rank=rank, members=members, options=config.Cluster(), keys=Keys((b"k",)))
+
+
+def test_connections_are_checked_in_a_ring_of_few_partners():
+    assert reachability.partners(1, 4) == [0, 2, 3]
+    for size in (17, 64, 1000):
+        partners = [reachability.partners(rank, size) for rank in range(size)]
+        assert max(map(len, partners)) <= 2 * math.log2(size) + 2
+        assert all(rank in partners[other] and other != rank for rank in range(size) for other in partners[rank])
+
+
+def test_the_time_to_connect_and_to_decide_grows_with_the_job():
+    assert worker_spec.connect_seconds(None, 2) == 120.0 and worker_spec.connect_seconds(None, 1000) == 600.0
+    assert worker_spec.connect_seconds(5.0, 1000) == 5.0
+    assert config.Cluster().connect_seconds is None
+    # Measured on one machine: 3.2 s for 1,000 workers; 1,600 were not done after 5 s.
+    assert protocol.size_seconds(16) < 0.01 and protocol.size_seconds(1600) > 20.0
+
+
+def test_malformed_heartbeats_are_rejected():
+    """Of another release, say: the connection is closed, and nothing else happens."""
+    good = {"rank": 1, "pid": 11, "step": 3, "waits": ["a broadcast", 1.5], "paused": False}
+    monitor = make_monitor()
+    heartbeat._receive(monitor, 1, good)
+    assert (monitor.last_step[1], monitor.peers[1].waits) == (3, ("a broadcast", 1.5))
+    for name, values in {"step": [None, -1, 1.5, "3", []], "waits": [5, "ab", ["a", 1], {}], "lost": [5, None]}.items():
+        for value in values:
+            with pytest.raises(ValueError, match="not a heartbeat"):
+                heartbeat._receive(monitor, 1, good | {name: value})
+    assert monitor.last_step[1] == 3 and not monitor.loss_known.is_set()
+
+
+ERROR = """Collective ops is aborted by: Connection reset by peer
+The error could be from a previous operation. Restart your program to reset.
+Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling
+/tensorflow.WorkerService/RecvBuf: from /job:worker/replica:0/task:0"""
+
+
+def test_the_worker_in_an_error_of_tensorflow_is_named(monkeypatch):
+    """Its line was cut off: the first one alone was shown."""
+    monkeypatch.setattr(peer_loss, "_monitor", make_monitor())
+    assert peer_loss.named_workers(ERROR) == ["worker 2 (host n2, pid 12)"]
+    assert peer_loss.named_workers("task:7 of /job:worker/task:9") == []
+
+
+def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
+    """As if they died later: the exit code says to restart all workers."""
+    error = decision.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
+    assert process_exit.report_exception(error) == interruption.EXIT_PEER_LOST
+    assert capfd.readouterr().err.endswith("1 of 2 workers did not connect within 5 s.\n")
+    for made in (decision.missing({1: ""}, ["a:1", "b:2"], 5.0), decision.not_arrived([], 2, 5.0)):
+        assert made["error"] == "MissingWorkersError"
+
+
+def test_the_time_of_a_pause_is_no_stall():
+    monitor = make_monitor()
+    assert stall.stalled(monitor, 1e9) == ""
+    monitor.last_execution = 1000.0
+    assert stall.stalled(monitor, 1600.0) == ""
+    assert stall.stalled(monitor, 1601.0).endswith("has not completed a step for 601.0 s (last step: 0)")
+    monitor.last_pause = 1500.0
+    assert stall.stalled(monitor, 2100.0) == "" and stall.stalled(monitor, 2101.0)
+
+
+def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
+    """The timer began with the end of the first execution: a hang before was never noticed."""
+    monitor = make_monitor()
+    with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
+        since = monitor.collective[1]
+        assert stall.stalled(monitor, since + 3599.0) == ""
+        text = stall.stalled(monitor, since + 3601.0)
+        assert text.startswith("worker 0 (host n0, pid 10) has waited for all workers for 3601.0 s, in a broadcast")
+        monitor.started = True  # Later, a worker may wait for the chief's callbacks for any time.
+        assert stall.stalled(monitor, since + 3601.0) == ""
+    assert monitor.collective is None
+
+
+def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():
+    monitor, waits = make_monitor(), peer_loss.PeerStatus((first_collective.PURPOSE, 5.0), False)
+    monitor.peers = {1: waits, 2: peer_loss.PeerStatus(None, False)}
+    assert first_collective.explain(monitor, 120.0).endswith(": worker 2 (host n2, pid 12) did not reach it")
+    monitor.peers[2] = waits
+    assert "NCCL_SOCKET_IFNAME" in first_collective.explain(monitor, 120.0)
+
+
+def test_predict_of_keras_says_what_to_call_instead(monkeypatch):
+    """On one of several workers it waited for the others, which never came."""
+    monkeypatch.setattr(keras.Model, "predict", keras.Model.predict)
+    strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    collective_guard.reject_keras_predict(strategy)
+    with pytest.raises(RuntimeError, match=r"tfdist\.predict.*cluster\.alone\(model\)"):
+        model.predict(np.zeros([3, 2]), verbose=0)
+    assert other.predict(np.zeros([3, 2]), verbose=0).shape == (3, 1)
+    with collective_guard.alone(model):
+        assert model.predict(np.zeros([3, 2]), verbose=0).shape == (3, 1)
+        with pytest.raises(RuntimeError, match=r"cluster\.alone runs on one worker only"):
+            model.evaluate(np.zeros([3, 2]), np.zeros([3, 1]))
+    with pytest.raises(RuntimeError, match=r"cluster\.alone"):
+        model.predict(np.zeros([3, 2]), verbose=0)

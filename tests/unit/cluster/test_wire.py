@@ -1,0 +1,306 @@
+"""Signed messages, keys and limits of the control plane: strangers, forgers and broken senders change nothing."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import resource
+import socket
+import stat
+
+import pytest
+
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.rendezvous import decision, messages, protocol
+from tfdist.cluster.wire import channel as channel_lib
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire import listener as listener_lib
+
+KEYS = keys_lib.Keys((b"k" * 64,))
+OTHER_KEYS = keys_lib.Keys((b"x" * 64,))
+MESSAGES = 10_000
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.asynccontextmanager
+async def echo(received: list[dict], keys: keys_lib.Keys = KEYS):
+    """Serves connections; every message is kept and sent back."""
+
+    async def handle(channel: channel_lib.Channel, first: dict) -> None:
+        message = first
+        while True:
+            received.append(message)
+            channel.send(message)
+            message = await channel.receive()
+
+    with contextlib.closing(listener_lib.listen(0, "127.0.0.1")) as listener:
+        address = listener.getsockname()
+        async with listener_lib.serving(listener, keys, handle):
+            yield address
+
+
+async def recorded(message: dict, keys: keys_lib.Keys, server_nonce: bytes) -> bytes:
+    """The bytes of a client's first message for a server with this random number."""
+    reader = asyncio.StreamReader()
+    sent: list[bytes] = []
+    writer = type("Writer", (), {"write": lambda self, data: sent.append(data)})()
+    channel_lib.Channel(
+        reader=reader, writer=writer, keys=keys, is_server=False, server_nonce=server_nonce, client_nonce=b"a" * 32
+    ).send(message)
+    return b"".join(sent)
+
+
+def mutated(rng: random.Random, frame: bytes) -> bytes:
+    """A frame with some bytes changed, removed, repeated or added."""
+    data = bytearray(frame)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data)) if data else 0
+        match rng.randrange(4):
+            case 0 if data:
+                data[at] ^= 1 << rng.randrange(8)
+            case 1:
+                del data[at : at + rng.randint(1, 40)]
+            case 2:
+                data[at:at] = data[: rng.randint(1, 40)]
+            case _:
+                data[at:at] = rng.randbytes(rng.randint(1, 40))
+    return bytes(data) if bytes(data) != frame else frame[:-1] + b"!"
+
+
+def test_random_and_mutated_frames_reach_nobody_and_leak_nothing():
+    """Also frames that were right in another connection. Half of the senders stay connected without a word."""
+    rng = random.Random(1)
+
+    async def attack(address: tuple[str, int], gate: asyncio.Semaphore, number: int) -> None:
+        async with gate:
+            reader, writer = await asyncio.open_connection(*address)
+            with contextlib.suppress(OSError):
+                nonce = (await reader.readline()).split()[-1]
+                frame = await recorded({"number": number}, KEYS, nonce)
+                stranger = await recorded({"number": number}, OTHER_KEYS, nonce)
+                replayed = await recorded({"number": number}, KEYS, b"b" * 32)
+                made = (
+                    rng.randbytes(rng.randrange(2000)),
+                    mutated(rng, frame),
+                    mutated(rng, frame),
+                    stranger,
+                    replayed,
+                )
+                writer.write(made[number % 5])
+                if number % 2:
+                    writer.write_eof()
+                    await reader.read()
+            writer.close()
+
+    async def main() -> None:
+        received: list[dict] = []
+        async with echo(received) as address:
+            before, gate = descriptors(), asyncio.Semaphore(40)
+            await asyncio.gather(*(attack(address, gate, number) for number in range(MESSAGES // 5)))
+            assert received == []
+            assert await channel_lib.request(address, KEYS, {"good": 1}) == {"good": 1}
+            with pytest.raises(channel_lib.RefusedError):
+                await channel_lib.request(address, OTHER_KEYS, {"good": 2})
+            await asyncio.sleep(0.1)
+            assert received == [{"good": 1}]
+            assert descriptors() <= before + 10
+
+    asyncio.run(main())
+
+
+def test_messages_cannot_be_repeated_or_sent_back():
+    async def main() -> None:
+        received: list[dict] = []
+        async with echo(received) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            nonce = (await reader.readline()).split()[-1]
+            frame = await recorded({"number": 1}, KEYS, nonce)
+            writer.write(frame)
+            reply = await reader.readline() + await reader.readexactly(len(b'{"number": 1}'))
+            # As the client's second message: the first one again, without its random number, and the server's reply.
+            writer.write(frame.split(b" ", 1)[1] + reply)
+            assert await reader.readline() == b"refused\n"
+            writer.close()
+        assert received == [{"number": 1}]
+
+    asyncio.run(main())
+
+
+def test_hundreds_of_half_open_connections_and_slow_senders_block_nobody():
+    async def main() -> None:
+        received: list[dict] = []
+        async with echo(received) as address:
+            before = descriptors()
+            with contextlib.ExitStack() as stack:
+                for number in range(600):
+                    stranger = stack.enter_context(socket.create_connection(address))
+                    if number % 3 == 0:
+                        stranger.sendall(b"a" * (number % 300))  # The start of a header that never ends.
+                # Ours, and at most the limit of the server's.
+                for _ in range(1000):
+                    await asyncio.sleep(0)
+                    assert descriptors() <= before + 600 + listener_lib._MOST_UNPROVEN + 10
+                reply = await asyncio.wait_for(channel_lib.request(address, KEYS, {"good": 1}), 30)
+                assert reply == {"good": 1}
+            await asyncio.sleep(0.2)
+            assert descriptors() <= before + 10
+        assert received == [{"good": 1}]
+
+    asyncio.run(main())
+
+
+def test_a_server_without_free_descriptors_goes_on_as_soon_as_there_are_some(capfd):
+    async def main() -> None:
+        async with echo([]) as address:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 20, hard))
+            try:
+                strangers = []
+                with contextlib.suppress(OSError):
+                    while True:
+                        strangers.append(socket.create_connection(address))
+                await asyncio.sleep(0.5)
+            finally:
+                for stranger in strangers:
+                    stranger.close()
+                await asyncio.sleep(0.2)
+                assert await channel_lib.request(address, KEYS, {"good": 1}) == {"good": 1}
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    asyncio.run(main())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_soft_limit_of_descriptors_is_raised():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        listener_lib.raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def rendezvous_state(rank: int, size: int = 3) -> protocol.RendezvousState:
+    spec = WorkerSpec(launcher="tf_config", rank=rank, num_workers=size, job="j", port=1)
+    state = protocol.RendezvousState(
+        spec=spec, keys=KEYS, me={}, seconds=1.0, deadline=0.0, addresses=["n1:1"] * size, nonce="0" * 16
+    )
+    state.reports[0] = protocol.message(state, "report", unreached={}, failed="", stopped="", workdir="")
+    return state
+
+
+def valid_messages(size: int = 3) -> list[dict]:
+    me = {"host": "n1", "pid": 1, "metadata": {"d": 1}, "must_match": {"python": "3"}, "exclusive": ["GPU 0"]}
+    members = [{"rank": rank, "address": f"n1:{rank + 1}", "host": "n1", "pid": rank} for rank in range(size)]
+    bodies = [
+        {"kind": "arrive", "port": 5, "dialled": "n1"},
+        {"kind": "hello", "me": me},
+        {"kind": "hello", "me": None},
+        {"kind": "report", "unreached": {"2": "refused"}, "failed": "", "stopped": "", "workdir": ""},
+        {"kind": "addresses", "addresses": ["n1:1"] * size},
+        {"kind": "decision", "decision": {"members": members}},
+        {"kind": "decision", "decision": {"error": "ValueError", "message": "x"}},
+        {"kind": "who"},
+    ]
+    return [{"job": "j", "rank": 0, "to": 1, "nonce": "1" * 16} | body for body in bodies]
+
+
+def spoiled(rng: random.Random, value):
+    """A JSON value with something in it replaced, removed or nested."""
+    odd = [None, True, -1, 10**30, 1.5, "", "x" * 100_000, [], {}, [None], {"error": []}, float("nan")]
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        name = rng.choice(list(value))
+        copy = dict(value)
+        if rng.random() < 0.3:
+            del copy[name]
+        else:
+            copy[name] = spoiled(rng, copy[name])
+        return copy
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        at = rng.randrange(len(value))
+        return [*value[:at], spoiled(rng, value[at]), *value[at + 1 :]]
+    return rng.choice(odd)
+
+
+def test_malformed_messages_with_a_valid_signature_are_rejected_or_harmless():
+    """Thousands of messages of a broken worker: each is rejected, or is one that the decision can be made from."""
+    rng, rejected = random.Random(2), 0
+    for message in valid_messages():
+        messages.check(message, 3)
+    for number in range(MESSAGES * 4 // 5):
+        rank = number % 3
+        message = valid_messages()[number % 8] | {"rank": rng.randrange(3), "to": rank}
+        name = rng.choice(list(message))
+        message = json.loads(json.dumps(message | {name: spoiled(rng, message[name])}))
+        state = rendezvous_state(rank)
+        try:
+            messages.check(message, 3)
+        except ValueError:
+            rejected += 1
+            continue
+        protocol._store(state, message, "127.0.0.1")
+        assert isinstance(state.over, bool)
+        made = decision.decide(state.hellos, state.reports, state.addresses, 1.0)
+        assert made.get("error") in decision.ERRORS or len(made["members"]) == 3
+        if state.decision is not None:
+            assert message["rank"] == 0 != rank
+            with contextlib.suppress(*decision.ERRORS.values()):
+                assert len(decision.members_or_raise(state.decision)) == 3
+    assert rejected > MESSAGES // 4
+
+
+def test_a_decision_counts_only_from_the_rank_0_of_this_start():
+    state = rendezvous_state(1)
+    message = valid_messages()[5]
+    protocol._store(state, message | {"rank": 2}, "127.0.0.1")
+    assert state.decision is None
+    state.chief_nonce = "2" * 16
+    protocol._store(state, message, "127.0.0.1")
+    assert state.decision is None
+    protocol._store(state, message | {"nonce": "2" * 16}, "127.0.0.1")
+    assert state.decision == message["decision"]
+
+
+def test_keys_come_from_the_variable_or_from_files_that_others_cannot_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    workdir = tmp_path / "runs" / "first"
+    both = keys_lib.load(workdir, {})
+    assert len(both.secrets) == 2 and keys_lib.load(workdir, {}) == both
+    assert keys_lib.load(None, {}).secrets == both.secrets[1:]
+    for path in (workdir / ".tfdist-key", tmp_path / "home" / ".tfdist" / "key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "secrets" not in repr(both)
+    # One key in common is enough.
+    signed = both.sign(b"x")
+    assert keys_lib.load(None, {}).verify(b"x", signed) and not OTHER_KEYS.verify(b"x", signed)
+    keys_lib.remove_from_workdir(workdir)
+    assert list(workdir.iterdir()) == []
+    assert keys_lib.load(workdir, {"TFDIST_KEY": "s" * 20}).secrets == (b"s" * 20,)
+    with pytest.raises(ValueError, match=r"TFDIST_KEY must have at least 16 characters.*Received: 3 characters"):
+        keys_lib.load(None, {"TFDIST_KEY": "abc"})
+    # A file that others can read, or may have made, is not used.
+    home = tmp_path / "home" / ".tfdist" / "key"
+    home.chmod(0o644)
+    with pytest.raises(ValueError, match=r"Set TFDIST_KEY(.|\n)*home/\.tfdist/key: it must be a file of your own"):
+        keys_lib.load(None, {})
+    home.unlink()
+    home.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="ymbolic links"):
+        keys_lib.load(None, {})
+
+
+def test_workers_listen_only_where_the_others_connect():
+    def address(*hosts: str) -> str:
+        spec = WorkerSpec(launcher="tf_config", num_workers=len(hosts), addresses=tuple(f"{one}:7" for one in hosts))
+        return listener_lib.own_address(spec)
+
+    assert address("localhost", "localhost") == "127.0.0.1"
+    assert address("127.0.0.1", "10.1.2.3") == ""  # Loopback, with workers on other hosts.
+    assert address("192.0.2.1", "192.0.2.1") == ""  # Not an address of this machine: one of a service.
+    assert address("no-such-host.invalid", "localhost") == ""
+    assert listener_lib.own_address(WorkerSpec(launcher="mpi", num_workers=2)) == ""

@@ -1,0 +1,53 @@
+"""A first all-reduce with a time limit: workers that can connect by TCP may still not reach each other with NCCL."""
+
+import tensorflow as tf
+
+from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+
+PURPOSE = "the first all-reduce"
+_ADVICE = (
+    "With NCCL, set NCCL_SOCKET_IFNAME to the network interface between the hosts, such as ib0, and NCCL_DEBUG=INFO "
+    "for its log; otherwise, look for a firewall between the hosts"
+)
+
+
+def check(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float) -> None:
+    """Sums four bytes over all replicas, on the devices that compute.
+
+    Args:
+        strategy: the strategy of several workers.
+        monitor: the monitor of this worker.
+        seconds: time limit.
+
+    Raises:
+        tf.errors.DeadlineExceededError: it did not end in time. The chief has announced which workers are missing.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+
+    def one() -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([], tf.float32), options=options)
+
+    @tf.function(autograph=False)
+    def total() -> list[tf.Tensor]:
+        return strategy.experimental_local_results(strategy.run(one))
+
+    try:
+        with monitor.in_collective(PURPOSE):
+            found = [float(value) for value in total()]
+            assert found == [float(strategy.num_replicas_in_sync)] * len(found), found
+    except tf.errors.DeadlineExceededError:
+        if monitor.rank == 0:
+            monitor.loop.call_soon_threadsafe(peer_loss.declare_lost, monitor, explain(monitor, seconds))
+        raise
+
+
+def explain(monitor: HeartbeatMonitor, seconds: float) -> str:
+    """Returns why the first all-reduce took longer than `seconds`, as the chief sees it."""
+    text = f"{PURPOSE} did not end within {seconds:g} s (config.cluster.connect_seconds): "
+    waiting = {rank for rank, peer in monitor.peers.items() if peer.waits is not None and peer.waits[0] == PURPOSE}
+    missing = [rank for rank in range(1, len(monitor.members)) if rank not in waiting]
+    if missing:
+        names = ", ".join(peer_loss.worker_name(monitor, rank) for rank in missing)
+        return f"{text}{names} did not reach it"
+    return f"{text}all workers have started it, so their devices cannot exchange data. {_ADVICE}"

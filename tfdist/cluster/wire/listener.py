@@ -1,0 +1,159 @@
+"""Opens ports, and serves connections: strangers can neither exhaust the file descriptors nor fill the memory."""
+
+import asyncio
+import contextlib
+import errno
+import resource
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.wire import channel as channel_lib
+from tfdist.cluster.wire.channel import Channel
+from tfdist.cluster.wire.keys import Keys
+
+# Connections that may wait: all workers connect at the same time.
+_BACKLOG = 1024
+# Connections whose clients have not proven yet that they have the key; one more closes the oldest.
+_MOST_UNPROVEN = 256
+# Seconds in which a client must send its first message.
+_PROOF_SECONDS = 5.0
+# Pause after an error of accept, such as too many open files.
+_PAUSE_SECONDS = 0.1
+# Soft limit of file descriptors where the hard one is higher; some programs try all numbers below the limit.
+_DESCRIPTORS = 65_536
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit of file descriptors: rank 0 needs two for each worker, and the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def listen(port: int, address: str = "") -> socket.socket:
+    """Opens `port` at an IP address; "": on all interfaces, for IPv6 and IPv4 where the machine has both.
+
+    SO_REUSEADDR is set: connections of an earlier job in TIME_WAIT do not block the port.
+
+    Raises:
+        OSError: the port is in use, or may not be opened.
+    """
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def listen_at_best(port: int, address: str = "") -> socket.socket:
+    """Opens `port`, or any free port if it is in use; see `listen`."""
+    try:
+        return listen(port, address)
+    except OSError:
+        return listen(0, address)
+
+
+def own_address(spec: WorkerSpec) -> str:
+    """Returns the IP address at which the other workers connect to this one; "" if it is not certain.
+
+    It is not certain without addresses from the launcher; if the name of this host has several addresses, or none of
+    this machine (a name of a service); and if it is a loopback address here (an entry in /etc/hosts), but the job has
+    workers on other hosts.
+    """
+    if not spec.addresses:
+        return ""
+    hosts = [hostlist.split_address(address)[0] for address in spec.addresses]
+    try:
+        found = socket.getaddrinfo(hosts[spec.rank], None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    by_family = {family: [a[0] for f, *_, a in found if f == family] for family in (socket.AF_INET, socket.AF_INET6)}
+    candidates = dict.fromkeys(by_family[socket.AF_INET] or by_family[socket.AF_INET6])
+    if len(set(hosts)) > 1 and (len(candidates) > 1 or any(_is_loopback(one[-1][0]) for one in found)):
+        return ""
+    for address in candidates:
+        with contextlib.suppress(OSError), listen(0, address):
+            return address
+    return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    listener: socket.socket, keys: Keys, handle: Callable[[Channel, dict[str, Any]], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Serves connections for the duration of an `async with` block, then closes `listener`.
+
+    Args:
+        listener: what `listen` returned.
+        keys: the keys of this worker.
+        handle: called with the channel and the first message of each client that has a key. It may raise OSError,
+            ValueError and EOFError, which close the connection.
+    """
+    tasks: set[asyncio.Task] = set()
+    unproven: dict[asyncio.Task, None] = {}  # In the order of their start.
+
+    async def converse(connection: socket.socket) -> None:
+        own = asyncio.current_task()
+        try:
+            channel = await channel_lib.accept(connection, keys)
+        except OSError:
+            connection.close()
+            return
+        try:
+            first = await asyncio.wait_for(channel.receive(lambda: unproven.pop(own, None)), _PROOF_SECONDS)
+            await handle(channel, first)
+        except (OSError, ValueError, EOFError, asyncio.TimeoutError):
+            pass  # Not a worker, or one that died.
+        finally:
+            channel.writer.close()
+
+    async def accept_all() -> None:
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:
+                _close_oldest(unproven)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if len(unproven) >= _MOST_UNPROVEN:
+                _close_oldest(unproven)
+            task = asyncio.ensure_future(converse(connection))
+            tasks.add(task)
+            unproven[task] = None
+            task.add_done_callback(tasks.discard)
+            task.add_done_callback(lambda done: unproven.pop(done, None))
+            await asyncio.sleep(0)  # `sock_accept` does not wait for the others while connections are pending.
+
+    listener.setblocking(False)
+    accepting = asyncio.ensure_future(accept_all())
+    try:
+        yield
+    finally:
+        accepting.cancel()
+        await asyncio.wait([accepting])
+        listener.close()
+        for task in unproven:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(set(tasks), timeout=1.0)
+
+
+def _close_oldest(unproven: dict[asyncio.Task, None]) -> None:
+    if unproven:
+        oldest = next(iter(unproven))
+        del unproven[oldest]
+        oldest.cancel()
