@@ -3,6 +3,8 @@
     format.py         write, verify and restore one checkpoint
     directory.py      paths, saved steps and the best of them; no TensorFlow
     async_writer.py   AsyncCheckpointer: writes in a thread while training continues
+    restore.py        the chief reads a checkpoint and broadcasts it
+    workdir_lock.py   one run per workdir; no TensorFlow
     export.py         the final model in Keras' format
 
 Imports config and report.

@@ -24,6 +24,8 @@ from tfdist.report import files
 
 # How long `save` waits for the previous checkpoint, in seconds. After that, the checkpoint next in line is skipped.
 _MAX_WAIT_SECONDS = 30.0
+# What killed runs leave behind, by suffix, and its age in seconds at which the next start removes it.
+_LEFTOVERS = {".writing": 0, ".removing": 0, ".tmp": 3600, ".damaged": 7 * 86400}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,23 +50,35 @@ class AsyncCheckpointer:
         self._warn = warn
         self._valid_steps: set[int] = set()
         # Shared with the thread and guarded by `_changed`: the step being written, the next snapshot, best.json records
-        # to write after their checkpoints, steps not yet written, and results not yet reported.
+        # to write after their checkpoints, steps not yet written, and results not yet reported:
+        # step, error, and whether it is the best and is tried again.
         self._changed = threading.Condition()
         self._writing_step: int | None = None
         self._next: _Snapshot | None = None
         self._pending_best: dict[int, dict[str, Any]] = {}
         self._pending_steps: set[int] = set()
-        self._results: list[tuple[int, Exception | None]] = []
+        self._results: list[tuple[int, Exception | None, bool]] = []
+        # The best checkpoint, if it could not be written: its record, and its values until they are on disk. Written
+        # again after the next checkpoint.
+        self._failed_best: tuple[dict[str, Any], _Snapshot | None] | None = None
+        # The last snapshot, if it could not be written: `mark_best` may name it later.
+        self._failed: _Snapshot | None = None
         # The step of the last `save`.
         self._newest_step: int | None = None
         # Duration of the slowest write, in seconds; None before the first.
         self.longest_write_seconds: float | None = None
 
     def remove_partial(self, restored: checkpoint_format.Saved | None) -> None:
-        """Removes incomplete checkpoints of a killed run, and records that `restored` is valid."""
-        for path in self._directory.glob("*"):
-            if path.name.endswith((".writing", ".removing")):
-                shutil.rmtree(path, ignore_errors=True)
+        """Removes files that a killed run left in its workdir, and records that `restored` is valid.
+
+        No other run may write to the workdir. Incomplete checkpoints are removed at once, files that other processes
+        may be writing after an hour, and damaged checkpoints after a week.
+        """
+        for path in [*self._directory.glob("*"), *self._directory.parent.glob("*.tmp")]:
+            age = _LEFTOVERS.get(path.suffix)
+            with contextlib.suppress(OSError):
+                if age is not None and time.time() - path.stat().st_ctime >= age:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         if restored is not None:
             self._valid_steps.add(restored.step)
 
@@ -83,7 +97,8 @@ class AsyncCheckpointer:
             self._pending_steps.add(step)
             if dropped is not None:
                 self._pending_steps.discard(dropped.step)
-                self._pending_best.pop(dropped.step, None)
+                best = self._pending_best.pop(dropped.step, None)
+                self._failed_best = self._failed_best if best is None else (best, dropped)
         if dropped is not None:
             self._warn(
                 f"WARNING: {self._directory} is slow: the checkpoint of step {writing} is still being written; "
@@ -95,19 +110,29 @@ class AsyncCheckpointer:
         if not self._wait_until_idle(_MAX_WAIT_SECONDS):
             self._warn(f"WARNING: {self._directory} is slow: waiting for the checkpoint of step {self._newest_step}.")
             self._wait_until_idle(None)
+        self._retry_best()
+        self._report_results()
+        if self._failed_best is not None:
+            step = self._failed_best[0]["step"]
+            self._warn(f"WARNING: the best checkpoint, of step {step}, could not be written to {self._directory}.")
         return self._newest_step is None or self._newest_step in self._valid_steps
 
     def mark_best(self, step: int, metric: str, value: float) -> None:
-        """Writes best.json for `step` once its checkpoint is written; writes nothing if the checkpoint fails."""
+        """Writes best.json for `step` once its checkpoint is written; called before or after its `save`.
+
+        If either cannot be written, both are tried again after the next checkpoint.
+        """
         best = {"step": step, "metric": metric, "value": value}
         with self._changed:
-            if step in self._pending_steps:
+            written = step in self._valid_steps or (step, None, False) in self._results
+            if not written and self._failed is not None and self._failed.step == step:
+                self._failed_best = (best, self._failed)
+                return
+            if not written:
                 self._pending_best[step] = best
                 return
+        self._write_best(best)
         self._report_results()
-        if step in self._valid_steps:
-            self._write_best(best)
-            self._report_results()
 
     def _wait_until_idle(self, seconds: float | None) -> bool:
         with self._changed:
@@ -119,18 +144,19 @@ class AsyncCheckpointer:
         """Reports failed writes of the thread, and records the successful ones."""
         with self._changed:
             results, self._results = self._results, []
-        for step, error in results:
+        for step, error, again in results:
             if error is None:
                 self._valid_steps.add(step)
             elif isinstance(error, _BestFileError):
                 self._warn(
                     f"WARNING: {self._directory / directory_lib.BEST} could not be written: {error}. Training "
-                    f"continues; step {step} is not recorded as the best."
+                    f"continues, and tries again after the next checkpoint to record step {step} as the best."
                 )
             else:
                 self._warn(
                     f"WARNING: the checkpoint of step {step} could not be written to {self._directory}: "
                     f"{export.reason(error)}. Training continues; the previous checkpoint is untouched."
+                    + (" This best checkpoint is tried again after the next one." if again else "")
                 )
 
     def _writer_loop(self) -> None:
@@ -150,21 +176,49 @@ class AsyncCheckpointer:
                 error = caught
             self.longest_write_seconds = max(self.longest_write_seconds or 0.0, time.monotonic() - started)
             with self._changed:
-                self._results.append((snapshot.step, error))
                 self._pending_steps.discard(snapshot.step)
                 best = self._pending_best.pop(snapshot.step, None)
+                self._results.append((snapshot.step, error, error is not None and best is not None))
+                self._failed = None if error is None else snapshot
+                if error is not None and best is not None:
+                    self._failed_best = (best, snapshot)
             if error is None:
-                if best is not None:
+                if best is None:
+                    self._retry_best()
+                else:
                     self._write_best(best)
                 with contextlib.suppress(OSError):  # Retried after the next save.
                     self._remove_old(snapshot.step, snapshot.state.get("regular"))
 
     def _write_best(self, best: dict[str, Any]) -> None:
+        error = None
         try:
             files.write_json(str(self._directory / directory_lib.BEST), best)
-        except OSError as error:
+        except OSError as caught:
+            error = _BestFileError(export.reason(caught))
+        with self._changed:
+            self._failed_best = None if error is None else (best, None)
+            if error is not None:
+                self._results.append((best["step"], error, True))
+
+    def _retry_best(self) -> None:
+        """Tries again to write the best checkpoint, if it could not be written."""
+        with self._changed:
+            failed = self._failed_best
+        if failed is None:
+            return
+        best, snapshot = failed
+        if snapshot is not None:
+            try:
+                checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
+            except Exception:  # Reported at the first attempt, and by `wait`.
+                return
             with self._changed:
-                self._results.append((best["step"], _BestFileError(export.reason(error))))
+                self._results.append((snapshot.step, None, False))
+        self._write_best(best)
+
+    def _is_failed_best(self, step: int) -> bool:
+        return self._failed_best is not None and self._failed_best[0]["step"] == step
 
     def _remove_old(self, newest: int, regular: int | None) -> None:
         best = directory_lib.read_best(self._directory)
@@ -173,6 +227,7 @@ class AsyncCheckpointer:
         for step in steps:
             # Keep the target of a rollback, however many checkpoints were saved since.
             needed = step in (*kept, regular) or (best is not None and step == best["step"])
+            needed = needed or self._is_failed_best(step)
             if step < newest and not needed:
                 # Rename first: an interrupted removal must not look like a damaged checkpoint.
                 path = directory_lib.step_path(self._directory, step)

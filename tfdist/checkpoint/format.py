@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,26 @@ class Saved:
     path: Path
     # State of the training loop, JSON values.
     state: dict[str, Any]
+    # Shape and dtype of each array, by name.
+    arrays: dict[str, tuple[list[int], str]]
 
 
 def named_variables(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, extra: Mapping[str, tf.Variable]
 ) -> dict[str, Any]:
     """Returns the variables of the run by unique name: `model/...`, `optimizer/...`, and those of `extra`."""
+    return unique_names("model", model.variables) | unique_names("optimizer", optimizer.variables) | dict(extra)
+
+
+def unique_names(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns Keras variables by unique name: PREFIX/PATH, and PREFIX/PATH#2, ... for equal paths."""
     named: dict[str, Any] = {}
-    for prefix, variables in (("model", model.variables), ("optimizer", optimizer.variables)):
-        for variable in variables:
-            name, count = f"{prefix}/{variable.path}", 2
-            while name in named:
-                name, count = f"{prefix}/{variable.path}#{count}", count + 1
-            named[name] = variable
-    return named | dict(extra)
+    for variable in variables:
+        name, count = f"{prefix}/{variable.path}", 2
+        while name in named:
+            name, count = f"{prefix}/{variable.path}#{count}", count + 1
+        named[name] = variable
+    return named
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -84,7 +90,9 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
     temporary = target.with_name(target.name + ".writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        directory.mkdir(exist_ok=True)  # Not its parents: fail if the workdir is no longer mounted.
+        if not directory.is_dir():
+            directory.mkdir(exist_ok=True)  # Not its parents: fail if the workdir is no longer mounted.
+            _sync_directory(directory.parent)
         temporary.mkdir()
         # NumPy's format supports only NumPy's dtypes: bfloat16 and float8 are stored as unsigned integers.
         bits = {n: a.view(f"u{a.dtype.itemsize}") if a.dtype.kind == "V" else a for n, a in arrays.items()}
@@ -103,16 +111,28 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
         manifest["own_sha256"] = _own_sha256(manifest)
         files.replace_file(str(temporary / "manifest.json"), json.dumps(manifest, indent=1).encode())
         _sync_directory(temporary)
-        if target.exists():  # Only a damaged one: a valid one would have been resumed from.
-            damaged = target.with_name(target.name + ".damaged")
-            shutil.rmtree(damaged, ignore_errors=True)
-            os.replace(target, damaged)
-        os.replace(temporary, target)
+        _replace(temporary, target)
         _sync_directory(directory)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return target
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    """Renames `temporary` to `target`; a damaged checkpoint there is kept as `.damaged`, a valid one replaced."""
+    old = None
+    if target.exists():
+        try:
+            verify(target)
+            old = target.with_name(target.name + ".removing")
+        except DamagedCheckpointError:
+            old = target.with_name(target.name + ".damaged")
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(target, old)
+    os.replace(temporary, target)
+    if old is not None and old.suffix == ".removing":
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def verify(path: Path) -> Saved:
@@ -136,7 +156,8 @@ def verify(path: Path) -> Saved:
             raise DamagedCheckpointError(f"{path}/manifest.json does not match its own SHA-256")
         if path.name != directory_lib.step_path(path.parent, manifest["step"]).name:
             raise DamagedCheckpointError(f"{path} holds the checkpoint of step {manifest['step']}")
-        return Saved(step=manifest["step"], path=path, state=dict(manifest["state"]))
+        arrays = {name: (list(shape), str(dtype)) for name, (shape, dtype) in manifest["variables"].items()}
+        return Saved(step=manifest["step"], path=path, state=dict(manifest["state"]), arrays=arrays)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DamagedCheckpointError):
             raise
@@ -159,8 +180,11 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
         try:
             saved = verify(directory_lib.step_path(directory, step))
         except DamagedCheckpointError as error:
-            damages.append(str(error))
-            continue
+            if directory_lib.step_path(directory, step).exists():
+                damages.append(str(error))
+                continue
+            # Removed by a run in progress, which has a newer one.
+            return newest_valid(directory, report, at_most)
         for damage in damages:
             report(f"WARNING: skipped a damaged checkpoint: {damage}")
         return saved
@@ -186,7 +210,10 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
     if which == "best":
         best = directory_lib.read_best(directory)
         if best is None:
-            raise ValueError(f"{directory} has no best checkpoint: set config.checkpoint.best_metric when training.")
+            raise ValueError(
+                f"{directory} has no best checkpoint: set config.checkpoint.best_metric when training. If it was set, "
+                "the checkpoint could not be written; see the warnings in metrics.jsonl."
+            )
         return verify(directory_lib.step_path(directory, best["step"]))
     if not which.isdigit() or not directory_lib.step_path(directory, int(which)).is_dir():
         there = ", ".join(str(step) for step in directory_lib.steps(directory)) or "none"
@@ -195,15 +222,24 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
 
 
 def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
-    """Assigns the saved values to all of `variables`. Called by every worker, in cross-replica context.
+    """Assigns the saved values to all of `variables`, in cross-replica context; reads them in this process.
 
     Raises:
-        DamagedCheckpointError: the files changed since they were verified.
+        DamagedCheckpointError, ValueError: as `read` and `check_variables`.
+    """
+    check_variables(saved, variables)
+    for name, array in read(saved, variables):
+        tf_variable(variables[name]).assign(array)
+
+
+def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
+    """Checks that a checkpoint holds exactly `variables`.
+
+    Raises:
         ValueError: the checkpoint belongs to another model or optimizer; lists the variables that differ.
     """
-    manifest = json.loads((saved.path / "manifest.json").read_text())
-    expected = {name: [list(v.shape), keras.backend.standardize_dtype(v.dtype)] for name, v in variables.items()}
-    found = manifest["variables"]
+    expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
+    found = saved.arrays
     problems = [f"{name} is missing in the checkpoint" for name in expected if name not in found]
     problems += [
         f"{name} is not in this model" for name in found if name not in expected and not name.startswith(CALLBACKS)
@@ -217,29 +253,29 @@ def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
         shown = "".join(f"\n  {problem}" for problem in problems[:10])
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise ValueError(f"{saved.path} is a checkpoint of another model or optimizer:{shown}{more}")
-    try:
-        with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
-            for name, variable in variables.items():
-                tf_variable(variable).assign(_typed(arrays[name], found[name][1]))
-    except (OSError, KeyError) as error:
-        raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
 
 
-def callbacks_arrays(saved: Saved) -> dict[str, np.ndarray]:
-    """Returns the saved arrays of the callbacks, by name.
+def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the saved arrays `names`, one after another, with their names.
 
     Raises:
         DamagedCheckpointError: the files changed since they were verified.
     """
-    dtypes = json.loads((saved.path / "manifest.json").read_text())["variables"]
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
-            return {n: _typed(arrays[n], dtypes[n][1]) for n in arrays.files if n.startswith(CALLBACKS)}
+            for name in names:
+                yield name, _typed(arrays[name], saved.arrays[name][1])
     except (OSError, KeyError) as error:
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
 
 
+def callback_names(saved: Saved) -> list[str]:
+    """Returns the names of the arrays that hold the state of callbacks."""
+    return [name for name in saved.arrays if name.startswith(CALLBACKS)]
+
+
 def _typed(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns an array as read from a file with its dtype, which NumPy may not know, such as bfloat16."""
     return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 
 

@@ -2,8 +2,11 @@
 
     order.py       position in the epoch -> example, by a permutation that is computed, not stored
     stream.py      one worker's shard of each batch: order, read, prepare
+    description.py a line for the log: how examples are prepared
+    read_ahead.py  how many elements are read ahead, by their bytes
     cache.py       cached examples, in memory or on a local disk
     in_memory.py   arrays in host memory, for the cache and for the zoo's sources
+    device_part.py the last part of preprocessing, on the device
     autograph.py   AutoGraph for users' functions only
 
 Independent of the cluster. Imports config and report.

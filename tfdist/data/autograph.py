@@ -8,17 +8,45 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
+
+from tfdist.config import user_code
 
 _OWN = __name__.partition(".")[0]
 
 
-def convert(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` with AutoGraph enabled for it and all that it calls; functions of tfdist are unchanged."""
+def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns `function` with AutoGraph enabled for it and all that it calls; functions of tfdist are unchanged.
+
+    An error in it becomes a ValueError that names the line and the batch.
+
+    Args:
+        function: the function.
+        name: for messages, such as "config.objective".
+    """
     plain = function
     while isinstance(plain, functools.partial):
         plain = plain.func
     if str(getattr(plain, "__module__", "")).partition(".")[0] == _OWN:
         return function
-    return api.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
+    converted = api.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
+
+    @functools.wraps(plain)
+    def explained(*args: Any, **keywords: Any) -> Any:
+        try:
+            return converted(*args, **keywords)
+        except tf.errors.OpError:
+            raise  # Of the data or the devices; the loop looks for the example.
+        except Exception as error:
+            batch = next((each for each in args if isinstance(each, dict)), None)
+            raise ValueError(user_code.explain(error, name, batch)) from error
+
+    explained.__module__ = __name__  # Not converted twice.
+    return explained
+
+
+def convert_read(source: Any) -> Callable[..., Any]:
+    """Returns `source.read`, converted; see `convert`."""
+    return convert(source.read, "config.data.source: read(ids)")

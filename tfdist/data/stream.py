@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfdist.data import autograph, order
+from tfdist.data import autograph, order, read_ahead
 
 Batch = dict[str, tf.Tensor]
 # prepare(batch, seeds, *, training) -> batch
@@ -71,7 +71,7 @@ def training(
         dataset(first_step, last_step): prepared batches [global_batch / num_replicas, ...] of the steps [first_step,
         last_step), repeated endlessly; see `_pipeline`. `prepare` is traced once for all calls.
     """
-    read, prepare = autograph.convert(source.read), autograph.convert(prepare)
+    read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
@@ -88,7 +88,7 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
     """Returns the first `count` examples of epoch 0 (or all), prepared without augmentation."""
     num_examples = len(source)
     slots = tf.range(min(count, num_examples), dtype=tf.int64)
-    read, prepare = autograph.convert(source.read), autograph.convert(prepare)
+    read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
 
     @tf.autograph.experimental.do_not_convert
     def load(step: tf.Tensor) -> Batch:
@@ -111,9 +111,9 @@ def evaluation(
     """
     num_examples = len(source)
     steps = -(-num_examples // global_batch)
-    read, prepare = autograph.convert(source.read), autograph.convert(prepare)
+    read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.function(autograph=False)
     def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:
         step, slots = shard.locate(element, global_batch)
         positions = step * global_batch + slots
@@ -131,4 +131,6 @@ def _pipeline(
     # Endless, although the loop takes only the steps it needs: with a finite dataset, the workers would communicate in
     # every step whether all have another batch, and batches would have dynamic shapes.
     elements = elements.repeat()
-    return elements.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+    spec = elements.map(load).element_spec  # `load` is traced once for both maps.
+    calls, buffer = read_ahead.limits(spec, rows=1, local_replicas=shard.local_replicas)
+    return elements.map(load, num_parallel_calls=calls, deterministic=True).prefetch(buffer)

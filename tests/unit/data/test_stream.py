@@ -1,5 +1,6 @@
 """The stream is a pure function of (seed, epoch, position), and the shares of any workers make up the whole."""
 
+import functools
 import itertools
 import json
 import pathlib
@@ -37,10 +38,15 @@ def augment(batch, seeds, *, training):
     return prepared | {"id": seeds[:, 1], "stream": seeds[:, 0]}
 
 
+@functools.cache  # As a run, which traces it once.
+def training_stream(share: stream.ReplicaShard, **options):
+    arguments = {"global_batch": BATCH, "seed": SEED, "shuffle": True} | options
+    return stream.training(source(), augment, share, **arguments)
+
+
 def take(share: stream.ReplicaShard, first_step: int, last_step: int, **options) -> list[dict[str, np.ndarray]]:
     """One worker's batches of the steps, its replicas' shares joined."""
-    arguments = {"global_batch": BATCH, "seed": SEED, "shuffle": True} | options
-    dataset = stream.training(source(), augment, share, **arguments)(first_step, last_step)
+    dataset = training_stream(share, **options)(first_step, last_step)
     elements = list(dataset.take((last_step - first_step) * share.local_replicas).as_numpy_iterator())
     size = share.local_replicas
     return [join(elements[i : i + size]) for i in range(0, len(elements), size)]

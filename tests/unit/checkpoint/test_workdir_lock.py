@@ -1,0 +1,173 @@
+"""One run at a time writes to a workdir: a live one is named, a dead one is taken over."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from launching import REPOSITORY
+
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import workdir_lock
+
+# Holds the workdir until it is killed; exits with 1 and a message if it is refused or has lost it.
+HOLDER = """
+import os, pathlib, sys, time
+from tfdist.checkpoint import workdir_lock
+try:
+    lock = workdir_lock.acquire(
+        pathlib.Path(sys.argv[1]), job=sys.argv[2], heartbeat_seconds=0.3, wait_seconds=30.0,
+        lost=lambda other: (print("lost to", other, flush=True), os._exit(1)), say=print,
+    )
+except workdir_lock.WorkdirInUseError as error:
+    sys.exit(str(error))
+print("acquired", flush=True)
+time.sleep(float(sys.argv[3]))
+lock.release()
+print("released", flush=True)
+"""
+
+
+def holder(workdir: pathlib.Path, job: str = "", seconds: float = 600.0) -> subprocess.Popen:
+    command = [sys.executable, "-c", HOLDER, str(workdir), job, str(seconds)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A process that holds tmp_path."""
+    with holder(tmp_path, "17") as process:
+        assert process.stdout.readline() == "acquired\n"
+        yield process
+        process.kill()
+
+
+def acquire(workdir: pathlib.Path, job: str = "", wait: float = 0.0, lost=print, say=print) -> workdir_lock.WorkdirLock:
+    return workdir_lock.acquire(workdir, job=job, heartbeat_seconds=0.3, wait_seconds=wait, lost=lost, say=say)
+
+
+def move_away(workdir: pathlib.Path) -> None:
+    """Makes the owner look like one on another host."""
+    path = workdir / workdir_lock.LOCK
+    values = json.loads(path.read_text()) | {"machine": "another boot", "host": "n7"}
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGSTOP])
+def test_a_second_start_is_refused_with_the_name_of_the_first(tmp_path, held, number):
+    if number:
+        held.send_signal(number)
+        time.sleep(1.5)  # Longer than three heartbeats.
+    started = time.monotonic()
+    with pytest.raises(workdir_lock.WorkdirInUseError) as raised:
+        acquire(tmp_path, wait=20.0)
+    assert time.monotonic() - started < 5
+    assert f"{tmp_path} is in use by another run: job 17, host " in str(raised.value)
+    assert f"process {held.pid}, since 20" in str(raised.value)
+
+
+def test_a_killed_owner_is_taken_over_at_once(tmp_path, held):
+    held.kill()
+    time.sleep(0.2)  # Not reaped: a zombie.
+    said = []
+    lock = acquire(tmp_path, say=said.append)
+    assert len(said) == 1 and f"process {held.pid}" in said[0] and "no longer exists" in said[0]
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pid_that_now_belongs_to_another_process_holds_nothing(tmp_path, held):
+    path = tmp_path / workdir_lock.LOCK
+    values = json.loads(path.read_text())
+    held.kill()
+    path.write_text(json.dumps(values | {"pid": os.getpid(), "started": values["started"] - 1000}))
+    acquire(tmp_path).release()
+
+
+def test_an_owner_on_another_host_is_refused_by_its_signs_and_taken_over_without_them(tmp_path, held):
+    move_away(tmp_path)
+    with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
+        acquire(tmp_path, wait=20.0)
+    held.kill()
+    started = time.monotonic()
+    lock = acquire(tmp_path, wait=20.0)
+    assert 0.3 <= time.monotonic() - started < 10
+    lock.release()
+
+
+def test_a_stopped_owner_that_was_taken_over_ends_when_it_continues(tmp_path, held):
+    move_away(tmp_path)
+    held.send_signal(signal.SIGSTOP)
+    lock = acquire(tmp_path, wait=20.0)
+    held.send_signal(signal.SIGCONT)
+    output = held.communicate(timeout=30)[0]
+    assert held.returncode == 1 and f"lost to host {os.uname().nodename}, process {os.getpid()}" in output
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_requeued_job_waits_for_its_own_last_processes(tmp_path):
+    with holder(tmp_path, "5", seconds=2.0) as process:
+        assert process.stdout.readline() == "acquired\n"
+        said = []
+        lock = acquire(tmp_path, job="5", wait=60.0, say=said.append)
+        assert said and said[0].startswith(f"waiting for the run that holds {tmp_path}: job 5, host ")
+        assert process.wait(timeout=30) == 0
+        lock.release()
+    with holder(tmp_path, "5") as process:
+        process.stdout.readline()
+        with pytest.raises(workdir_lock.WorkdirInUseError, match="job 5"):
+            acquire(tmp_path, job="5", wait=1.0)
+        process.kill()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"job": "1', b"[]", b'{"nonce": "../../x"}'])
+def test_a_half_written_file_does_not_block_the_workdir(tmp_path, content, monkeypatch):
+    (tmp_path / workdir_lock.LOCK).write_bytes(content)
+    unreadable = workdir_lock._look(tmp_path / workdir_lock.LOCK).owner
+    assert unreadable == workdir_lock.Owner()
+    quick = workdir_lock.Owner(heartbeat_seconds=0.3)
+    monkeypatch.setattr(workdir_lock, "_UNREADABLE", quick)
+    lock = acquire(tmp_path, wait=20.0)
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_that_start_together_one_wins(tmp_path, held):
+    held.kill()
+    held.wait()
+    processes = [holder(tmp_path, seconds=8.0) for _ in range(5)]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 1, 1, 1, 1], outputs
+    assert all(("released" in output) == (code == 0) for output, code in zip(outputs, codes, strict=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_removed_file_is_made_again_by_the_owner(tmp_path):
+    lost = threading.Event()
+    lock = acquire(tmp_path, lost=lambda other: lost.set())
+    (tmp_path / workdir_lock.LOCK).unlink()
+    deadline = time.monotonic() + 20
+    while not (tmp_path / workdir_lock.LOCK).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    lock.release()
+    assert not lost.is_set() and list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_checkpoint_is_never_kept_as_damaged(tmp_path):
+    arrays = {"x": np.arange(3)}
+    for value in (1, 2):
+        path = checkpoint_format.write(tmp_path, 4, arrays, {"value": value})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000004"]
+    assert checkpoint_format.verify(path).state == {"value": 2}
+    (path / "arrays.npz").write_bytes(b"")
+    checkpoint_format.write(tmp_path, 4, arrays, {})
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000004", "step-00000004.damaged"]

@@ -1,0 +1,112 @@
+"""Restores a checkpoint on all workers: the chief reads the files, and the others get their content from it.
+
+If every worker read the checkpoint, N workers would read it 3 N times from a shared file system: for the hash, and for
+the values with their checksums.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint.format import Saved
+
+# Bytes of arrays that are broadcast together.
+_TOGETHER = 2**25
+
+
+class Workers(Protocol):
+    """What is needed of `cluster.cluster.Cluster`."""
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers."""
+
+    @property
+    def is_chief(self) -> bool:
+        """True on worker 0, which reads the files."""
+
+    def broadcast_bytes(self, value: bytes) -> bytes:
+        """Returns the chief's `value` on every worker. Collective."""
+
+
+def broadcast_saved(workers: Workers, saved: Saved | None) -> Saved | None:
+    """Returns on every worker the checkpoint that the chief found, without its arrays. Collective.
+
+    Args:
+        saved: on the chief, a verified checkpoint, or None; ignored on the other workers.
+    """
+    if workers.num_workers == 1:
+        return saved
+    content = b""
+    if workers.is_chief and saved is not None:
+        fields = {"step": saved.step, "path": str(saved.path), "state": saved.state, "arrays": saved.arrays}
+        content = json.dumps(fields).encode()
+    content = workers.broadcast_bytes(content)
+    if workers.is_chief or not content:
+        return saved if content else None
+    fields = json.loads(content)
+    arrays = {name: (shape, dtype) for name, (shape, dtype) in fields["arrays"].items()}
+    return Saved(step=fields["step"], path=Path(fields["path"]), state=fields["state"], arrays=arrays)
+
+
+def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> None:
+    """Assigns the saved values to all of `variables`. Collective, in cross-replica context.
+
+    Raises:
+        ValueError: the checkpoint belongs to another model or optimizer; lists the variables that differ.
+        DamagedCheckpointError: on the chief, the files changed since they were verified.
+    """
+    checkpoint_format.check_variables(saved, variables)
+    for name, array in read(workers, saved, variables):
+        checkpoint_format.tf_variable(variables[name]).assign(array)
+
+
+def read(workers: Workers, saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the saved arrays `names` with their names on every worker. Collective.
+
+    Raises:
+        DamagedCheckpointError: on the chief, the files changed since they were verified.
+    """
+    if workers.num_workers == 1:
+        yield from checkpoint_format.read(saved, names)
+        return
+    names = list(names)
+    arrays = checkpoint_format.read(saved, names) if workers.is_chief else iter(())
+    for group in _groups(saved, names):
+        content = b"".join(next(arrays)[1].tobytes() for _ in group) if workers.is_chief else b""
+        content = workers.broadcast_bytes(content)
+        first = 0
+        for name in group:
+            last = first + _num_bytes(saved, name)
+            shape, dtype = saved.arrays[name]
+            yield name, np.frombuffer(content[first:last], _dtype(dtype)).reshape(shape).copy()
+            first = last
+
+
+def _groups(saved: Saved, names: list[str]) -> Iterator[list[str]]:
+    """Divides `names` into groups whose arrays are broadcast together."""
+    group: list[str] = []
+    for name in names:
+        if group and sum(_num_bytes(saved, one) for one in (*group, name)) > _TOGETHER:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
+
+
+def _num_bytes(saved: Saved, name: str) -> int:
+    shape, dtype = saved.arrays[name]
+    return int(np.prod(shape, dtype=np.int64)) * _dtype(dtype).itemsize
+
+
+def _dtype(name: str) -> np.dtype:
+    try:
+        return np.dtype(name)
+    except TypeError:  # Such as bfloat16.
+        return np.dtype(getattr(ml_dtypes, name))

@@ -1,0 +1,280 @@
+"""One run per workdir: `workdir/.tfdist-run` names the run that writes there. Imports no TensorFlow.
+
+The chief creates the file with O_EXCL and updates its time in each heartbeat. While this run is alive, a second one is
+refused. If it is dead, the next run takes over the workdir: its process no longer exists on this machine, or it ran on
+another one and the time of its file is older than `_DEAD_HEARTBEATS` heartbeats. Times are those of the file server, so
+clocks may differ. File locks are not used: network file systems may not support them, or may keep those of a dead host.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tfdist.report import files
+
+LOCK = ".tfdist-run"
+# Heartbeats without a sign after which a run on another machine is dead.
+_DEAD_HEARTBEATS = 3
+# Seconds between two looks at the file of another run.
+_POLL_SECONDS = 0.5
+# Start times of a process may differ by this many seconds: psutil computes them from the clock.
+_START_TOLERANCE = 5.0
+
+
+class WorkdirInUseError(OSError):
+    """Another run writes to this workdir; the message names it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The run that holds a workdir."""
+
+    # Id of its batch job; "" without one.
+    job: str = ""
+    host: str = "an unknown host"
+    pid: int = 0
+    # Boot and process namespace in which `pid` is valid; "" if unknown.
+    machine: str = ""
+    # When the process started, and when it acquired the workdir, in seconds since 1970.
+    started: float = 0.0
+    since: float = 0.0
+    # Between two signs of life.
+    heartbeat_seconds: float = 10.0
+    nonce: str = "unreadable"
+
+    def __str__(self) -> str:
+        job = f"job {self.job}, " if self.job else ""
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"{job}host {self.host}, process {self.pid}, since {when}"
+
+
+# The owner of a file that was being written when its process was killed.
+_UNREADABLE = Owner()
+
+
+class WorkdirLock:
+    """The lock that `acquire` returned: updates its file in a thread until `release`.
+
+    Args:
+        path: the file.
+        owner: this run.
+        lost: called in the thread with the name of another run that has taken over the workdir.
+    """
+
+    def __init__(self, path: Path, owner: Owner, lost: Callable[[str], None]):
+        self._path, self._owner, self._lost = path, owner, lost
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._send_heartbeats, name="tfdist-workdir", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Removes the file, if it is still this run's."""
+        self._released.set()
+        self._thread.join(self._owner.heartbeat_seconds)  # Not longer: the file system may hang.
+        found = _look(self._path)
+        if found is not None and found.owner.nonce == self._owner.nonce:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def _send_heartbeats(self) -> None:
+        while not self._released.wait(self._owner.heartbeat_seconds):
+            try:
+                found = _look(self._path, touch=self._owner.nonce)
+                if found is None and not self._released.is_set():  # Removed by hand, or with the whole workdir.
+                    _create(self._path, self._owner)
+            except OSError:
+                continue  # The file system is not available at the moment.
+            if found is not None and found.owner.nonce != self._owner.nonce:
+                self._lost(str(found.owner))
+                return
+
+
+def acquire(
+    workdir: Path,
+    *,
+    job: str,
+    heartbeat_seconds: float,
+    wait_seconds: float,
+    lost: Callable[[str], None],
+    say: Callable[[str], None],
+) -> WorkdirLock:
+    """Makes this process the only one that writes to `workdir`, which is created if needed.
+
+    Args:
+        workdir: the directory of a run.
+        job: id of the batch job, "" without one. Another run of the same job is awaited, for up to `wait_seconds`: a
+            requeued job may start while its processes on another host still save.
+        heartbeat_seconds: interval of the signs of life.
+        wait_seconds: see `job`.
+        lost: called in a thread, if another run takes over the workdir because this one was stopped for a long time.
+        say: called with a line about a wait, and about a dead run.
+
+    Raises:
+        WorkdirInUseError: another run is alive and writes there.
+        OSError: the workdir cannot be written.
+    """
+    files.make_workdir(workdir)
+    path, mine = workdir / LOCK, _this_process(job, heartbeat_seconds)
+    started, first = time.monotonic(), None
+    while not _create(path, mine):
+        found = _look(path)
+        if found is None:  # Released between the two calls.
+            continue
+        if first is None or first.owner.nonce != found.owner.nonce:
+            first, seen = found, time.monotonic()
+        alive = _is_alive(found, first, mine, time.monotonic() - seen, workdir)
+        if alive is False:
+            if _take_over(path, found.owner, mine):
+                say(f"took over {workdir} from a run that no longer exists: {found.owner}")
+                break
+            continue
+        same_job = job != "" and found.owner.job == job
+        if (alive and not same_job) or time.monotonic() - started > wait_seconds:
+            raise WorkdirInUseError(
+                f"{workdir} is in use by another run: {found.owner}. Stop that run, or choose another workdir. Its "
+                f"file is {path}."
+            )
+        if found is first:
+            say(f"waiting for the run that holds {workdir}: {found.owner}")
+        time.sleep(_POLL_SECONDS)
+    return WorkdirLock(path, mine, lost)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Found:
+    owner: Owner
+    # Time of the last sign of life, by the clock of the file server.
+    sign: float
+
+
+def _look(path: Path, touch: str | None = None) -> _Found | None:
+    """Reads the file, or returns None if there is none; renews the time of the file whose nonce is `touch`."""
+    try:
+        # Opened each time: network file systems then ask the server for the current content and time.
+        with open(path, "rb") as file:
+            owner = _parse(file.read())
+            if owner.nonce == touch:
+                os.utime(file.fileno())
+            return _Found(owner, os.fstat(file.fileno()).st_mtime)
+    except FileNotFoundError:
+        return None
+
+
+def _parse(content: bytes) -> Owner:
+    try:
+        values = json.loads(content)
+        owner = Owner(**{field.name: type(field.default)(values[field.name]) for field in dataclasses.fields(Owner)})
+        return owner if owner.nonce.isalnum() else _UNREADABLE
+    except (ValueError, KeyError, TypeError):
+        return _UNREADABLE
+
+
+def _create(path: Path, owner: Owner) -> bool:
+    """Creates the file; returns False if there is one. Of several processes, only one creates it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    with open(descriptor, "wb") as file:
+        file.write(_content(owner))
+        file.flush()
+        os.fsync(file.fileno())
+    return True
+
+
+def _content(owner: Owner) -> bytes:
+    return json.dumps(dataclasses.asdict(owner)).encode()
+
+
+def _take_over(path: Path, dead: Owner, mine: Owner) -> bool:
+    """Replaces the file of a dead run, unless another process has replaced it or is replacing it."""
+    claim = path.with_name(f"{LOCK}.{dead.nonce}")  # Only its creator may replace the file of this dead run.
+    if not _create(claim, mine):
+        with contextlib.suppress(OSError):  # Its creator may have been killed.
+            if _server_time(path.parent) - claim.stat().st_mtime > _DEAD_HEARTBEATS * dead.heartbeat_seconds:
+                claim.unlink()
+        time.sleep(_POLL_SECONDS)
+        return False
+    try:
+        found = _look(path)
+        if found is None or found.owner.nonce != dead.nonce:
+            return False
+        files.replace_file(path, _content(mine))
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            claim.unlink()
+
+
+def _is_alive(found: _Found, first: _Found, mine: Owner, watched: float, workdir: Path) -> bool | None:
+    """Returns whether the run that holds the workdir is alive; None: not known yet.
+
+    Args:
+        found: its file now.
+        first: its file when it was first seen, `watched` seconds ago.
+    """
+    owner = found.owner
+    if owner.machine and owner.machine == mine.machine:
+        return _runs(owner)
+    if found.sign != first.sign:
+        return True
+    # Not by age alone: after a pause of the file system, the next sign may be on its way.
+    silent = watched >= owner.heartbeat_seconds
+    old = _server_time(workdir) - found.sign > _DEAD_HEARTBEATS * owner.heartbeat_seconds
+    return False if silent and old else None
+
+
+def _runs(owner: Owner) -> bool:
+    """Returns whether the owner's process exists on this machine, and its id does not belong to a newer process."""
+    try:
+        process = psutil.Process(owner.pid)
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return not ended and abs(process.create_time() - owner.started) < _START_TOLERANCE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+def _server_time(directory: Path) -> float:
+    """Returns the current time by the clock of the file server."""
+    with tempfile.TemporaryFile(dir=directory) as probe:
+        probe.write(b"x")
+        probe.flush()
+        os.fsync(probe.fileno())
+        return os.fstat(probe.fileno()).st_mtime
+
+
+def _this_process(job: str, heartbeat_seconds: float) -> Owner:
+    return Owner(
+        job=job,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        machine=_machine(),
+        started=psutil.Process().create_time(),
+        since=time.time(),
+        heartbeat_seconds=float(heartbeat_seconds),
+        nonce=secrets.token_hex(8),
+    )
+
+
+def _machine() -> str:
+    """Returns the boot id of the kernel and the process namespace: hosts may have equal names, containers equal ids."""
+    if sys.platform != "linux":
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

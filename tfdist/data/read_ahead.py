@@ -1,0 +1,47 @@
+"""How many elements of a dataset are read ahead: bounded by their bytes.
+
+`tf.data.AUTOTUNE` has no bound here, because autotuning is off (`cluster/distributed_dataset.py`): `map` runs one call
+per core, and `prefetch` doubles its buffer each time that a step finds it empty after it was full, up to hundreds of
+elements. After some evaluations, a run that waits for its data would read ahead 20 GB of images per worker.
+"""
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+# Bytes that a worker reads ahead, in calls of `map` and in the buffer together, unless three steps need more.
+MAX_BYTES = 2**31
+_MAX_CALLS, _BUFFERED_STEPS = 16, 2
+
+
+def limits(spec: Any, *, rows: int, local_replicas: int) -> tuple[int, int]:
+    """Returns the number of parallel calls of `map`, and the size of the buffer behind it, in elements.
+
+    Args:
+        spec: nested specs of an element, which is the shard of one replica in one step.
+        rows: the number used for unknown dimensions, which are those of the batch.
+        local_replicas: the elements of one step.
+    """
+    most = max((1 + _BUFFERED_STEPS) * local_replicas, MAX_BYTES // max(1, num_bytes(spec, rows)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    buffer = _BUFFERED_STEPS * local_replicas
+    # The results of calls that are ahead of the others also wait in the map.
+    return max(local_replicas, min(_MAX_CALLS, cores, most - buffer)), buffer
+
+
+def num_bytes(spec: Any, rows: int) -> int:
+    """Returns the bytes of an element; `rows` replaces unknown dimensions. Of a string, only the reference counts."""
+    total = 0
+    for one in tf.nest.flatten(spec):
+        if isinstance(one, tf.TensorSpec) and one.shape.rank is not None:
+            size = one.dtype.size
+            for length in one.shape.as_list():
+                size *= rows if length is None else length
+            total += size
+    return total
+
+
+def prefetched(dataset: tf.data.Dataset, *, rows: int, local_replicas: int) -> tf.data.Dataset:
+    """Returns `dataset` with the buffer of `limits` behind it."""
+    return dataset.prefetch(limits(dataset.element_spec, rows=rows, local_replicas=local_replicas)[1])
