@@ -1,13 +1,18 @@
 """What the loop does with checkpoints: restores the newest one, saves the run, and marks it as finished."""
 
 import json
+import os
+import sys
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory, export
+from tfdist.checkpoint import directory, export, restore, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
+from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import slurm_requeue
+from tfdist.cluster.devices import gpu_software
+from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff
 from tfdist.report import files, run_info
 from tfdist.report.reporter import Reporter
@@ -15,8 +20,11 @@ from tfdist.training import loop_tools, nonfinite
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
+from tfdist.training.step import optimizer as optimizer_lib
 
 FINISHED = "finished.json"
+# Directory of the states of runs that ended with a replica mismatch.
+MISMATCH = "mismatch"
 # Assumed write speed until the first checkpoint is measured.
 _SLOW_BYTES_PER_SECOND = 20e6
 
@@ -24,13 +32,26 @@ _SLOW_BYTES_PER_SECOND = 20e6
 def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
     """Restores the newest checkpoint on every worker, and opens the report and the checkpointer on the chief.
 
+    The workdir is this run's until `close`.
+
     Raises:
+        WorkdirInUseError: another run writes to the workdir.
         DamagedCheckpointError: there are checkpoints, and none is valid.
         ValueError: the checkpoint is of another model or optimizer.
     """
     if run.workdir is None:
         run.callbacks.train_begin()
         return loop_tools.make_tools(run, loop_tools.open_report(run, None), None), _new_state(run)
+    lock = _acquire_workdir(run) if run.cluster.is_chief else None
+    try:
+        return _open_workdir(run, lock)
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
+
+
+def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, TrainingState]:
     damaged: list[str] = []
     saved = _find_newest(run, damaged)
     state = _new_state(run) if saved is None else TrainingState.from_json(saved.state)
@@ -38,20 +59,57 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
         run.callbacks.train_begin()
     else:
         _restore(run, state, saved)
+    state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
+        run.context.optimizer, run.learning_rate, state.learning_rate
+    )
     report = loop_tools.open_report(run, str(run.workdir), resume_step=state.step, resume_evaluated=state.evaluated)
     for text in damaged:
         report.warning(text)
     checkpointer = _open_checkpointer(run, report, state, saved) if run.cluster.is_chief else None
+    if rate_note is not None:
+        report.event(rate_note, state.step)
     if run.config.cluster.requeue:
         first = 0 if saved is None else saved.step
         slurm_requeue.enable_requeue(
             run.cluster.rank, run.stop, lambda: (directory.newest_step(run.checkpoints) or 0) > first
         )
-    return loop_tools.make_tools(run, report, checkpointer), state
+    loop_tools.report_start(run, report, None if saved is None else saved.step)
+    return loop_tools.make_tools(run, report, checkpointer, lock), state
+
+
+def _acquire_workdir(run: Run) -> WorkdirLock:
+    """Makes this run the only one in its workdir.
+
+    Raises:
+        WorkdirInUseError: another run is alive there.
+    """
+    options = run.config.cluster
+    return workdir_lock.acquire(
+        run.workdir,
+        job=slurm_requeue.job_id(os.environ) or "",
+        heartbeat_seconds=options.heartbeat_seconds,
+        wait_seconds=options.connect_seconds,
+        lost=_end_second_writer,
+        say=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
+    )
+
+
+def _end_second_writer(other: str) -> None:
+    """Ends this process at once, in the lock's thread: two runs must not write to one workdir."""
+    text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
+    peer_loss.claim_exit()
+    peer_loss.announce_failure(text)
+    print(f"tfdist: {text}.", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _new_state(run: Run) -> TrainingState:
-    return TrainingState(step=run.first_step, evaluated=run.first_step, epochs=run.first_step // run.steps_per_epoch)
+    return TrainingState(
+        step=run.first_step,
+        evaluated=run.first_step,
+        epochs=run.first_step // run.steps_per_epoch,
+        learning_rate=run.learning_rate,
+    )
 
 
 def _find_newest(run: Run, damaged: list[str]) -> Saved | None:
@@ -59,19 +117,17 @@ def _find_newest(run: Run, damaged: list[str]) -> Saved | None:
     saved = None
     if run.cluster.is_chief:
         saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
-    step = run.cluster.broadcast(-1 if saved is None else saved.step)
-    if step < 0:
-        return None
-    return saved or checkpoint_format.verify(directory.step_path(run.checkpoints, step))
+    return restore.broadcast_saved(run.cluster, saved)
 
 
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch_ended = state.step <= state.epochs * run.steps_per_epoch
     # First: variables that callbacks change here get their values from the checkpoint.
     run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
-    checkpoint_format.restore(saved, run.variables)
+    restore.restore(run.cluster, saved, run.variables)
     if state.callbacks:
-        run.callbacks.resume(state.callbacks, checkpoint_format.callbacks_arrays(saved))
+        names = checkpoint_format.callback_names(saved)
+        run.callbacks.resume(state.callbacks, dict(restore.read(run.cluster, saved, names)))
     if state.metrics:
         run.objective.restore_state(state.metrics)
 
@@ -81,8 +137,10 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
+    run.cluster.allow_time_to_write(lambda: 3 * run.stop.save_seconds())
     run_info.write_config(str(run.workdir), run.config)
-    run_info.write_environment(str(run.workdir), {"workers": list(run.cluster.roster)})
+    described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
+    run_info.write_environment(str(run.workdir), described)
     if saved is not None:
         ended = run.by_epochs and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
@@ -106,11 +164,40 @@ def save(tools: LoopTools, state: TrainingState, *, regular: bool) -> None:
         raise nonfinite.diverged(tools, f"The weights are no longer finite after step {state.step}")
     if regular:
         state.regular = state.step
-    within_epoch = state.step % run.steps_per_epoch != 0
-    state.metrics = run.objective.state() if within_epoch else []
+    _complete(run, state)
     if tools.checkpointer is not None:
         state.callbacks, arrays = run.callbacks.state()
         tools.checkpointer.save(state.step, checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
+
+
+def _complete(run: Run, state: TrainingState) -> None:
+    """Adds the state of the metrics, if the epoch is not complete. Every worker calls it."""
+    within_epoch = state.step % run.steps_per_epoch != 0
+    state.metrics = run.objective.state() if within_epoch else []
+
+
+def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
+    """Saves the chief's state after a replica mismatch outside of the checkpoints. Every worker calls it.
+
+    The steps since the last checkpoint would otherwise be lost, and no run may resume from a wrong state by itself.
+    """
+    run = tools.run
+    if run.workdir is None or tools.consistency.step is None:  # Not compared before: nothing was trained.
+        return
+    _complete(run, state)
+    if tools.checkpointer is None:
+        return
+    tools.checkpointer.wait()
+    state.callbacks, arrays = run.callbacks.state()
+    arrays = checkpoint_format.snapshot(run.variables) | arrays
+    try:
+        path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays, state.to_json())
+    except OSError as error:
+        tools.report.warning(f"The chief's state could not be saved: {export.reason(error)}")
+        return
+    tools.report.event(
+        f"saved the chief's state in {path}; to continue from it, move it to {run.checkpoints}", state.step
+    )
 
 
 def save_stopped(tools: LoopTools, state: TrainingState) -> None:
@@ -123,7 +210,8 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
     run.stop.saving = True
     save(tools, state, regular=False)
     wait_until_saved(tools, state)
-    tools.report.event(f"stopped by {run.stop.reason or 'another worker'} and saved", state.step)
+    stopped = f"stopped by {run.stop.reason or 'another worker'} and saved"
+    tools.report.event(f"{stopped} at step {state.step}: run the same command to resume", state.step)
 
 
 def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
@@ -132,16 +220,21 @@ def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
     Raises:
         OSError: it could not be written.
     """
-    if tools.checkpointer is not None and not tools.checkpointer.wait():
+    with tools.run.cluster.paused():
+        saved = tools.checkpointer is None or tools.checkpointer.wait()
+    if not saved:
         raise OSError(f"The last checkpoint, of step {state.step}, could not be written: the run is not saved.")
 
 
 def close(tools: LoopTools) -> None:
     """Closes the files of a run, however it ends; a checkpoint that is being written is completed first."""
     if tools.checkpointer is not None:
-        tools.checkpointer.wait()
+        with tools.run.cluster.paused():
+            tools.checkpointer.wait()
     tools.tensorboard.close()
     tools.report.close()
+    if tools.lock is not None:
+        tools.lock.release()
 
 
 def finish(tools: LoopTools, state: TrainingState) -> None:
@@ -158,7 +251,8 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     early = {"stopped_by_callback": True} if state.step < run.total_steps else {}
     try:
         if run.config.checkpoint.export:
-            export.export(run.context.model, model)
+            with run.evaluated_weights():
+                export.export(run.context.model, model)
             tools.report.event(f"exported {model}", state.step)
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
@@ -167,6 +261,7 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
             "Free space or fix its permissions, then run the same command to export the model and finish."
         ) from None
     tools.report.event(f"finished after step {state.step}", state.step)
+    loop_tools.report_end(tools, state)
 
 
 def is_finished(run: Run) -> bool:
@@ -180,22 +275,26 @@ def is_finished(run: Run) -> bool:
     return finished["step"] >= run.total_steps or finished.get("stopped_by_callback", False)
 
 
-def check_same_config(run: Run, allow_changes: bool) -> None:
+def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     """Checks that the workdir holds no run of another config.
+
+    Returns:
+        The changes that are allowed: a line for every field that differs, with both values.
 
     Raises:
         ValueError: names every field that differs, with both values.
     """
     old = None if run.workdir is None else run_info.read_config(str(run.workdir))
-    if old is None or allow_changes:
-        return
+    if old is None:
+        return []
     old = diff.with_defaults(old, config_lib.Config(model={}))
     lines = diff.differences(run_info.to_json(old), run_info.to_json(run.config))
     if run.by_epochs:  # A script's learning rate does not depend on its number of epochs, which may grow.
         lines = [line for line in lines if not line.startswith("train.epochs:")]
-    if lines:
+    if lines and not allow_changes:
         raise ValueError(
             f"{run.workdir} contains a run with a different config:\n"
             + "".join(f"  config.{line}\n" for line in lines)
             + "Choose another --workdir, or continue with the new values: --allow_config_changes."
         )
+    return lines

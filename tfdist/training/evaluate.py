@@ -6,14 +6,14 @@ import sys
 import time
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
 from tfdist.training import loop_tools, triggers
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
-from tfdist.training.state import add_totals
+from tfdist.training.state import TrainingState, add_totals
 
 
 def is_due(run: Run, step: int) -> bool:
@@ -27,8 +27,8 @@ def is_due(run: Run, step: int) -> bool:
     return triggers.is_due(run.config.evaluation.every, step, run.steps_per_epoch)
 
 
-def evaluate(tools: LoopTools, step: int, best: float | None = None) -> dict[str, float]:
-    """Evaluates the whole split after `step`, and reports the values beside the `best` one so far.
+def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
+    """Evaluates the whole split after `step`, and reports the values; `compare`: whether they are the `best` so far.
 
     Returns:
         The means over all examples, by name.
@@ -36,6 +36,11 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None) -> dict[str
     Raises:
         StopRequested: all workers agreed to stop before the end of the split.
     """
+    with tools.run.evaluated_weights():
+        return _evaluate_split(tools, step, best, compare)
+
+
+def _evaluate_split(tools: LoopTools, step: int, best: float | None, compare: bool) -> dict[str, float]:
     run, callbacks, started = tools.run, tools.run.callbacks, time.perf_counter()
     dataset, steps = run.evaluation_data()
     batches = run.cluster.distribute(dataset)
@@ -63,7 +68,7 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None) -> dict[str
     num_examples = round(totals["examples"])
     assert run.evaluation_examples in (None, num_examples)
     values.pop("regularization", None)
-    improved = is_best(run.config.checkpoint, values, best)
+    improved = compare and is_best(run.config.checkpoint, values, best)
     seconds = time.perf_counter() - started
     tools.report.evaluation(step, values, seconds=seconds, num_examples=num_examples, best=improved)
     return values
@@ -97,19 +102,17 @@ def evaluate_only(run: Run, which: str) -> int:
     """
     if run.evaluation_data is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
-    chosen = 0
+    saved = None
     if run.cluster.is_chief:
-        found = checkpoint_format.find(run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
-        chosen = found.step
-    chosen = run.cluster.broadcast(chosen)
-    saved = checkpoint_format.verify(directory.step_path(run.checkpoints, chosen))
-    checkpoint_format.restore(saved, run.variables)
+        saved = checkpoint_format.find(run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
+    saved = restore.broadcast_saved(run.cluster, saved)
+    restore.restore(run.cluster, saved, run.variables)
     report = loop_tools.open_report(run, None)
     report.event(f"evaluating {saved.path}")
     tools = loop_tools.make_tools(run, report, None)
-    tools.consistency.check(saved.step)
+    tools.consistency.check(TrainingState(step=saved.step))
     try:
-        values = evaluate(tools, saved.step)
+        values = evaluate(tools, saved.step, compare=False)
     except StopRequested:
         return interruption.EXIT_STOPPED
     finally:

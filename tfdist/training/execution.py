@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.training import triggers
 from tfdist.training.run import Run
-from tfdist.training.step import multi_step, timing
+from tfdist.training.step import multi_step, timing, train_step
 
 
 class StopRequested(Exception):
@@ -56,8 +56,9 @@ class StepRunner:
         """Runs up to `most` steps."""
         steps = self.length.next_steps(most)
         stop = tf.constant(float(self.run.stop.asked()), tf.float64)
-        vector, replica_seconds = self.run_steps(iterator, tf.constant(steps, tf.int64), stop)
-        totals = self.run.context.execution_layout.to_dict(vector)
+        with self.run.cluster.collective("an execution"):
+            vector, replica_seconds = self.run_steps(iterator, tf.constant(steps, tf.int32), stop)
+            totals = self.run.context.execution_layout.to_dict(vector)
         self.seconds += replica_seconds.numpy()
         seconds = totals["seconds"] / self.run.cluster.num_replicas
         self.length.measured(steps, seconds)
@@ -66,14 +67,20 @@ class StepRunner:
         return Execution(steps=steps, totals=totals)
 
     def take_shares(self) -> list[tuple[float, float, float]]:
-        """Returns each worker's fractions of time for input, compute and communication since the last call."""
+        """Returns each worker's fractions of time for input, compute and communication since the last call.
+
+        Empty if steps are not timed.
+        """
+        if not self.run.context.times_steps:
+            return []
         seconds, self.seconds = self.seconds, np.zeros_like(self.seconds)
         return timing.time_shares(seconds, self.run.cluster.num_workers)
 
 
 def make_runner(run: Run, replica_step: Callable[..., tf.Tensor]) -> StepRunner:
     """Makes the runner of `train_step.train_step`, `local_sgd.train_round` or `train_step.evaluation_step`."""
-    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(replica_step, run.context))
+    updates = 0 if replica_step is train_step.evaluation_step else None
+    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(replica_step, run.context), updates)
     seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
     length = triggers.ExecutionLength(run.config.train.call_seconds)
     return StepRunner(run=run, run_steps=run_steps, length=length, seconds=seconds)

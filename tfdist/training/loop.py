@@ -5,16 +5,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.cluster import interruption
 from tfdist.cluster.liveness import peer_loss
-from tfdist.training import checkpointing, evaluate, nonfinite, replica_consistency, triggers
+from tfdist.training import checkpointing, evaluate, loop_tools, nonfinite, triggers
+from tfdist.training.consistency import start
+from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
+from tfdist.training.step import optimizer as optimizer_lib
 
 
 def train(run: Run, *, allow_config_changes: bool = False) -> int:
@@ -28,26 +30,32 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
     """
-    checkpointing.check_same_config(run, allow_config_changes)
+    changes = checkpointing.check_same_config(run, allow_config_changes)
     if not run.by_epochs and run.cluster.broadcast(checkpointing.is_finished(run)):
         if run.cluster.is_chief:
             finished = (run.workdir / checkpointing.FINISHED).read_text().strip()
-            print(f"This run is finished; nothing to do. {finished}")
+            print(f"This run is finished; nothing to do. {finished}\nTo train again, choose another --workdir.")
         return 0
     if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:
-            print(f"stopped by {run.stop.reason or 'another worker'} before the first step: nothing to save")
+            print(f"stopped by {run.stop.reason or 'another worker'} {loop_tools.before_the_first_step(run)}")
         return interruption.EXIT_STOPPED
     tools, state = checkpointing.open_run(run)
+    for line in changes:
+        tools.report.event(f"changed: config.{line}", state.step)
     try:
-        replica_consistency.check_start(run.cluster, run.examples, state.to_json())
-        tools.consistency.check(state.step)
+        start.check_start(run.cluster, run.examples, state.to_json())
+        tools.consistency.check(state)
         train_loop(tools, state)
-        finish(tools, state)
+        with run.cluster.paused():
+            finish(tools, state)
         return 0
     except StopRequested:
         checkpointing.save_stopped(tools, state)
         return interruption.EXIT_STOPPED
+    except ReplicaMismatchError:
+        checkpointing.save_mismatch(tools, state)
+        raise
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
         peer_loss.claim_exit()  # The search for the example may outlast the other workers.
         raise damaged_data(run) or error from None
@@ -112,14 +120,16 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
     """
     run, config, step = tools.run, tools.run.config, state.step
     tools.tensorboard.write_due(step)
-    if run.ends_at(step) or triggers.is_due(config.agreement.every, step, run.steps_per_epoch):
-        tools.consistency.check(step)
+    # Also after the first execution, which is one step: what a model's code does to one replica only shows there.
+    first = tools.train_steps.length.executions == 1
+    if first or run.ends_at(step) or triggers.is_due(config.agreement.every, step, run.steps_per_epoch):
+        tools.consistency.check(state)
     improved = evaluate.is_due(run, step) and state.evaluated < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)
-    if (improved or run.save_is_due(step)) and not run.callbacks.stopped_on_nan:
-        checkpointing.save(tools, state, regular=True)
     if improved and tools.checkpointer is not None:
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best)
+    if (improved or run.save_is_due(step)) and not run.callbacks.stopped_on_nan:
+        checkpointing.save(tools, state, regular=True)
 
 
 def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
@@ -170,31 +180,27 @@ def end_epoch_if_due(run: Run, state: TrainingState) -> None:
 
 def report_if_due(tools: LoopTools, state: TrainingState) -> None:
     """Reports the means since the last interval report, if one is due, and starts a new interval."""
-    run, interval = tools.run, state.interval
-    if not triggers.is_due(run.config.report.every, state.step, run.steps_per_epoch):
+    run, interval, every = tools.run, state.interval, tools.run.config.report.every
+    ends = run.ends_at(state.step) and not run.by_epochs and (every.steps or every.epochs)
+    if not (ends or triggers.is_due(every, state.step, run.steps_per_epoch)):
         return
     tools.report.train(
         state.step,
         # An interval of a script is an epoch. Its logs hold the metrics as well.
         state.logs if run.by_epochs else run.objective.results(interval.totals),
-        learning_rate=learning_rate(run.context.optimizer),
+        learning_rate=optimizer_lib.learning_rate(run.context.optimizer),
         seconds=interval.seconds,
         steps=interval.steps,
         skipped=None if run.config.train.nonfinite != "skip" else state.skipped,
-        wait_share=interval.totals["wait_seconds"] / max(interval.totals["seconds"], 1e-9),
+        wait_share=wait_share(run, interval.totals),
         worker_shares=tools.train_steps.take_shares(),
     )
     interval.reset()
 
 
-def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns the learning rate of the last step."""
-    rate = optimizer._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        rate = rate(optimizer.iterations - 1)
-    elif callable(rate):
-        rate = rate()
-    return float(keras.ops.convert_to_numpy(rate))
+def wait_share(run: Run, totals: dict[str, float]) -> float | None:
+    """Returns the fraction of the time, 0 to 1, that the workers waited for input; None if steps are not timed."""
+    return totals["wait_seconds"] / max(totals["seconds"], 1e-9) if run.context.times_steps else None
 
 
 def finish(tools: LoopTools, state: TrainingState) -> None:

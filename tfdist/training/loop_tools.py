@@ -1,20 +1,25 @@
 """`LoopTools`: what the loop works with, made once per start."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
-from tfdist.report import reporter as reporter_lib
+from tfdist.checkpoint.workdir_lock import WorkdirLock
+from tfdist.report import opening, summary
 from tfdist.report.reporter import Reporter
-from tfdist.training import execution, replica_consistency, tensorboard_extras
+from tfdist.training import execution, tensorboard_extras
 from tfdist.training import run as run_lib
+from tfdist.training.consistency import replicas
+from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
 from tfdist.training.execution import StepRunner
-from tfdist.training.replica_consistency import ReplicaConsistencyCheck
-from tfdist.training.step import local_sgd, train_step
+from tfdist.training.state import TrainingState
+from tfdist.training.step import stateful_random, train_step
 from tfdist.training.tensorboard_extras import TensorBoardExtras
 
 
@@ -26,24 +31,34 @@ class LoopTools:
     report: Reporter
     # None except on the chief.
     checkpointer: AsyncCheckpointer | None
+    # None except on the chief of a run with a workdir.
+    lock: WorkdirLock | None
     train_steps: StepRunner
     evaluation_steps: StepRunner
     # Returns whether all variables are finite; the same on every worker.
     is_finite: Callable[[], bool]
     consistency: ReplicaConsistencyCheck
     tensorboard: TensorBoardExtras
+    # When the run was opened, as `time.monotonic`.
+    started: float = dataclasses.field(default_factory=time.monotonic)
 
 
-def make_tools(run: run_lib.Run, report: Reporter, checkpointer: AsyncCheckpointer | None) -> LoopTools:
+def make_tools(
+    run: run_lib.Run,
+    report: Reporter,
+    checkpointer: AsyncCheckpointer | None,
+    lock: WorkdirLock | None = None,
+) -> LoopTools:
     """Makes the tools of the loop."""
     return LoopTools(
         run=run,
         report=report,
         checkpointer=checkpointer,
-        train_steps=execution.make_runner(run, local_sgd.choose_step(run.config.train)),
+        lock=lock,
+        train_steps=execution.make_runner(run, stateful_random.checked(run.train_step, run.cluster)),
         evaluation_steps=execution.make_runner(run, train_step.evaluation_step),
         is_finite=finite_check(run.variables),
-        consistency=replica_consistency.make_check(run.cluster, run.variables),
+        consistency=replicas.make_check(run.cluster, run.variables, run.config.agreement, report.event),
         tensorboard=tensorboard_extras.TensorBoardExtras(run=run, report=report),
     )
 
@@ -73,8 +88,8 @@ def make_silent_tools(run: run_lib.Run) -> LoopTools:
 
 
 def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Reporter:
-    """Opens the report of `run`; see `reporter.open_report` for `workdir` and `resumed`."""
-    report = reporter_lib.open_report(
+    """Opens the report of `run`; see `opening.open_report` for `workdir` and `resumed`."""
+    report = opening.open_report(
         workdir,
         chief=run.cluster.is_chief,
         rank=run.cluster.rank,
@@ -84,9 +99,37 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
         global_batch=run.batch_size,
         tensorboard=run.config.report.tensorboard,
         console=run.callbacks.console,
+        verbose=run.config.report.verbose,
+        evaluates=run.evaluation_data is not None,
         **resumed,
     )
-    report.workers(list(run.cluster.roster))
+    verbose, roster = run.config.report.verbose, list(run.cluster.roster)
+    report.workers(roster, [line for line in roster if verbose or not line.startswith("malloc")])
+    if run.preparation:
+        report.event(run.preparation)
     for note in run.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
+
+
+def report_start(run: run_lib.Run, report: Reporter, resumed_step: int | None) -> None:
+    """Writes the first lines of the log of a config's run, on the chief; `resumed_step`: None for a new run."""
+    if run.cluster.is_chief and run.callbacks.console == "all":
+        report.lines(summary.start_lines(run, resumed_step))
+
+
+def report_end(tools: LoopTools, state: TrainingState) -> None:
+    """Writes the last lines of the log of a config's run, on the chief."""
+    run = tools.run
+    if run.callbacks.console == "all":
+        seconds = time.monotonic() - tools.started
+        best = {"best": state.best, "best_step": state.best_step}
+        tools.report.lines(summary.end_lines(run.config, run.workdir, seconds=seconds, **best))
+
+
+def before_the_first_step(run: run_lib.Run) -> str:
+    """Returns what a stop request before the first step of this start means for what is saved."""
+    step = None if run.checkpoints is None else directory.newest_step(run.checkpoints)
+    if step is None:
+        return "before the first step: nothing to save"
+    return f"while resuming: the checkpoint of step {step} is unchanged. Run the same command to resume."

@@ -10,7 +10,7 @@ otherwise an interrupted run would roll back to another step than an uninterrupt
 
 import math
 
-from tfdist.checkpoint import directory
+from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training.execution import Execution
 from tfdist.training.loop_tools import LoopTools
@@ -88,23 +88,21 @@ def _restore_regular_checkpoint(tools: LoopTools, state: TrainingState, bad_step
     run, limit = tools.run, tools.run.config.train.nonfinite_limit
     if state.rollbacks >= limit:
         raise diverged(tools, f"{text}, after {limit} rollbacks (config.train.nonfinite_limit)")
-    found = -1
+    saved = None
     if tools.checkpointer is not None:
         tools.checkpointer.wait()
         saved = checkpoint_format.newest_valid(run.checkpoints, tools.report.warning, at_most=state.regular)
-        found = -1 if saved is None else saved.step
-    found = run.cluster.broadcast(found)
-    if found < 0:
+    saved = restore.broadcast_saved(run.cluster, saved)
+    if saved is None:
         raise diverged(tools, f"{text}, and there is no checkpoint to roll back to")
-    saved = checkpoint_format.verify(directory.step_path(run.checkpoints, found))
-    checkpoint_format.restore(saved, run.variables)
+    restore.restore(run.cluster, saved, run.variables)
     run.context.optimizer.iterations.assign(bad_step)
     state.step, state.rollbacks = bad_step, state.rollbacks + 1
     state.interval.reset()
-    tools.consistency.check(bad_step)
+    tools.consistency.check(state)
     tools.report.event(
-        f"WARNING: {text}. Rolled back to the weights of step {found}; the run continues with step {bad_step + 1}: "
-        f"rollback {state.rollbacks} of at most {limit}",
+        f"WARNING: {text}. Rolled back to the weights of step {saved.step}; the run continues with step "
+        f"{bad_step + 1}: rollback {state.rollbacks} of at most {limit}",
         bad_step,
     )
 

@@ -1,7 +1,9 @@
 """`Run`: a run that is ready to train or to evaluate, seen from one worker."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.objective import Objective
 
@@ -48,8 +51,21 @@ class Run:
     examples: Callable[[], dict[str, tf.Tensor]] = dict
     # The first step of a new run: above 0 for a script with `initial_epoch`.
     first_step: int = 0
+    # The chosen preparation of the data and what it returns, for the log; "": there is none.
+    preparation: str = ""
+    # The context in which the model has the weights that are evaluated and exported.
+    evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    # The learning rate that the config or the script sets, if callbacks may change it; None: a schedule computes it.
+    learning_rate: float | None = None
+    # For the log, not known for scripts: the config file, and the examples of the training split.
+    config_file: str = ""
+    training_examples: int | None = None
     # Warnings about the data, for the log.
     notes: tuple[str, ...] = ()
+    # What each replica does in a training step.
+    train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
+    # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
+    more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def objective(self) -> Objective:
@@ -66,6 +82,7 @@ class Run:
         """Every variable that a checkpoint holds, by name."""
         loss_scale = self.context.loss_scale
         extra = loss_scale.variables() if loss_scale else {}
+        extra |= self.more_variables
         return checkpoint_format.named_variables(self.context.model, self.context.optimizer, extra)
 
     def ends_at(self, step: int) -> bool:

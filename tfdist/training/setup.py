@@ -15,16 +15,17 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import precision
 from tfdist.config import batches, diff, specs, validate
-from tfdist.data import autograph, cache, order, stream
+from tfdist.data import autograph, cache, description, device_part, order, stream
 from tfdist.report import reporter, run_info
-from tfdist.training import replica_consistency
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks import from_config
+from tfdist.training.consistency import start
 from tfdist.training.run import Run
 from tfdist.training.step import context as context_lib
+from tfdist.training.step import local_sgd, seed_generators
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import seed_generators
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -34,6 +35,9 @@ class Inputs:
     """The user's functions and sources, resolved and checked before any device is touched."""
 
     prepare: stream.Prepare
+    # `prepare` and `config.data.finish`, for `adapt`.
+    prepare_all: stream.Prepare
+    # Gets batches as they come from `prepare`.
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
@@ -56,7 +60,7 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     """
     stop = interruption.install_handlers()
     inputs = open_inputs(config)
-    plan = strategy.plan(config.cluster)
+    plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
     num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
     steps_per_epoch = check_fit(config, num_replicas, inputs.train_source, inputs.evaluation_source)
     total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
@@ -64,21 +68,16 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     evaluation = cache.cached(config.data, inputs.evaluation_source, inputs.prepare, training=False)
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
+    config, precision_notes = precision.resolve(config, _saved_precision(workdir), cluster)
     shard = run_lib.replica_shard(cluster)
     training_data = stream.training(
         *train, shard, global_batch=config.data.batch_size, seed=config.seed, shuffle=config.data.shuffle
     )
-    context = build_model(config, cluster, inputs, element_spec(training_data(0, 1)), steps_per_epoch, total_steps)
+    spec = element_spec(training_data(0, 1))
+    context = build_model(config, cluster, inputs, spec, steps_per_epoch, total_steps)
     check_names(config, context.names)
-    callbacks = from_config.make_callbacks(
-        config,
-        cluster,
-        context.model,
-        context.optimizer,
-        context.names,
-        epochs=math.ceil(total_steps / steps_per_epoch),
-        steps=steps_per_epoch,
-    )
+    trained, epochs = (context.model, context.optimizer, context.names), math.ceil(total_steps / steps_per_epoch)
+    callbacks = from_config.make_callbacks(config, cluster, *trained, epochs=epochs, steps=steps_per_epoch)
     sources = [source for source in (inputs.train_source, inputs.evaluation_source) if source is not None]
     return Run(
         config=config,
@@ -93,9 +92,26 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         total_steps=total_steps,
         batch_size=config.data.batch_size,
         verify=tuple(source.verify for source in sources if hasattr(source, "verify")),
-        examples=functools.partial(replica_consistency.read_examples, {"train": train[0], "evaluation": evaluation[0]}),
+        examples=functools.partial(start.read_examples, {"train": train[0], "evaluation": evaluation[0]}),
         callbacks=callbacks,
+        preparation=description.describe(config.data.prepare, spec),
+        evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
+        learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
+        training_examples=len(inputs.train_source),
+        notes=(*precision_notes, *_warmup_note(config, steps_per_epoch, total_steps)),
+        train_step=local_sgd.choose_step(config.train),
     )
+
+
+def _saved_precision(workdir: Path) -> str | None:
+    """Returns the precision of the run in `workdir`; None if there is no run."""
+    old = run_info.read_config(workdir)
+    return None if old is None else old.get("train", {}).get("precision", "float32")
+
+
+def _warmup_note(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> list[str]:
+    note = optimizer_lib.warmup_steps(config.learning_rate, steps_per_epoch, total_steps)[1]
+    return [note] if note else []
 
 
 def open_inputs(config: config_lib.Config) -> Inputs:
@@ -108,13 +124,18 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     validate.validate(config)
     prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
+    finish = config.data.finish and specs.partial(
+        config.data.finish, field="config.data.finish", positional=1, training=True
+    )
+    finish = finish and autograph.convert(finish, "config.data.finish")
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
     evaluation_split = config.data.evaluation_split
     return Inputs(
-        prepare=autograph.convert(prepare),
-        objective=autograph.convert(objective),
+        prepare=autograph.convert(prepare, "config.data.prepare"),
+        prepare_all=device_part.after(autograph.convert(prepare, "config.data.prepare"), finish),
+        objective=device_part.before(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
         train_source=open_source(config, config.data.train_split),
         evaluation_source=None if evaluation_split is None else open_source(config, evaluation_split),
@@ -218,11 +239,12 @@ def build_model(
     objective = context_lib.build_objective(cluster, config, model, inputs.objective, spec)
     context = context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:
-        read = functools.partial(stream.first_examples, inputs.train_source, inputs.prepare, seed=config.seed)
+        read = functools.partial(stream.first_examples, inputs.train_source, inputs.prepare_all, seed=config.seed)
         with cluster.scope():
             inputs.adapt(model, read)
         cluster.broadcast_variables(model.variables)  # Machines of another kind may have rounded differently.
-    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
+    optimizer_lib.start_averages(model, optimizer)
+    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id, config.seed)
     return context
 
 

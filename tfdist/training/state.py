@@ -40,12 +40,16 @@ class TrainingState:
     # Skipped steps and rollbacks since the start of the run.
     skipped: int = 0
     rollbacks: int = 0
+    # Replica mismatches after which the chief's state was copied, since the start of the run.
+    mismatches: int = 0
     # Completed epochs; of the current epoch, sums over its examples and its values so far.
     epochs: int = 0
     epoch_totals: dict[str, float] = dataclasses.field(default_factory=dict)
     logs: dict[str, float] = dataclasses.field(default_factory=dict)
     # The objective's state within an epoch; see `Objective.state`.
     metrics: list[Any] = dataclasses.field(default_factory=list)
+    # The learning rate that was configured, if callbacks may change it; None: a schedule computes it.
+    learning_rate: float | None = None
     # The state of callbacks.
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Saved as well: the report of an interval with a resume in it equals that of an uninterrupted run.

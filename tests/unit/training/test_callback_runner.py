@@ -1,5 +1,6 @@
 """A run without callbacks has a CallbackRunner that does nothing, and never waits for other workers."""
 
+import contextlib
 import types
 
 import keras
@@ -10,8 +11,8 @@ from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
 def test_a_runner_without_callbacks_does_nothing():
-    # Any collective would fail: this cluster has no methods.
-    cluster = types.SimpleNamespace(is_chief=True, num_workers=2)
+    # Any collective would fail: this cluster has no other methods.
+    cluster = types.SimpleNamespace(is_chief=True, num_workers=2, paused=contextlib.nullcontext)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.stop_training = True
     before = set(vars(model))

@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import random
 import threading
 
 import keras
@@ -46,7 +47,7 @@ def through_a_checkpoint(directory, state, arrays):
     variable = tf.Variable([0.0, 0.0], dtype=tf.float64)
     checkpoint_format.restore(saved, {"model/w": variable})
     assert variable.numpy().tolist() == [1.0, 1.0]
-    return saved.state["callbacks"], checkpoint_format.callbacks_arrays(saved)
+    return saved.state["callbacks"], dict(checkpoint_format.read(saved, checkpoint_format.callback_names(saved)))
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +158,24 @@ def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interru
     assert written[0] == written[1] == ["1.weights.h5", "2.weights.h5", "4.weights.h5"]
     with open(tmp_path / "whole" / "log.csv") as one, open(tmp_path / "parts" / "log.csv") as other:
         assert list(csv.DictReader(one)) == list(csv.DictReader(other))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random.Random(3),
+        lambda: np.random.RandomState(3),
+        *(lambda bits=bits: np.random.Generator(bits(3)) for bits in state_lib._BIT_GENERATORS.values()),
+    ],
+)
+def test_random_generators_of_callbacks_go_on_where_they_were(tmp_path, make):
+    def draws(callback):
+        return [callback.random.choice([1, 2, 3, 4, 5, 6, 7, 8]) for _ in range(20)]
+
+    callback, resumed, lost = Notes(), Notes(), []
+    callback.random, resumed.random = make(), make()
+    before = state_lib.initial_state([callback])
+    draws(callback)
+    saved = through_a_checkpoint(tmp_path, *state_lib.snapshot([callback], before, lambda *of: lost.append(of)))
+    state_lib.restore([resumed], *saved)
+    assert lost == [] and draws(resumed) == draws(callback) != draws(callback)

@@ -7,6 +7,8 @@ import numpy as np
 import probes
 import pytest
 
+from tfdist import config as c
+from tfdist.training.step import gradients
 from tfdist.training.step import optimizer as optimizer_lib
 
 pytestmark = pytest.mark.workers
@@ -17,6 +19,14 @@ STEP = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 # The variables of lab.Table.
 KEYS = ["model/table/rows/embeddings", "model/unused/kernel", "model/unused/bias"]
+
+
+@pytest.mark.parametrize(("implementation", "expected"), [("nccl", 32_000_000), ("ring", 8_000_000)])
+def test_the_size_of_packs_follows_the_implementation_unless_it_is_set(implementation, expected):
+    assert gradients.with_pack_size(c.Communication(), implementation).bytes_per_pack == expected
+    for chosen in (0, 4096):
+        given = c.Communication(bytes_per_pack=chosen, dtype="bfloat16")
+        assert gradients.with_pack_size(given, implementation) == given
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +139,22 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     """What each of two workers has measured."""
-    return probes.measure(tmp_path_factory.mktemp("workers"), "loss_scale", "collectives", "seeds", workers=2)
+    return probes.measure(
+        tmp_path_factory.mktemp("workers"),
+        "loss_scale",
+        "collectives",
+        "seeds",
+        "restored",
+        "other_data",
+        "predicted",
+        workers=2,
+    )
 
 
 def test_a_step_has_no_collective_but_the_sum_of_its_gradients(workers):
     for worker in workers:
         # Beside them, at the end of a call, the one that brings the sums for the log.
+        assert worker["collectives/bytes per pack"] == 8_000_000
         np.testing.assert_array_equal(worker["collectives/one pack"], [1, 1])
         # 64 x 10 weights and 10 biases of 4 bytes, and the means and variances of 64 inputs, in packs of 1 kB.
         in_packs, outside = worker["collectives/packs"]
@@ -186,3 +206,35 @@ def test_workers_that_start_from_different_seeds_hold_the_chiefs_weights(workers
     assert np.abs(first["alone"] - second["alone"]).max() > 0.1
     np.testing.assert_array_equal(first["in scope"], first["alone"])
     np.testing.assert_array_equal(second["in scope"], first["alone"])
+
+
+def test_the_chief_alone_reads_a_checkpoint_and_the_others_hold_its_bits(workers):
+    chief, other = workers
+    # For the hash, for the variables and for the callbacks.
+    assert chief["restored/reads"] == 3 and other["restored/reads"] == 0
+    for worker in workers:
+        assert worker["restored/state"].tolist() == [7.0, np.inf, 10.0]
+        assert worker["restored/kernel"].flat[:2].tolist() == [0x80000000, 0x7FC00001]
+    np.testing.assert_array_equal(chief["restored/kernel"], other["restored/kernel"])
+
+
+def test_other_data_are_named_by_column_and_by_size_or_content(workers):
+    chief, other = ({name: str(text) for name, text in worker.items() if "other_data/" in name} for worker in workers)
+    assert set(chief.values()) == {""}
+    said = {name.removeprefix("other_data/"): text.partition(". All workers")[0] for name, text in other.items()}
+    start = "Worker 1 has other data than worker 0: "
+    assert said == {
+        **dict.fromkeys(("same", "strings", "last bits"), ""),
+        "content": f"{start}column y has the same size, but other content",
+        "floats": f"{start}column x['b'] has the same size, but other content",
+        "size": f"{start}column x['age'] differs in size: float32 [16, 2] here, float32 [16, 3] there",
+        "examples": f"{start}19 examples, 5 steps of 4 examples here, 20 examples, 5 steps of 4 examples there",
+    }
+
+
+def test_outputs_of_a_prediction_are_held_by_all_workers_or_by_the_chief(workers):
+    chief, other = workers
+    assert chief["predicted/all"].shape == (21, 3)
+    np.testing.assert_array_equal(chief["predicted/all"], other["predicted/all"])
+    np.testing.assert_array_equal(chief["predicted/all"], chief["predicted/chief"])
+    assert other["predicted/chief"].shape == ()

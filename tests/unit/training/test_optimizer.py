@@ -1,10 +1,14 @@
 """Fused updates: the numbers are Keras' own, and what cannot be fused is left to Keras."""
 
+import pathlib
+import runpy
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist import config as config_lib
 from tfdist.training.step import optimizer as optimizer_lib
 
 STEPS = 20
@@ -45,6 +49,26 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
     assert len(found) > 2 and found[2] == STEPS
     for mine, keras_own in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", sorted(pathlib.Path(__file__).parents[3].glob("configs/*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("steps_per_epoch", [1, 22])
+def test_one_epoch_of_each_shipped_config_has_a_schedule(path, steps_per_epoch):
+    config = runpy.run_path(str(path))["get_config"]()
+    optimizer = optimizer_lib.build_optimizer(config, steps_per_epoch, steps_per_epoch)
+    assert optimizer.get_config()["learning_rate"]
+    steps, notice = optimizer_lib.warmup_steps(config.learning_rate, steps_per_epoch, steps_per_epoch)
+    assert (steps == steps_per_epoch // 4) if config.learning_rate.warmup_epochs >= 1 else not notice
+
+
+def test_a_warmup_that_is_longer_than_the_run_is_shortened_with_a_notice():
+    rate = config_lib.LearningRate(warmup_epochs=2)
+    assert optimizer_lib.warmup_steps(rate, 22, 660) == (44, "")
+    assert optimizer_lib.warmup_steps(rate, 22, 45) == (44, "")
+    steps, notice = optimizer_lib.warmup_steps(rate, 22, 44)
+    assert steps == 11 and notice == (
+        "config.learning_rate.warmup_epochs=2 are 44 steps, and the run has 44: the warm-up is shortened to 11."
+    )
 
 
 def test_a_fused_update_is_one_operation_a_weight():
@@ -89,3 +113,29 @@ def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
 def test_other_optimizers_are_left_alone(optimizer):
     optimizer_lib.fuse(optimizer)
     assert "update_step" not in vars(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "restored", "expected", "recorded", "words"),
+    [
+        (0.5, 0.5, 0.25, 0.25, 0.5, "learning rate 0.25, from the checkpoint; 0.5 is configured"),
+        (0.5, 0.125, 0.25, 0.125, 0.125, "learning rate 0.125, as configured now; 0.5 was configured before, and the"),
+        (None, 0.125, 0.25, 0.25, 0.125, "learning rate 0.25, from the checkpoint; 0.125 is configured"),
+        # The next `fit` of the same script: a callback of the one before has changed the rate.
+        (0.5, 0.25, 0.25, 0.25, 0.5, None),
+        (0.5, 0.5, 0.5, 0.5, 0.5, None),
+    ],
+)
+def test_a_learning_rate_that_is_configured_anew_replaces_that_of_the_checkpoint(
+    before, now, restored, expected, recorded, words
+):
+    optimizer = keras.optimizers.SGD(restored)
+    configured, text = optimizer_lib.resume_learning_rate(optimizer, now, before)
+    assert (float(optimizer.learning_rate), configured) == (expected, recorded)
+    assert text is None if words is None else text.startswith(words)
+
+
+def test_a_schedule_computes_the_learning_rate_anew():
+    optimizer = keras.optimizers.SGD(SCHEDULE)
+    assert optimizer_lib.settable_learning_rate(optimizer) is None
+    assert optimizer_lib.resume_learning_rate(optimizer, None, 0.5) == (None, None)

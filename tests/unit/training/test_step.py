@@ -1,18 +1,22 @@
 """One step on several replicas: penalties, dropout, statistics, the objective's contract, and no retracing."""
 
+import json
 import pathlib
 
 import keras
 import numpy as np
 import probes
 import pytest
+import tensorflow as tf
+import topologies
 
 from tfdist import config as c
+from tfdist.training import evaluate, loop, setup
 from tfdist.training import run as run_lib
-from tfdist.training import setup
 
-NAMES = ("regularization", "statistics", "masks", "masks_of_a_second_run", "masks_of_micro_batches", "traces")
-ON_ONE = ("regularization:1", "traces:1")
+MASKS = ("masks", "masks_of_a_second_run", "masks_of_micro_batches")
+NAMES = ("regularization", "statistics", "synchronised", "averages", *MASKS, "traces")
+ON_ONE = ("regularization:1", "synchronised:1", "traces:1")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,30 @@ def test_unsynchronised_statistics_are_the_mean_of_the_replicas_own(two):
         np.testing.assert_array_equal(found[0], found[1])
         np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(two["statistics/saved mean"], two["statistics/mean"][0])
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize("name", ["whole", "pieces", "masked"])
+def test_synchronised_statistics_are_those_of_all_replicas_in_micro_batches_and_with_a_mask_too(one, two, name):
+    keys = [key for key in two if key.startswith(f"synchronised/{name}/")]
+    assert f"synchronised/{name}/model/norm/moving_variance" in keys and len(keys) == 6
+    for key in keys:
+        np.testing.assert_allclose(two[key], one[key], rtol=1e-5, atol=1e-6, err_msg=key)
+    # The statistics of two pieces are not those of the whole.
+    mean = f"synchronised/{name}/model/norm/moving_mean"
+    assert name == "whole" or np.abs(two[mean] - two["synchronised/whole/model/norm/moving_mean"]).max() > 1e-4
+
+
+@pytest.mark.workers
+def test_averages_are_evaluated_and_the_weights_come_back(two):
+    average = two["averages/1"]  # As in Keras, they start after the first step.
+    for step in "23":
+        average = 0.75 * average + 0.25 * two[f"averages/{step}"]
+    for found, expected in ((two["averages/evaluated"], average), (two["averages/after"], two["averages/3"])):
+        assert found.shape == (2, *average.shape)
+        np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+        np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(average - two["averages/3"]).max() > 1e-3
 
 
 def all_masks(measured, probe="masks"):
@@ -116,6 +144,50 @@ def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
     keras.utils.clear_session()
     parts = {"model": {"target": "lab:linear", "num_classes": 10}, "train": c.Train(steps=20)}
     return setup.build_run(c.Config(**parts | changes), workdir)
+
+
+def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
+    parts = {
+        "optimizer": {"target": "keras.optimizers:SGD", "use_ema": True, "ema_momentum": 0.75},
+        "train": c.Train(steps=6, call_seconds=1e-6),
+        "evaluation": c.Evaluation(every=c.Every(steps=2)),
+        "checkpoint": c.Checkpoint(every=c.Every(steps=2), best_metric="loss", best_mode="min"),
+        "report": c.Report(tensorboard=False),
+    }
+    assert loop.train(start(tmp_path, **parts)) == 0
+    reported = {line["step"]: line["loss"] for line in topologies.records(tmp_path, "evaluation")}
+    best = min(reported, key=reported.get)
+    assert evaluate.evaluate_only(start(tmp_path, **parts), "best") == 0
+    evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert evaluated["step"] == best and evaluated["loss"] == reported[best]
+    saved = topologies.arrays(tmp_path, step=6)
+    exported = keras.models.load_model(tmp_path / "model.keras").get_layer("logits").kernel.numpy()
+    (average,) = [value for name, value in saved.items() if name.endswith("kernel_average")]
+    np.testing.assert_array_equal(exported, average)
+    assert np.abs(exported - saved["model/logits/kernel"]).max() > 1e-4
+
+
+def test_a_changed_learning_rate_is_used_after_a_resume(tmp_path, capsys):
+    for peak, steps in ((0.5, 2), (0.125, 4)):
+        rate = c.LearningRate(peak=peak, schedule={"target": "tfdist.zoo.schedules:settable"})
+        report = c.Report(every=c.Every(steps=1), tensorboard=False)
+        run = start(tmp_path, learning_rate=rate, report=report, train=c.Train(steps=steps))
+        assert loop.train(run, allow_config_changes=True) == 0
+    assert [line["learning_rate"] for line in topologies.records(tmp_path, "train")] == [0.5, 0.5, 0.125, 0.125]
+    said = capsys.readouterr().out
+    assert "changed: config.learning_rate.peak: 0.5 was saved, now 0.125" in said
+    assert "learning rate 0.125, as configured now; 0.5 was configured before" in said
+
+
+def test_averages_start_from_the_weights_if_the_first_step_is_skipped(tmp_path):
+    optimizer = {"target": "keras.optimizers:SGD", "use_ema": True}
+    context = start(tmp_path, optimizer=optimizer).context
+    context.optimizer.iterations.assign(1)  # As a skipped step does.
+    kernel, bias = context.model.trainable_variables
+    before = kernel.numpy()
+    context.optimizer.apply([tf.zeros(kernel.shape), tf.zeros(bias.shape)], [kernel, bias])
+    context.optimizer.finalize_variable_values([kernel, bias])
+    np.testing.assert_allclose(kernel.numpy(), before, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class CallbackRunner:
         watched = synchronised and self._cluster.is_chief
         if watched:
             self._variables.begin()
-        with _quiet_unless(self._cluster.is_chief):
+        with self._cluster.paused(), _quiet_unless(self._cluster.is_chief):
             for callback in self._list.callbacks:
                 with self._without_collectives(callback, hook):
                     getattr(callback, hook)(*arguments)
@@ -210,8 +210,9 @@ class CallbackRunner:
         if self._cluster.num_workers == 1 or broadcast.runs_on_all_workers(callback):
             yield
             return
+        alone = collective_guard.local(self._model)
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
-        with collective_guard.on_one_worker(f"{type(callback).__name__}.{hook}", advice), local(self._model):
+        with collective_guard.on_one_worker(f"{type(callback).__name__}.{hook}", advice), alone:
             yield
 
     def _synchronise(self) -> None:
@@ -266,19 +267,3 @@ def _quiet_unless(chief: bool) -> Iterator[None]:
         yield
     finally:
         keras.config.enable_interactive_logging()
-
-
-@contextlib.contextmanager
-def local(model: keras.Model) -> Iterator[None]:
-    """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
-    before = model._distribute_strategy
-    model._distribute_strategy = None  # None: TensorFlow's current strategy, the default one outside of scopes.
-    rejected = ("fit", "evaluate", "train_on_batch", "test_on_batch")
-    for name in rejected:
-        vars(model)[name] = lambda *args, name=name, **keywords: collective_guard.check(f"model.{name}")
-    try:
-        yield
-    finally:
-        model._distribute_strategy = before
-        for name in rejected:
-            del vars(model)[name]

@@ -1,13 +1,15 @@
 """Saves and restores the state of Keras callbacks, so that a resumed run makes the decisions of an uninterrupted one.
 
 A checkpoint holds the attributes of each callback that have changed since `on_train_begin`: numbers, strings, NumPy
-arrays and tensors, and lists, tuples and dicts of them. Settings can therefore be changed between starts, and data that
-a callback only refers to is not copied. Open files, functions, models, variables and locks are not saved.
+arrays and tensors, random generators of NumPy and Python, and lists, tuples and dicts of them. Settings can therefore
+be changed between starts, and data that a callback only refers to is not copied. Open files, functions, models,
+variables and locks are not saved.
 """
 
 import json
 import math
 import os
+import random
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +24,10 @@ from tfdist.checkpoint import format as checkpoint_format
 _LARGEST_COMPARED_BYTES = 2**20
 # Not saved: set by Keras, or derived by MonitorCallback (restoring min_delta would flip its sign).
 _NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
+
+# By name, not by lookup: a checkpoint must not choose what is called.
+_BIT_GENERATORS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937)}
+_BIT_GENERATORS |= {kind.__name__: kind for kind in (np.random.Philox, np.random.SFC64)}
 
 # Callback -> attribute -> (fingerprint, the object itself: a reference keeps its id unique).
 InitialState = dict[str, dict[str, tuple[str, Any]]]
@@ -148,6 +154,8 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
     if _is_numeric_array(value):
         arrays[name] = np.array(value) if copied else value
         return {"array": name}
+    if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
+        return {"random": _encode(_random_state(value), name, arrays, copied)}
     if type(value) in (list, tuple):
         items = [_encode(item, f"{name}/{index}", arrays, copied) for index, item in enumerate(value)]
         return {"tuple" if type(value) is tuple else "list": items}
@@ -159,6 +167,30 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
             ]
         }
     raise _NotSerializable
+
+
+def _random_state(generator: Any) -> list[Any]:
+    """Returns the kind of a random generator and its state, in values that `_encode` supports."""
+    if isinstance(generator, random.Random):
+        return ["random.Random", generator.getstate()]
+    if isinstance(generator, np.random.RandomState):
+        return ["RandomState", generator.get_state(legacy=True)]
+    return ["Generator", type(generator.bit_generator).__name__, generator.bit_generator.state]
+
+
+def _restored_generator(kind: str, *state: Any) -> Any:
+    """Inverts `_random_state`."""
+    if kind == "random.Random":
+        generator = random.Random()
+        generator.setstate(state[0])
+        return generator
+    if kind == "RandomState":
+        generator = np.random.RandomState()
+        generator.set_state(state[0])
+        return generator
+    bits = _BIT_GENERATORS[state[0]]()
+    bits.state = state[1]
+    return np.random.Generator(bits)
 
 
 def _is_numeric_array(value: Any) -> bool:
@@ -180,5 +212,7 @@ def _decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return arrays[content]
     if kind == "dict":
         return {_decode(key, arrays): _decode(item, arrays) for key, item in content}
+    if kind == "random":
+        return _restored_generator(*_decode(content, arrays))
     items = [_decode(item, arrays) for item in content]
     return tuple(items) if kind == "tuple" else items

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
+from tfdist.training.step import gradients, micro_batches, timing, work_sharing
 from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import timing
+from tfdist.training.step.normalization import spanning_groups, synchronized_norm
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,11 +41,17 @@ class StepContext:
     statistics: tuple[keras.Variable, ...]
     # None except in float16.
     loss_scale: loss_scale_lib.LossScale | None
+    # Of the gradients' all-reduce; the size of packs is set.
+    communication_options: config_lib.Communication
+    # Steps so far, int64 []: random numbers depend on it.
+    step_count: keras.Variable
     # Totals since the execution started, per replica: adding to them needs no communication. The two counts of steps
     # are divided by the number of replicas, so that the sum over replicas is the count.
     totals: tf.Variable
     # Seconds of communication since the execution started, per replica; see timing.py.
     communication: tf.Variable
+    # Returns the time at which tensors are computed; see timing.py.
+    clock: timing.Clock
 
     @property
     def model(self) -> keras.Model:
@@ -67,6 +74,11 @@ class StepContext:
         return TotalsLayout((*self.names, *objective_lib.COUNTS, *objective_lib.MEASUREMENTS))
 
     @property
+    def times_steps(self) -> bool:
+        """Whether each step is timed."""
+        return self.clock is not timing.no_timestamp
+
+    @property
     def skips_nonfinite(self) -> bool:
         """Whether a step whose loss or gradients are non-finite is skipped on the devices."""
         return self.config.train.nonfinite != "stop"
@@ -86,13 +98,15 @@ def build_objective(
             builds a subclassed model.
 
     Raises:
-        ValueError: the function returns something other than one value per example, or no "loss"; or XLA cannot
-            compile the model.
+        ValueError: the function returns something other than one value per example, or no "loss"; XLA cannot compile
+            the model; or its groups do not fit the batch.
     """
-    if config.train.xla and any(getattr(layer, "synchronized", False) for layer in model._flatten_layers()):
+    synchronised = any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
+    spanning = spanning_groups.install(model, config, cluster.num_replicas)
+    if config.train.xla and (synchronised or spanning):
         raise ValueError(
-            "config.train.xla=True compiles no communication, and the model normalises over the batches of all "
-            "replicas: set xla to False, or take statistics over groups (docs/guide.md)."
+            "config.train.xla=True compiles no communication, and the model normalises over the batches of several "
+            "replicas: set xla to False, or take statistics over groups that divide a replica's batch (docs/guide.md)."
         )
     with cluster.scope():
         blank = {name: tf.zeros([2, *spec.shape[1:]], spec.dtype) for name, spec in element_spec.items()}
@@ -105,6 +119,7 @@ def build_objective(
         names=names,
         global_batch_size=config.data.batch_size,
         micro_batches=config.train.micro_batches,
+        accumulate=micro_batches.unrolled if synchronised else micro_batches.in_loop,
         xla=config.train.xla,
     )
 
@@ -119,7 +134,10 @@ def build_context(
     model = objective.model
     optimizer_lib.take_over_reduction(optimizer)
     optimizer_lib.fuse(optimizer)
-    statistics = tuple(_statistics(model))
+    synchronized_norm.make_exact(model)
+    if config.train.local_steps == 1:  # Otherwise each replica has other gradients.
+        work_sharing.share(optimizer, cluster)
+    found = tuple(statistics(model))
     with cluster.scope():
         optimizer.build(model.trainable_variables)
         totals = tf.Variable(
@@ -135,19 +153,26 @@ def build_context(
         config=config,
         objective=objective,
         optimizer=optimizer,
-        statistics=statistics,
+        statistics=found,
         loss_scale=loss_scale,
+        step_count=optimizer.iterations,
+        communication_options=gradients.with_pack_size(config.communication, cluster.implementation),
         totals=totals,
         communication=communication,
+        clock=timing.choose_clock(config.report.step_times, cluster.device_type),
     )
 
 
-def _statistics(model: keras.Model) -> list[keras.Variable]:
-    # Variables made non-trainable, in layers that train: a frozen layer's weights and statistics do not change.
+def statistics(model: keras.Model, *, frozen: bool = False) -> list[keras.Variable]:
+    """Returns the float variables that layers made non-trainable, such as moving averages.
+
+    Args:
+        frozen: whether to include those of frozen layers, which change only if the user's code assigns them.
+    """
     return [
         variable
         for layer in model._flatten_layers()
-        if layer.trainable
+        if layer.trainable or frozen
         for variable in layer._non_trainable_variables
         if keras.backend.is_float_dtype(variable.dtype)
     ]

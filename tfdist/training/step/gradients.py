@@ -1,7 +1,9 @@
 """Gradients between the backward pass and the optimizer: all-reduce, clipping, test for non-finite values."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -12,6 +14,13 @@ from tfdist.training.step import timing
 Gradients = list[tf.Tensor | None]
 
 
+def with_pack_size(options: config_lib.Communication, implementation: str) -> config_lib.Communication:
+    """Returns `options` with the size of packs that suits the implementation, "nccl" or "ring", if it is not set."""
+    if options.bytes_per_pack is not None:
+        return options
+    return dataclasses.replace(options, bytes_per_pack={"nccl": 32_000_000, "ring": 8_000_000}[implementation])
+
+
 def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradients:
     """Sums every gradient over all replicas; called in `strategy.run`.
 
@@ -19,7 +28,7 @@ def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradi
         gradients: one tensor per variable, of any shapes; `None` for a variable without a gradient. Sparse gradients
             become dense.
         options: `dtype` is the type on the wire; the sums are returned in the gradients' own type. With "float32",
-            float64 gradients are sent as float64.
+            float64 gradients are sent as float64. `bytes_per_pack` None: one pack.
 
     Returns:
         The sums, in the same order.
@@ -28,7 +37,7 @@ def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradi
     present = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     if context.num_replicas_in_sync > 1 and present:
         wire = [tf.cast(gradient, _wire_type(gradient, options)) for gradient in present]
-        communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack)
+        communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack or 0)
         # Tensors of one dtype share a collective.
         for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
             chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
@@ -46,15 +55,56 @@ def _wire_type(gradient: tf.Tensor, options: config_lib.Communication) -> tf.DTy
 
 
 def replicas() -> int:
-    """Returns the number of all replicas; called in `strategy.run`."""
-    return tf.distribute.get_replica_context().num_replicas_in_sync
+    """Returns the number of all replicas; called in `strategy.run`. Elsewhere, returns 1."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+class _Trace(threading.local):
+    """The replicas of a process are traced in threads of their own, in turns."""
+
+    # float32 []; None: the gradients of all replicas are summed.
+    weight: tf.Tensor | None = None
+
+
+_trace = _Trace()
+
+
+@contextlib.contextmanager
+def weighted(weight: tf.Tensor) -> Iterator[None]:
+    """Traces a step whose gradients are multiplied by `weight` (float32 [], 1 in total) after the backward pass.
+
+    The loss is then the mean of the replicas' losses with these weights, and gradients through `sum_value` are its own.
+    """
+    _trace.weight = weight
+    try:
+        yield
+    finally:
+        _trace.weight = None
 
 
 def sum_value(value: tf.Tensor) -> tf.Tensor:
-    """Sums `value` (any shape) over all replicas in a collective of its own; called in `strategy.run`."""
+    """Sums `value` (any shape) over all replicas in a collective of its own; outside of `strategy.run`, returns it."""
     if replicas() == 1:
         return value
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+    context = tf.distribute.get_replica_context()
+    if _trace.weight is None:
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    weight = _trace.weight
+
+    @tf.custom_gradient
+    def total(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, value), backward
+
+    # The gradient for this replica's value, divided by the weight by which it is multiplied later. Each is the adjoint
+    # of the other.
+    @tf.custom_gradient
+    def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        own = tf.cast(weight, upstream.dtype)
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(upstream) * own)
+        return tf.math.divide_no_nan(summed, own), total
+
+    return total(value)
 
 
 def clip(gradients: Gradients, norm: float) -> Gradients:
@@ -99,6 +149,7 @@ def sum_over_replicas(
     num_replicas: int,
     options: config_lib.Communication,
     communication: tf.Variable,
+    clock: timing.Clock,
 ) -> tuple[Gradients, list[tf.Tensor]]:
     """The one all-reduce of a step: sums gradients and flags, and averages the changes of moving statistics.
 
@@ -110,6 +161,7 @@ def sum_over_replicas(
             run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
         weight: this replica's weight in that mean; 1 in total over all replicas.
         communication: the seconds that the all-reduce took are added to it.
+        clock: returns the time at which tensors are computed.
 
     Returns:
         The sums of gradients and flags.
@@ -118,7 +170,7 @@ def sum_over_replicas(
         # Dense, as the all-reduce makes them: with duplicate rows Keras would square each of them separately.
         return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients], flags
     gradients = [*gradients, *flags]
-    ready = timing.timestamp_after(gradients)
+    ready = clock(gradients)
     changes = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
     if options.dtype == "float32":
         reduced = all_reduce([*gradients, *changes], options)
@@ -126,7 +178,7 @@ def sum_over_replicas(
     else:
         gradients = all_reduce(gradients, options)
         changes = all_reduce(changes, dataclasses.replace(options, dtype="float32"))
-    communication.assign_add(timing.timestamp_after([*gradients, *changes]) - ready)
+    communication.assign_add(clock([*gradients, *changes]) - ready)
     for (variable, old), change in zip(statistics, changes, strict=True):
         variable.assign(old + change)
     split = len(gradients) - len(flags)

@@ -46,7 +46,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     # A Python loop: an optimizer update inside a graph's loop is rejected on mirrored replicas.
     for index in range(rounds):
         part = {name: value[index] for name, value in parts.items()}
-        new_sums, gradients = objective.micro_batch(part, tf.constant(index), 1.0)
+        new_sums, gradients = objective.micro_batch(part, tf.constant(index), 1.0, local_step=index)
         train_step.apply(context, [None if g is None else replicas * tf.convert_to_tensor(g) for g in gradients])
         sums += new_sums
     if replicas > 1:
@@ -57,8 +57,9 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
             statistics,
             1 / replicas,
             num_replicas=replicas,
-            options=context.config.communication,
+            options=context.communication_options,
             communication=context.communication,
+            clock=context.clock,
         )
         for variable, old, change in zip(averaged, before, changes, strict=True):
             variable.assign(old + change)

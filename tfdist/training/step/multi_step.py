@@ -5,53 +5,60 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.training.step import timing
+from tfdist.training.step import seed_generators, stateful_random, timing
 from tfdist.training.step.context import StepContext
 
 
 def make_multi_step_fn(
-    context: StepContext, step: Callable[..., tf.Tensor]
+    context: StepContext, step: Callable[..., tf.Tensor], updates: int | None = None
 ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Compiles the function that runs `step` many times.
 
     Args:
         step: `train_step` or `evaluation_step` with its context; called with the elements of the iterator.
+        updates: optimizer steps in one call of `step`; None: `config.train.local_steps`.
 
     Returns:
-        run_steps(iterator, count, stop): `count`, int64 [], is the number of steps; `stop`, float64 [], is 1 if this
+        run_steps(iterator, count, stop): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1 if this
         worker requests a stop. Returns, equal on all workers, the sums over replicas, float64 with the fields of
-        `context.execution_layout`, and the seconds of each replica, float64 [num_replicas, 3] (see timing.py). On a
-        GPU seconds are those of the host, which runs ahead of the device.
+        `context.execution_layout`, and the seconds of each replica, float64 [num_replicas, 3] (see timing.py).
     """
     strategy, totals, communication = context.cluster.strategy, context.totals, context.communication
-    num_replicas = context.cluster.num_replicas
+    num_replicas, clock = context.cluster.num_replicas, context.clock
+    updates = context.config.train.local_steps if updates is None else updates
 
     def local_results(value: tf.Tensor) -> list[tf.Tensor]:
         return tf.nest.flatten(strategy.experimental_local_results(value))
 
-    def take_totals(waited: tf.Tensor, stop: tf.Tensor, seconds: tf.Tensor) -> tf.Tensor:
+    def take_totals(waited: tf.Tensor, stop: tf.Tensor, started: tf.Tensor) -> tf.Tensor:
         replica = cluster_lib.replica_id()
+        sums = tf.identity(totals)
+        seconds = timing.timestamp_after([sums]) - started
         row = timing.one_hot_row(replica, num_replicas, waited, tf.identity(communication), seconds)
-        vector = tf.concat([tf.identity(totals), [waited, stop, seconds], row], axis=0)
+        vector = tf.concat([sums, [waited, stop, seconds], row], axis=0)
         with tf.control_dependencies([vector]):
             totals.assign(tf.zeros_like(totals))
             communication.assign(tf.zeros_like(communication))
         return vector
 
+    # The numbers of a loop on a GPU are int32, which TensorFlow has in host memory: for int64 the host would wait in
+    # every step until the device has compared them.
     @tf.function(autograph=False)
     def run_steps(iterator, count, stop):
+        words = seed_generators.step_words(context.step_count)
+
         def one_step(number: tf.Tensor, waited: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
             elements = next(iterator)
-            with tf.control_dependencies(tf.nest.flatten(elements, expand_composites=True)):
-                ready = tf.timestamp()
-            sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
-            with tf.control_dependencies(local_results(sums)):
-                return number + 1, waited + tf.maximum(ready - done, 0.0), tf.timestamp()
+            ready = clock(tf.nest.flatten(elements, expand_composites=True))
+            with seed_generators.counted_by_loop(words, number * updates), stateful_random.made_stateless():
+                sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
+            return number + 1, waited + tf.maximum(ready - done, 0.0), clock(local_results(sums))
 
-        started = tf.timestamp()
-        first = (tf.zeros([], tf.int64), tf.zeros([], tf.float64), started)
-        _, waited, done = tf.while_loop(lambda number, *_: number < count, one_step, first)
-        vector = strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, done - started)), axis=None)
+        started = timing.now()
+        last = tf.identity(count)
+        first = (tf.zeros([], tf.int32), tf.zeros([], tf.float64), clock([]))
+        _, waited, _ = tf.while_loop(lambda number, *_: number < last, one_step, first)
+        vector = strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, started)), axis=None)
         num_fields, num_seconds = len(context.execution_layout.fields), num_replicas * len(timing.COLUMNS)
         summed, seconds = tf.split(vector, [num_fields, num_seconds])
         return summed, tf.reshape(seconds, [num_replicas, len(timing.COLUMNS)])

@@ -5,6 +5,7 @@ own implementation, `keras_fit.compiled_objective.CompiledObjective`.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +15,9 @@ import tensorflow as tf
 
 from tfdist.data.stream import Batch
 from tfdist.training.step import gradients as gradients_lib
+from tfdist.training.step import micro_batches as micro_batches_lib
 from tfdist.training.step import seed_generators
+from tfdist.training.step.normalization import spanning_groups
 
 # objective(model, batch, *, training) -> {"loss": [n], ...}
 ObjectiveFunction = Callable[..., dict[str, tf.Tensor]]
@@ -81,6 +84,8 @@ class PerExampleObjective:
     # The divisor of the summed loss.
     global_batch_size: int
     micro_batches: int = 1
+    # Runs the micro-batches one after another.
+    accumulate: Callable[..., micro_batches_lib.Results] = micro_batches_lib.in_loop
     xla: bool = False
 
     def forward_backward(self, shard: Batch, loss_scale: tf.Tensor | float) -> ShardResult:
@@ -89,49 +94,46 @@ class PerExampleObjective:
         if self.micro_batches == 1:
             return ShardResult(*self.micro_batch(shard, tf.constant(0), loss_scale), weight)
         count = next(iter(shard.values())).shape[0] // self.micro_batches
-        group = _group_size(self.model)
+        group = spanning_groups.group_size(self.model)
         group = 1 if count % group else group
         # Micro-batch i takes groups i, i + n, ...: the same groups of the global batch for any number of replicas.
         groups = {
             name: tf.reshape(value, [-1, self.micro_batches, group, *value.shape[1:]]) for name, value in shard.items()
         }
-        variables = self.model.trainable_variables
 
-        def body(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
+        def run(index: tf.Tensor) -> micro_batches_lib.Results:
             batch = {n: tf.reshape(value[:, index], [count, *value.shape[3:]]) for n, value in groups.items()}
-            new_sums, new = self.micro_batch(batch, index, loss_scale)
-            added = [
-                old if one is None else old + tf.convert_to_tensor(one) for old, one in zip(gradients, new, strict=True)
-            ]
-            return index + 1, sums + new_sums, added
+            return self.micro_batch(batch, index, loss_scale)
 
-        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-        start = (tf.constant(0), tf.zeros([len(self.names) + 1], tf.float64), zeros)
-        _, sums, gradients = tf.while_loop(
-            lambda index, *_: index < self.micro_batches, body, start, parallel_iterations=1
-        )
-        return ShardResult(sums, gradients, weight)
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
+        start = (tf.zeros([len(self.names) + 1], tf.float64), zeros)
+        return ShardResult(*self.accumulate(run, self.micro_batches, start), weight)
 
     def micro_batch(
-        self, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float
+        self, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float, local_step: int = 0
     ) -> tuple[tf.Tensor, gradients_lib.Gradients]:
-        """Runs micro-batch `index` (int32 []) forward and backward; returns its sums and gradients."""
-        run = self._micro_batch
+        """Runs micro-batch `index` (int32 []) forward and backward; returns its sums and gradients.
+
+        Args:
+            local_step: optimizer steps since the start of this step of the run, for local SGD.
+        """
+        run = functools.partial(self._micro_batch, local_step)
         if self.xla:  # This much and no more: XLA compiles no communication between workers.
             run = tf.function(run, autograph=False, jit_compile=True)
         return run(batch, index, loss_scale)
 
     def _micro_batch(
-        self, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float
+        self, local_step: int, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float
     ) -> tuple[tf.Tensor, gradients_lib.Gradients]:
-        seed_generators.begin_forward_pass(index)
+        seed_generators.begin_forward_pass(index, local_step)
         num_examples = next(iter(batch.values())).shape[0]
         with tf.GradientTape() as tape:
             values = self.function(self.model, batch, training=True)
             self._check_names(check_values(values, num_examples))
             # Divided once, by the global count: the optimizer applies the sum over replicas and micro-batches.
             dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
-            loss = tf.nn.compute_average_loss(tf.cast(values["loss"], dtype), global_batch_size=self.global_batch_size)
+            # As tf.nn.compute_average_loss, without its check of the batch size, an op of the host in every step.
+            loss = tf.math.divide_no_nan(tf.reduce_sum(tf.cast(values["loss"], dtype)), self.global_batch_size)
             if self.model.losses:
                 regularization = tf.cast(tf.add_n(self.model.losses), dtype)
                 loss += tf.nn.scale_regularization_loss(regularization) / self.micro_batches
@@ -197,9 +199,3 @@ def check_values(values: dict[str, tf.Tensor], num_examples: int) -> tuple[str, 
         if name in (*COUNTS, *MEASUREMENTS, "regularization"):
             raise ValueError(f"config.objective returns {name!r}, a name that tfdist uses itself: choose another.")
     return tuple(values)
-
-
-def _group_size(model: keras.Model) -> int:
-    """How many examples of a batch belong together: a multiple of the sizes of all groups with statistics."""
-    layers = (layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization))
-    return math.lcm(*(getattr(layer, "group_size", None) or 1 for layer in layers))

@@ -5,12 +5,16 @@ fused kernels of TensorFlow compute the same formulas in one pass. Weights and s
 names, the optimizer's class and its configuration do not change.
 """
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
 
 
@@ -18,19 +22,14 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
     """Makes the optimizer with its schedule, the peak scaled to the global batch (arXiv 1706.02677, section 2.1).
 
     Raises:
-        ValueError: the warm-up is longer than the run, or the target returns no optimizer.
+        ValueError: the target returns no optimizer.
     """
     rate = config.learning_rate
     factor = config.data.batch_size / config.train.local_steps / rate.reference_batch_size
     peak = rate.peak * {"none": 1.0, "linear": factor, "sqrt": factor**0.5}[rate.scaling]
-    warmup_steps = round(rate.warmup_epochs * steps_per_epoch)
-    if warmup_steps > total_steps:
-        raise ValueError(
-            f"config.learning_rate.warmup_epochs={rate.warmup_epochs} are {warmup_steps} steps, more than the "
-            f"{total_steps} of the run."
-        )
+    warmup, _ = warmup_steps(rate, steps_per_epoch, total_steps)
     schedule = specs.build(
-        rate.schedule, peak, field="config.learning_rate.schedule", total_steps=total_steps, warmup_steps=warmup_steps
+        rate.schedule, peak, field="config.learning_rate.schedule", total_steps=total_steps, warmup_steps=warmup
     )
     optimizer = specs.build(config.optimizer, schedule, field="config.optimizer")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -38,6 +37,21 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
             f"config.optimizer.target must return a keras.optimizers.Optimizer. Received: {type(optimizer).__name__}"
         )
     return optimizer
+
+
+def warmup_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_steps: int) -> tuple[int, str]:
+    """Returns the steps of the warm-up, a quarter of a run that is not longer than it, and a notice if so.
+
+    A first trial with `--config.train.epochs=1` then runs with every config.
+    """
+    steps = round(rate.warmup_epochs * steps_per_epoch)
+    if steps < total_steps:
+        return steps, ""
+    shortened = total_steps // 4
+    return shortened, (
+        f"config.learning_rate.warmup_epochs={rate.warmup_epochs} are {steps} steps, and the run has {total_steps}: "
+        f"the warm-up is shortened to {shortened}."
+    )
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
@@ -92,8 +106,21 @@ def _adam(optimizer, index, variable, gradient, learning_rate, dtype):
     )
 
 
-# The methods that `take_over_reduction` and `fuse` replace on an optimizer object.
-PUT_ON_OPTIMIZERS = ("_all_reduce_sum_gradients", "update_step")
+# What `take_over_reduction`, `fuse` and `work_sharing.share` set on an optimizer object.
+PUT_ON_OPTIMIZERS = ("_all_reduce_sum_gradients", "update_step", "work_sharing")
+
+
+@contextlib.contextmanager
+def methods_restored(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Restores, at its end, what a run sets on an optimizer object."""
+    attributes = vars(optimizer)
+    before = {name: attributes[name] for name in PUT_ON_OPTIMIZERS if name in attributes}
+    try:
+        yield
+    finally:
+        for name in PUT_ON_OPTIMIZERS:
+            attributes.pop(name, None)
+        attributes.update(before)
 
 
 def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:
@@ -103,6 +130,85 @@ def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     and checks replica 0 only for overflows. Given the sums, its clipping is right.
     """
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """Returns the learning rate of the last step."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = rate(optimizer.iterations - 1)
+    elif callable(rate):
+        rate = rate()
+    return float(keras.ops.convert_to_numpy(rate))
+
+
+def settable_learning_rate(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """Returns the learning rate if callbacks may change it, which makes it a variable; None: a schedule computes it."""
+    rate = optimizer.learning_rate
+    return float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
+
+
+def resume_learning_rate(
+    optimizer: keras.optimizers.Optimizer, configured: float | None, before: float | None
+) -> tuple[float | None, str | None]:
+    """Replaces a restored learning rate if another one is configured than when the run was saved.
+
+    Args:
+        optimizer: as restored; callbacks may have changed its learning rate before it was saved.
+        configured: the learning rate that is configured now; None: a schedule computes it.
+        before: the learning rate that was configured when the run was saved; None: not known.
+
+    Returns:
+        The learning rate to save as the configured one; and a line for the log, or None.
+    """
+    restored = settable_learning_rate(optimizer)
+    if configured is None:
+        return None, None
+    if restored == configured:
+        return configured if before is None else before, None
+    if before is None or before == configured:
+        return configured, f"learning rate {restored:g}, from the checkpoint; {configured:g} is configured"
+    optimizer.learning_rate = configured
+    return configured, (
+        f"learning rate {configured:g}, as configured now; {before:g} was configured before, and the checkpoint has "
+        f"{restored:g}"
+    )
+
+
+def start_averages(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Starts the averages of an optimizer with `use_ema` from the weights; called before the first step.
+
+    Keras starts them in the first step. If that step is skipped, for example by loss scaling, they would start from 0.
+    """
+    if getattr(optimizer, "use_ema", False) and keras.ops.convert_to_numpy(optimizer.iterations) == 0:
+        averages = optimizer._model_variables_moving_average
+        for average, variable in zip(averages, model.trainable_variables, strict=True):
+            average.assign(variable)
+
+
+def evaluated_weights(
+    config: config_lib.Config, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
+) -> Callable[[], AbstractContextManager]:
+    """Returns what makes the context in which `model` is evaluated and exported."""
+    # This callback exchanges weights and averages itself.
+    exchanged = any(spec["target"].endswith(":SwapEMAWeights") for spec in config.callbacks)
+    if exchanged or not getattr(optimizer, "use_ema", False):
+        return contextlib.nullcontext
+    return functools.partial(_averaged_weights, cluster, model, optimizer)
+
+
+@contextlib.contextmanager
+def _averaged_weights(cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Gives `model` the averages of an optimizer with `use_ema` within the context; needs a copy of the weights."""
+    variables = [variable.value for variable in model.trainable_variables]
+    before = [tf.identity(variable) for variable in variables]
+    with cluster.scope():
+        optimizer.finalize_variable_values(model.trainable_variables)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:

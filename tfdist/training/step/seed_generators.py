@@ -1,44 +1,122 @@
-"""Keras' seed generators, of dropout for example, as functions of (generator, step, replica).
+"""Seed generators, of Keras' dropout for example, as functions of (generator, step, replica).
 
 Keras' generators advance a counter that all replicas share. Every replica of every worker would draw the same mask, and
 a resumed run would have to restore the counters. Stateless seeds differ between replicas and need no saving.
+
+The seeds are computed on the host: TensorFlow's random ops read them from host memory, so on a GPU each op of this
+computation would otherwise be a copy back, for which the host waits. The step is therefore counted by the loop, and not
+read from the device; and the computation is one function, which reads int32 numbers only: TensorFlow has these in host
+memory also on a GPU. tests/unit/training/test_gpu_audit.py checks that no step waits.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 # The replicas of a process are traced in threads of their own, in turns: each thread counts its own calls.
 _trace = threading.local()
+# While the body of a loop is traced: the step count before the loop, and the optimizer steps made in it. All replicas'
+# threads read it.
+_loop: list[tuple[tf.Tensor, tf.Tensor]] = []
 
 
-def begin_forward_pass(micro_batch: tf.Tensor | int) -> None:
+class _Unseeded:
+    """Seeds of random ops without a generator: of `keras.random` without a seed, and of TensorFlow's stateful ops."""
+
+    next: Callable[[], tf.Tensor]
+
+    def __init__(self, seed: int):
+        self.state = np.array([seed, 1])  # Generators of Keras begin with (seed, 0).
+
+
+# Empty except during a run.
+_unseeded: list[_Unseeded] = []
+
+
+def begin_forward_pass(micro_batch: tf.Tensor | int, local_step: int = 0) -> None:
     """Resets the calls of all generators at the start of one replica's forward pass.
 
     Args:
-        micro_batch: index of the micro-batch, int32 [].
+        micro_batch: index of the micro-batch, int32 []; -1 in an evaluation.
+        local_step: optimizer steps since the start of this step of the run, for local SGD.
     """
+    _trace.graph = tf.compat.v1.get_default_graph()
     _trace.calls = {}
     _trace.micro_batch = micro_batch
+    _trace.local_step = local_step
 
 
-def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callable[[], tf.Tensor]) -> None:
-    """Makes the seeds of all generators in `model` functions of (own seed, call, step, micro-batch, replica).
+def step_words(step: keras.Variable) -> tf.Tensor:
+    """Returns the step count as int32 [2], in host memory; to be called before the loop, in `run_steps`."""
+    with tf.device("CPU:0"):
+        words = tf.bitcast(step.value, tf.int32)
+    return tf.identity(words)  # On the device of the loop, where TensorFlow has int32 numbers in host memory.
+
+
+@contextlib.contextmanager
+def counted_by_loop(words: tf.Tensor, done: tf.Tensor) -> Iterator[None]:
+    """While the body of a loop is traced, seeds use the loop's count instead of reading the step from the device.
+
+    Args:
+        words: the result of `step_words` before the loop.
+        done: optimizer steps that the loop has made, int32 [].
+    """
+    _loop.append((words, done))
+    try:
+        yield
+    finally:
+        _loop.pop()
+
+
+def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callable[[], tf.Tensor], seed: int) -> None:
+    """Makes the seeds of all generators functions of (own seed, call, step, micro-batch, replica).
+
+    These are the generators of `model`, and one for random ops without a generator; see `unseeded`.
 
     Args:
         model: a built model.
         step: the optimizer's step count, int64 [].
         replica_id: returns the calling replica's index, int32 [].
+        seed: of the run; own seed of random ops without a generator.
     """
-    for layer in model._flatten_layers():
-        for generator in layer._seed_generators:
-            _make_stateless(generator, step, replica_id)
+    # Not inlined: the constants of its body would be ops of the host in the loop, which wait for the device.
+    compute_seed = tf.function(_seed, autograph=False, experimental_attributes={"_noinline": True})
+    _unseeded[:] = [_Unseeded(seed)]
+    for generator in (*_generators(model), *_unseeded):
+        _make_stateless(generator, step, replica_id, compute_seed)
 
 
-def _make_stateless(generator: keras.random.SeedGenerator, step: keras.Variable, replica_id: Callable) -> None:
-    own_seed = keras.ops.convert_to_numpy(generator.state)
+def restore(model: keras.Model) -> None:
+    """Undoes `make_stateless`: seeds advance by state again."""
+    _unseeded.clear()
+    for generator in _generators(model):
+        vars(generator).pop("next", None)
+
+
+def unseeded(*, in_loops: bool) -> _Unseeded | None:
+    """Returns the generator for random ops without one; None if this thread traces no forward pass.
+
+    Args:
+        in_loops: whether also in a loop, a branch or a `tf.function` of the user's in the forward pass.
+    """
+    graph = getattr(_trace, "graph", None)
+    if not _unseeded or graph is None or tf.executing_eagerly():
+        return None
+    return _unseeded[0] if in_loops or graph is tf.compat.v1.get_default_graph() else None
+
+
+def _generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
+    return [generator for layer in model._flatten_layers() for generator in layer._seed_generators]
+
+
+def _make_stateless(
+    generator: keras.random.SeedGenerator, step: keras.Variable, replica_id: Callable, compute_seed: Callable
+) -> None:
+    own_seed = keras.ops.convert_to_numpy(generator.state).astype(np.int64).view(np.int32)
 
     def next_seed(ordered: bool = True) -> tf.Tensor:
         del ordered
@@ -46,9 +124,23 @@ def _make_stateless(generator: keras.random.SeedGenerator, step: keras.Variable,
             begin_forward_pass(0)
         call = _trace.calls.get(id(generator), 0)
         _trace.calls[id(generator)] = call + 1
-        seed = tf.constant(own_seed, tf.int64)
-        for part in (call, step.value, _trace.micro_batch, replica_id()):
-            seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
-        return seed
+        words, done = _loop[-1] if _loop else (step_words(step), 0)
+        done = tf.convert_to_tensor(done) + _trace.local_step
+        micro_batch = tf.convert_to_tensor(_trace.micro_batch)
+        arguments = (tf.constant(own_seed), tf.constant(call), words, done, micro_batch, replica_id())
+        with tf.device("CPU:0"):
+            return compute_seed(*arguments)
 
     generator.next = next_seed
+
+
+def _seed(
+    own_seed: tf.Tensor, call: tf.Tensor, words: tf.Tensor, done: tf.Tensor, micro_batch: tf.Tensor, replica: tf.Tensor
+) -> tf.Tensor:
+    """Returns a seed, int32 [2], for int32 arguments: [4], [], [2], [], [], []; pairs of words are int64 numbers."""
+    step = tf.bitcast(words, tf.int64) + tf.cast(done, tf.int64)
+    seed = tf.bitcast(tf.reshape(own_seed, [2, 2]), tf.int64)
+    for part in (call, step, micro_batch, replica):
+        seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
+    # As Keras' random functions do with int64 seeds, there on the device.
+    return tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)

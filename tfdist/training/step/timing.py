@@ -3,9 +3,14 @@
 Communication is the time from when a replica's gradients are ready until their sums are: the all-reduce that no
 computation overlaps, and the wait for slower replicas. The seconds stay on the replica during an execution, and are
 reduced together with its totals.
+
+TensorFlow takes the time on the host, so a GPU has to finish what is timed while the host waits, instead of launching
+the next step. Steps are therefore not timed on GPUs, unless `config.report.step_times` is set. With
+TF_DETERMINISTIC_OPS=1 TensorFlow rejects its own op for the time, and Python's clock replaces it.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +33,40 @@ def make_counter() -> tf.Variable:
 def timestamp_after(tensors: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> tf.Tensor:
     """Returns the time at which all of `tensors` are computed: float64 [], in seconds."""
     with tf.control_dependencies(tf.nest.flatten([t for t in tensors if t is not None], expand_composites=True)):
+        return now()
+
+
+def now() -> tf.Tensor:
+    """Returns the time: float64 [], in seconds."""
+    if not rejects_timestamps():
         return tf.timestamp()
+    return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
+
+
+def rejects_timestamps() -> bool:
+    """Returns whether TensorFlow is set to run deterministic ops only."""
+    try:
+        with tf.init_scope(), tf.device("CPU:0"):
+            tf.timestamp()
+    except tf.errors.FailedPreconditionError:
+        return True
+    return False
+
+
+Clock = Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], tf.Tensor]
+
+
+def no_timestamp(tensors: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> tf.Tensor:
+    """Returns 0, float64 []: the clock of steps that are not timed."""
+    del tensors
+    return tf.zeros([], tf.float64)
+
+
+def choose_clock(step_times: bool | None, device_type: str) -> Clock:
+    """Returns the clock of a step for `config.report.step_times` and replicas on "CPU" or "GPU" devices."""
+    if step_times is None:
+        step_times = device_type == "CPU" and not rejects_timestamps()
+    return timestamp_after if step_times else no_timestamp
 
 
 def one_hot_row(replica: tf.Tensor, num_replicas: int, *seconds: tf.Tensor) -> tf.Tensor:

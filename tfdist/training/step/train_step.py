@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import seed_generators
 from tfdist.training.step.context import StepContext
 
 
@@ -29,8 +30,9 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
         list(zip(context.statistics, statistics, strict=True)),
         weight,
         num_replicas=context.cluster.num_replicas,
-        options=context.config.communication,
+        options=context.communication_options,
         communication=context.communication,
+        clock=context.clock,
     )
     skipped = update(context, gradients, flags, statistics)
     add_to_totals(context, sums, skipped)
@@ -39,6 +41,7 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
 
 def evaluation_step(context: StepContext, *element: Any) -> tf.Tensor:
     """Adds this replica's shard of an evaluation batch to the totals; called in `strategy.run`."""
+    seed_generators.begin_forward_pass(-1)
     sums = context.objective.evaluate(*element)
     add_to_totals(context, sums, None)
     return sums

@@ -1,0 +1,163 @@
+"""The configs and variants of a step that the GPU audit traces, each in a process whose logical devices stand for GPUs.
+
+usage: python gpu_variants.py OUT.json REPLICAS NAME...
+"""
+
+import importlib
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import gpu_audit
+import tensorflow as tf
+
+from tfdist import config as c
+from tfdist.cluster.cluster import Cluster
+from tfdist.training import execution, setup
+from tfdist.training.step import local_sgd, train_step
+
+# The images on which each shipped config is traced: small ones, if its network allows that. None: its own data.
+_SHAPES = {
+    **{"digits": None, "line": None, "courses.cscs_line": None, "alexnet": (256, 256, 3), "mlp": (28, 28, 1)},
+    **{"mnist": (28, 28, 1), "courses.bsc_mnist": (28, 28, 1), "courses.sctrain_mlp": (28, 28, 1)},
+    **{"courses.sctrain_alexnet": (256, 256, 3), "courses.cscs_imagenet": (75, 75, 3)},
+    **dict.fromkeys(("cifar", "cifar_fast", "cifar_resnet50", "cifar_resnet50v2", "imagenet"), (32, 32, 3)),
+    **dict.fromkeys(("courses.bsc_resnet50v2", "courses.idris_resnet50"), (32, 32, 3)),
+}
+SHIPPED = tuple(_SHAPES)
+
+
+def shipped(name: str) -> c.Config:
+    """Returns a shipped config, on small synthetic images if its data has to be downloaded."""
+    config = importlib.import_module(f"configs.{name}").get_config()
+    shape = _SHAPES[name]
+    if shape is not None:
+        classes = config.model.get("num_classes", config.model.get("classes", 10))
+        source = {"target": "tfdist.zoo.sources:synthetic", "num_classes": classes, "num_examples": 512}
+        config.data.source = source | {"shape": shape}
+        config.data.prepare = {"target": "tfdist.zoo.prepare:image"}
+        config.data.train_split, config.data.evaluation_batch_size = "train", 16
+        config.data.evaluation_split = None if config.data.evaluation_split is None else "test"
+        config.data.batch_size = 256 if "group_size" in config.model else 8
+        config.adapt = None
+        if "input_shape" in config.model:
+            config.model["input_shape"] = shape
+    return config
+
+
+def _small(**changes: Any) -> c.Config:
+    """Returns a config of a small convolutional network; `changes` replaces fields: `train__steps` is `train.steps`."""
+    config = shipped("digits")
+    for path, value in changes.items():
+        *sections, field = path.split("__")
+        section = config
+        for one in sections:
+            section = getattr(section, one)
+        setattr(section, field, value)
+    return config
+
+
+def _finished(config: c.Config) -> c.Config:
+    """Normalises on the device."""
+    config.data.prepare = {"target": "tfdist.zoo.prepare:image_bytes", "pad": 2, "flip": True}
+    config.data.finish = {"target": "tfdist.zoo.prepare:normalised", "mean": [0.5], "std": [0.25]}
+    config.train.micro_batches = 2
+    return config
+
+
+_ZOO = "tfdist.zoo.optimizers:"
+_CNN = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10}
+# name -> config of a variant of the step.
+VARIANTS: dict[str, Callable[[], c.Config]] = {
+    "float16": lambda: _small(train__precision="float16"),
+    "bfloat16": lambda: _small(train__precision="bfloat16"),
+    "micro_batches": lambda: _small(train__micro_batches=2),
+    "clip": lambda: _small(train__clip_norm=1.0),
+    "local_steps": lambda: _small(train__local_steps=2),
+    "ema": lambda: _small(optimizer={"target": "keras.optimizers:SGD", "momentum": 0.9, "use_ema": True}),
+    "skip": lambda: _small(train__nonfinite="skip"),
+    "sync_batch": lambda: _small(model=_CNN | {"normalization": "sync_batch"}),
+    "group": lambda: _small(model=_CNN | {"group_size": 4}),
+    "batch": lambda: _small(model=_CNN),
+    "dropout": lambda: _small(model={"target": "lab:Dropouts"}),
+    "dropout_micro_batches": lambda: _small(model={"target": "lab:Dropouts"}, train__micro_batches=2),
+    "l2": lambda: _small(model=_CNN | {"l2": 1e-4}),
+    "compressed": lambda: _small(communication__dtype="bfloat16"),
+    "adam": lambda: _small(optimizer={"target": "keras.optimizers:Adam"}),
+    "adamw": lambda: _small(optimizer={"target": "keras.optimizers:AdamW"}),
+    "lookahead_sgd": lambda: _small(optimizer={"target": f"{_ZOO}lookahead_sgd"}),
+    "muon": lambda: _small(optimizer={"target": f"{_ZOO}muon"}),
+    "settable": lambda: _small(
+        learning_rate=c.LearningRate(schedule={"target": "tfdist.zoo.schedules:settable"}),
+    ),
+    "one_cycle": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:one_cycle"}),
+    "step_schedule": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:step"}),
+    "mixup": lambda: _small(
+        data__prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "mixup": 0.2, "num_classes": 10}
+    ),
+    "finish": lambda: _finished(shipped("mlp")),
+    # What the audit has to find.
+    "timed": lambda: _small(report__step_times=True),
+}
+
+
+def make_config(name: str) -> c.Config:
+    """Returns the config `name` as it runs on GPUs."""
+    config = shipped(name) if name in SHIPPED else VARIANTS[name]()
+    if config.train.precision == "auto":
+        config.train.precision = "bfloat16"
+    if config.report.step_times is None:
+        config.report.step_times = False
+    return config
+
+
+def make_cluster(num_replicas: int) -> Cluster:
+    """Returns a cluster of one worker with replicas on the logical devices after the first, which stand for GPUs."""
+    strategy = tf.distribute.MirroredStrategy([f"/CPU:{1 + index}" for index in range(num_replicas)])
+    return Cluster(
+        strategy=strategy,
+        rank=0,
+        num_workers=1,
+        num_replicas=num_replicas,
+        roster=(),
+        monitor=None,
+        implementation="nccl",
+    )
+
+
+def audited(cluster: Cluster, config: c.Config) -> dict[str, list[list]]:
+    """Returns what the audit finds in a training and in an evaluation step: [kind, source, reader, how often]."""
+    run = setup.build_run(config, pathlib.Path(tempfile.mkdtemp()), cluster)
+    steps = {"training": (local_sgd.choose_step(config.train), run.training_data(0, 1))}
+    if run.evaluation_data is not None:
+        steps["evaluation"] = (train_step.evaluation_step, run.evaluation_data()[0])
+    found = {}
+    for name, (step, dataset) in steps.items():
+        run_steps = execution.make_runner(run, step).run_steps
+        iterator = cluster.distribute(dataset)
+        # No step is run: the graph is there before the loop starts.
+        arguments = (iterator, tf.constant(0, tf.int32), tf.zeros([], tf.float64))
+        graph = gpu_audit.executed_graph(lambda run_steps=run_steps, arguments=arguments: run_steps(*arguments))
+        counts = gpu_audit.count(gpu_audit.audit(graph))
+        found[name] = [[*key, number] for key, number in sorted(counts.items())]
+    return found
+
+
+def main(out: str, replicas: str, *names: str) -> None:
+    """Writes what the audit finds in the configs `names` to a JSON file."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(1 + int(replicas))]
+    tf.config.set_logical_device_configuration(cpu, logical)
+    cluster = make_cluster(int(replicas))
+    found = {}
+    for name in names:
+        found[name] = audited(cluster, make_config(name))
+        pathlib.Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.path.append(str(pathlib.Path(__file__).parents[2]))  # For the package `configs`.
+    main(*sys.argv[1:])

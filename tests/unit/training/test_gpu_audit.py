@@ -1,0 +1,133 @@
+"""A step on a GPU: no op on the host, no copy and no wait, except those of a list; see docs/speed.md."""
+
+import json
+import sys
+
+import gpu_audit
+import gpu_variants
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from launching import run_all, worker_environment
+
+from tfdist.training.step import seed_generators, timing
+
+# (kind, source, reader) -> why a step may have it.
+ALLOWED = {
+    ("on the host", "_seed", ""): "random seeds: TensorFlow's random ops read them from host memory",
+    (
+        "host to device",
+        "StatelessRandomGetKeyCounter",
+        "StatelessRandomUniformV2",
+    ): "24 bytes for each use of a random layer; the host does not wait",
+    (
+        "loop variable",
+        "int32",
+        "CollectiveReduceV2",
+    ): "TensorFlow's number of an all-reduce, which may not start before the last step's has ended",
+}
+# With loss scaling, or if non-finite steps are skipped, the host reads whether the gradients are finite.
+DECISION = {("device to host", "All", "Switch"), ("device to host", "LogicalAnd", "Switch")}
+DECIDES = {"float16", "skip"}
+# Keras' argmax, in its accuracy, compares int32 numbers, which TensorFlow has in host memory.
+KERAS_ARGMAX = {
+    *{("host to device", "Const", "BitwiseAnd"), ("device to host", "BitwiseAnd", "Less")},
+    ("host to device", "Less", "LogicalAnd"),
+}
+QUICK = {1: ("digits", "finish", "timed"), 2: ("dropout",)}
+
+
+def audited(folder, replicas, names):
+    """What the audit finds in the steps of the configs `names`."""
+    out = folder / f"{replicas}.json"
+    command = [sys.executable, "tests/support/gpu_variants.py", str(out), str(replicas), *names]
+    # oneDNN's ops are those of CPUs.
+    run_all([command], [worker_environment(TF_ENABLE_ONEDNN_OPTS="0")], timeout=3000.0)
+    return json.loads(out.read_text())
+
+
+def allowed(name):
+    """The findings that the config `name` may have."""
+    return {*ALLOWED} | (DECISION if name in DECIDES else set()) | (KERAS_ARGMAX if "courses." in name else set())
+
+
+def unexpected(found, names):
+    """The findings that are not on the list."""
+    return [
+        (name, step, *row)
+        for name in names
+        for step, rows in found[name].items()
+        for row in rows
+        if tuple(row[:3]) not in allowed(name)
+    ]
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return {n: audited(tmp_path_factory.mktemp("quick"), n, names) for n, names in QUICK.items()}
+
+
+def test_a_step_runs_on_the_device_alone(quick):
+    assert unexpected(quick[1], ["digits", "finish"]) == []
+    assert quick[1]["digits"] == {"training": [], "evaluation": []}
+
+
+def test_random_seeds_are_computed_without_waiting_for_the_device(quick):
+    assert unexpected(quick[2], ["dropout"]) == []
+    # Two layers on two replicas; a key and a counter for each.
+    rows = [row for row in quick[2]["dropout"]["training"] if row[0] != "loop variable"]
+    assert rows == [
+        ["host to device", "StatelessRandomGetKeyCounter", "StatelessRandomUniformV2", 8],
+        ["on the host", "_seed", "", 4],
+    ]
+
+
+def test_the_audit_finds_steps_that_are_timed(quick):
+    found = {tuple(row[:3]) for row in quick[1]["timed"]["training"]}
+    assert ("on the host", "Timestamp", "") in found
+    assert ("wait", "ResourceApplyKerasMomentum", "Timestamp") in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "names"),
+    [(1, gpu_variants.SHIPPED), (2, tuple(name for name in gpu_variants.VARIANTS if name != "timed"))],
+    ids=["shipped configs", "variants on two replicas"],
+)
+def test_no_config_or_variant_has_more_on_the_host(tmp_path, replicas, names):
+    assert unexpected(audited(tmp_path, replicas, names), names) == []
+
+
+def test_seeds_are_those_that_keras_makes_of_the_chain_of_folds():
+    layer = keras.layers.Dropout(0.5, seed=3)
+    model = keras.Sequential([keras.Input((4,)), layer])
+    step = keras.Variable(2**33 + 5, dtype="int64", trainable=False)
+    seed_generators.make_stateless(model, step, lambda: tf.constant(6), seed=0)
+    seed_generators.begin_forward_pass(2)
+    (generator,) = layer._seed_generators
+    seeds = [generator.next().numpy() for _ in range(2)]
+    for call, seed in enumerate(seeds):
+        expected = tf.cast(keras.ops.convert_to_numpy(generator.state), tf.int64)
+        for part in (call, 2**33 + 5, 2, 6):
+            expected = tf.random.experimental.stateless_fold_in(expected, tf.constant(part, tf.int64))
+        np.testing.assert_array_equal(seed, expected.numpy() % (2**31 - 2))
+        assert seed.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("step_times", "device_type", "timed"),
+    [(None, "CPU", True), (None, "GPU", False), (True, "GPU", True), (False, "CPU", False)],
+)
+def test_steps_are_timed_on_cpus_or_if_the_config_says_so(step_times, device_type, timed):
+    assert (timing.choose_clock(step_times, device_type) is timing.timestamp_after) == timed
+
+
+def test_gpu_kernels_are_those_of_the_types():
+    node = tf.compat.v1.NodeDef(op="Less")
+    node.attr["T"].type = tf.int64.as_datatype_enum
+    assert list(gpu_audit.gpu_kernel(node).host_memory_arg) == []
+    node.attr["T"].type = tf.int32.as_datatype_enum
+    assert set(gpu_audit.gpu_kernel(node).host_memory_arg) == {"x", "y", "z"}
+    node.attr["T"].type = tf.string.as_datatype_enum
+    assert gpu_audit.gpu_kernel(node) is None

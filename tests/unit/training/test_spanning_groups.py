@@ -1,0 +1,90 @@
+"""Statistics over groups of examples are the same for any number of replicas, also where a group spans several."""
+
+import json
+import pathlib
+import sys
+import textwrap
+
+import forked
+import keras
+import numpy as np
+import pytest
+
+from tfdist import config as c
+from tfdist.training.step.normalization import spanning_groups
+from tfdist.zoo import models
+
+# 48 examples in groups of 16: shards of 48, 24 and 6 examples hold groups, one and a half, and a part of one.
+SUPPORT = str(pathlib.Path(forked.__file__).parent)
+REPLICAS = (1, 2, 8)
+TRAIN = """
+    import json, pathlib, sys
+    import numpy as np
+    sys.path.append(sys.argv[3])
+    import probes
+    from tfdist import config as c
+    from tfdist.training.step.normalization import spanning_groups
+
+    found = {}
+    for replicas in json.loads(sys.argv[2]):
+        run = probes.start(
+            c.Cluster(logical_devices=replicas),
+            model={"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "group_size": 16},
+            data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
+            learning_rate=c.LearningRate(peak=0.02),
+        )
+        before = {name: array.copy() for name, array in probes.weights(run).items()}
+        loss = probes.run_steps(run, 20)["loss"]
+        after = probes.weights(run)
+        moved = max(float(np.abs(after[name] - before[name]).max()) for name in after)
+        found[replicas] = [loss, moved, {name: array.tolist() for name, array in after.items()}]
+    pathlib.Path(sys.argv[1]).with_suffix(".json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.workers
+def test_groups_that_span_replicas_train_as_one_replica_does(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(TRAIN), str(tmp_path / "found"), json.dumps(REPLICAS), SUPPORT]
+    result = forked.run(command, capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    loss, moved, weights = found["1"]
+    assert moved > 0.01 and len(weights) >= 10
+    for replicas in REPLICAS[1:]:
+        other, _, others = found[str(replicas)]
+        assert other == pytest.approx(loss, abs=1e-5)
+        for name, value in weights.items():
+            np.testing.assert_allclose(others[name], value, rtol=0, atol=1e-5, err_msg=f"{replicas} replicas, {name}")
+
+
+def config(**changes):
+    parts = {"model": {"target": "tfdist.zoo.models:small_cnn"}, "data": c.Data(batch_size=48)}
+    return c.Config(**parts | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "replicas", "message"),
+    [
+        ({"data": c.Data(batch_size=40)}, 1, r"batch_size=40 is no multiple of group_size=16 .* set it to 32 or 48"),
+        ({"data": c.Data(batch_size=8)}, 1, r"batch_size=8 is no multiple of group_size=16 .* set it to 16, or set"),
+        (
+            {"train": c.Train(steps=1, micro_batches=2)},
+            2,
+            r"does not divide the 12 examples .*=48 / 2 replicas / 2 .*one of 1, 2, 3, 4, 6, 12\.",
+        ),
+        ({"train": c.Train(steps=1, local_steps=6)}, 1, r"does not divide the 8 examples .*=48 / 1 replicas / 6"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused_by_name(changes, replicas, message):
+    with pytest.raises(ValueError, match=message):
+        spanning_groups.install(models.small_cnn(group_size=16), config(**changes), replicas)
+
+
+def test_layers_whose_groups_fit_a_replica_are_left_alone():
+    model = models.small_cnn(group_size=16)
+    calls = [layer.call for layer in model.layers]
+    assert spanning_groups.install(model, config(), 3) is False
+    assert [layer.call for layer in model.layers] == calls
+    assert spanning_groups.install(model, config(), 2) is True
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+    assert spanning_groups.install(plain, config(), 7) is False

@@ -1,0 +1,101 @@
+"""Random numbers without a seed: repeated by a resumed run, or else found in the traced step."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import config as c
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.training import run as run_lib
+from tfdist.training import setup
+from tfdist.training.step import multi_step, seed_generators, stateful_random, train_step
+
+NOISY = {"objective": {"target": "lab:noisy"}}
+NOISE = {"model": {"target": "lab:noise"}}
+
+
+@pytest.fixture(autouse=True)
+def restored(own_signals):
+    yield
+    keras.utils.clear_session()
+
+
+def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
+    """Makes a run in this process, on one device."""
+    keras.utils.clear_session()
+    parts = {
+        "model": {"target": "lab:linear", "num_classes": 10},
+        "data": c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=24),
+        "train": c.Train(steps=20),
+    }
+    return setup.build_run(c.Config(**parts | changes), workdir)
+
+
+def steps(run: run_lib.Run, first: int, last: int, step=train_step.train_step) -> dict[str, np.ndarray]:
+    """Runs the steps [first, last); returns all variables."""
+    iterator = run.cluster.distribute(run.training_data(first, max(last, 1)))
+    call = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context))
+    call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
+    return checkpoint_format.snapshot(run.variables)
+
+
+@pytest.mark.parametrize("parts", [NOISY, NOISE, NOISY | {"train": c.Train(steps=20, micro_batches=2)}])
+def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path, parts):
+    whole = steps(start(tmp_path, **parts), 0, 6)
+    half = steps(start(tmp_path, **parts), 0, 3)
+    resumed = start(tmp_path, **parts)
+    for name, variable in resumed.variables.items():
+        checkpoint_format.tf_variable(variable).assign(half[name])
+    found = steps(resumed, 3, 6)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    plain = steps(start(tmp_path, train=parts.get("train", c.Train(steps=20))), 0, 6)
+    assert np.abs(plain["model/logits/kernel"] - whole["model/logits/kernel"]).max() > 1e-3
+
+
+def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
+    def evaluate(run: run_lib.Run) -> float:
+        data, count = run.evaluation_data()
+        step = functools.partial(train_step.evaluation_step, run.context)
+        call = multi_step.make_multi_step_fn(run.context, step)
+        vector, _ = call(run.cluster.distribute(data), tf.constant(count, tf.int32), tf.zeros([], tf.float64))
+        return float(vector[0])
+
+    first = start(tmp_path, **NOISE)
+    alone = evaluate(first)
+    second = start(tmp_path, **NOISE)
+    steps(second, 0, 0)  # Traced, not run.
+    assert evaluate(second) == alone
+
+
+def test_generators_are_restored(tmp_path):
+    run = start(tmp_path, **NOISE)
+    seed_generators.restore(run.context.model)
+    draws = [keras.random.normal((3,)).numpy() for _ in range(2)]
+    assert np.abs(draws[0] - draws[1]).max() > 0
+    graph = tf.function(lambda: tf.random.normal([3])).get_concrete_function().graph
+    assert len(stateful_random.find(graph)) == 1
+
+
+def test_a_draw_in_a_loop_is_found_with_its_name(tmp_path, capsys):
+    run = start(tmp_path, objective={"target": "lab:noisy", "looped": True})
+    words = r"from a state that is not saved: \S*of_one/RandomStandardNormal \(RandomStandardNormal\)\."
+    steps(run, 0, 2, stateful_random.checked(train_step.train_step, run.cluster))
+    printed = capsys.readouterr().err
+    assert len(re.findall(words, printed)) == 1, printed
+    several = dataclasses.replace(run.cluster, num_workers=2)
+    with pytest.raises(ValueError, match=words):
+        steps(run, 2, 4, stateful_random.checked(train_step.train_step, several))
+
+
+def test_a_generator_of_tensorflow_is_found():
+    generator = tf.random.Generator.from_seed(1)
+    graph = tf.function(lambda: generator.normal([3])).get_concrete_function().graph
+    (found,) = stateful_random.find(graph)
+    assert "RngReadAndSkip" in found

@@ -1,0 +1,169 @@
+"""Checks that all replicas hold the same state.
+
+One hash per replica is gathered; only if these differ, one per variable, to name the variables.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.cluster import Cluster
+from tfdist.training.consistency import hashing
+from tfdist.training.state import TrainingState
+
+_MOST_NAMED = 10
+
+
+class ReplicaMismatchError(ArithmeticError):
+    """Replicas or workers differ in what must be equal."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ReplicaConsistencyCheck:
+    """Compares the state of all replicas; made by `make_check`."""
+
+    cluster: Cluster
+    variables: Mapping[str, Any]
+    # Returns int64 [replicas, 1]: a hash of each replica's state; the same on every worker.
+    hash_all: Callable[[], tf.Tensor]
+    options: config_lib.Agreement
+    # Prints a warning about a step.
+    warn: Callable[[str, int], None]
+    # The last step after which all replicas were equal; None: not compared yet.
+    step: int | None = None
+
+    def check(self, state: TrainingState) -> None:
+        """Compares the variables after `state.step`; every worker calls it.
+
+        Raises:
+            ReplicaMismatchError: names the variables, the workers, each one's hash, and what to do.
+        """
+        if self.cluster.num_replicas > 1 and not self._equal():
+            _ACTIONS[self.options.action](self, state, self._describe(state.step))
+        self.step = state.step
+
+    def _equal(self) -> bool:
+        found = self.hash_all().numpy()
+        return bool((found == found[0]).all())
+
+    def _describe(self, step: int) -> str:
+        each = self.cluster.make_all_gather(
+            lambda: tf.stack([hashing.hash_tensor(_tensor(v)) for v in self.variables.values()])
+        )
+        lines, differing = describe_mismatch(list(self.variables), each().numpy(), places(self.cluster))
+        since = "They were not compared before" if self.step is None else f"They were last equal after step {self.step}"
+        text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
+        return f"{text}\n{differing}. {since}."
+
+
+def _end(check: ReplicaConsistencyCheck, state: TrainingState, text: str) -> None:
+    raise ReplicaMismatchError(
+        f"{text} The cause may be faulty memory or a faulty device, a workdir that is "
+        "not shared by all workers, or a function of the config that changes a variable on some replicas only. To "
+        "continue, remove the checkpoints newer than the last equal step and restart all workers; if it happens "
+        'twice, without that host, or with config.agreement.action="copy", which copies the chief\'s state.'
+    )
+
+
+def _copy(check: ReplicaConsistencyCheck, state: TrainingState, text: str) -> None:
+    limit = check.options.limit
+    if state.mismatches >= limit:
+        raise ReplicaMismatchError(
+            f"{text} The chief's state was copied {limit} times before, which is the maximum "
+            "(config.agreement.limit). Restart all workers without the host that differs."
+        )
+    state.mismatches += 1
+    for variable in map(checkpoint_format.tf_variable, check.variables.values()):
+        variable.assign(tf.identity(check.cluster.strategy.experimental_local_results(variable)[0]))
+    check.cluster.broadcast_variables(check.variables.values())
+    if not check._equal():
+        raise ReplicaMismatchError(f"{text} The chief's state was copied, and the replicas still differ.")
+    check.warn(
+        f"WARNING: {text} All replicas now have the chief's state: copy {state.mismatches} of at most {limit}",
+        state.step,
+    )
+
+
+_ACTIONS = {"end": _end, "copy": _copy}
+
+
+def make_check(
+    cluster: Cluster, variables: Mapping[str, Any], options: config_lib.Agreement, warn: Callable[[str, int], None]
+) -> ReplicaConsistencyCheck:
+    """Makes the check of `variables`, by name, over all replicas; `warn` prints a warning about a step."""
+    # Variables that are reduced when read, such as a metric's sums, differ between replicas.
+    apart = tf.VariableSynchronization.ON_READ
+    variables = {
+        name: v
+        for name, v in variables.items()
+        if getattr(checkpoint_format.tf_variable(v), "synchronization", None) != apart
+    }
+
+    def all_words() -> tf.Tensor:
+        return hashing.hash_tensors(map(_tensor, variables.values()))[tf.newaxis]
+
+    return ReplicaConsistencyCheck(
+        cluster=cluster,
+        variables=variables,
+        hash_all=cluster.make_all_gather(all_words),
+        options=options,
+        warn=warn,
+    )
+
+
+def describe_mismatch(names: Sequence[str], found: np.ndarray, places: Sequence[str]) -> tuple[list[str], str]:
+    """Describes which hashes differ.
+
+    Args:
+        names: the names of the columns.
+        found: int64 [replicas, names], with a difference.
+        places: the name of each replica.
+
+    Returns:
+        (lines, who): a line for each name that differs, with every hash and its replicas, the most frequent hash first
+        (in a draw, the chief's); and which replicas differ from that.
+    """
+    lines, differing = [], set()
+    for name, column in zip(names, found.T.tolist(), strict=True):
+        holders = collections.defaultdict(list)
+        for replica, value in enumerate(column):
+            holders[value].append(replica)
+        # The sort is stable and the chief's hash comes first: it wins a draw.
+        ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
+        if len(ordered) > 1:
+            texts = (f"{value & (2**64 - 1):016x} on {_join(replicas, places)}" for value, replicas in ordered)
+            lines.append(f"{name}: {', '.join(texts)}")
+            differing |= {replica for _, replicas in ordered[1:] for replica in replicas}
+    if len(lines) > _MOST_NAMED:
+        lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
+    reference = "most others" if 2 * len(differing) < len(places) else "the chief"
+    verb = "differs" if len(differing) == 1 else "differ"
+    return lines, f"{_join(sorted(differing), places)} {verb} from {reference}"
+
+
+def _join(replicas: Sequence[int], places: Sequence[str]) -> str:
+    names = [places[replica] for replica in replicas]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def places(cluster: Cluster) -> list[str]:
+    """Returns the name of each replica, for messages."""
+    local = cluster.num_replicas // cluster.num_workers
+    # A line of the roster begins "worker 1 of 2: host n2, pid 123, ...".
+    hosts = [line.partition(": ")[2].partition(",")[0] for line in cluster.roster]
+    return [
+        f"worker {replica // local} ({hosts[replica // local]}"
+        + (f", replica {replica % local})" if local > 1 else ")")
+        for replica in range(cluster.num_replicas)
+    ]
+
+
+def _tensor(variable: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(checkpoint_format.tf_variable(variable))

@@ -1,0 +1,145 @@
+"""TensorFlow's stateful random ops, such as those of `tf.random.normal`, in a step.
+
+They draw from a state that no checkpoint holds: a resumed run is another run. While a replica's forward pass is traced,
+they become stateless: functions of (seed, call, step, micro-batch, replica), like the ops of Keras' layers. In a loop,
+a branch or a `tf.function` of the user's, every iteration or call would then draw the same numbers. There the ops stay,
+and `checked` finds them, as it finds `tf.random.Generator` and rare distributions: an error on several workers, a
+warning on one. `keras.random` without a seed draws statelessly everywhere in a step.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src.random import seed_generator
+from tensorflow.python.ops import gen_random_ops
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.training.step import seed_generators
+
+# Types of ops that draw random numbers from a state.
+_STATEFUL = {
+    *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"),
+    *("Multinomial", "RandomShuffle", "RandomCrop", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
+    *("StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform"),
+    *("StatefulUniformInt", "StatefulUniformFullInt", "StatefulRandomBinomial", "NonDeterministicInts"),
+    *("RngSkip", "RngReadAndSkip", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
+    *("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler"),
+    *("ThreadUnsafeUnigramCandidateSampler", "FixedUnigramCandidateSampler", "AllCandidateSampler"),
+}
+# Attributes of ops that name functions.
+_CALLING = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "PartitionedCall", "StatefulPartitionedCall"}
+_MOST_NAMED = 5
+# The function of Keras that returns the generator of `keras.random` without a seed.
+_OF_KERAS = "global_seed_generator"
+
+
+def _normal(seed, shape, dtype, **_):
+    return tf.random.stateless_normal(shape, seed, dtype=dtype)
+
+
+def _uniform(seed, shape, dtype, **_):
+    return tf.random.stateless_uniform(shape, seed, dtype=dtype)
+
+
+def _uniform_int(seed, shape, minval, maxval, **_):
+    return tf.random.stateless_uniform(shape, seed, minval, maxval, tf.convert_to_tensor(minval).dtype)
+
+
+def _truncated_normal(seed, shape, dtype, **_):
+    return tf.random.stateless_truncated_normal(shape, seed, dtype=dtype)
+
+
+def _categorical(seed, logits, num_samples, output_dtype=tf.int64, **_):
+    return tf.random.stateless_categorical(logits, num_samples, seed, output_dtype)
+
+
+def _shuffle(seed, value, **_):
+    return tf.random.experimental.stateless_shuffle(value, seed)
+
+
+# Function of TensorFlow that makes a stateful op -> the same, stateless.
+_STATELESS = {
+    "random_standard_normal": _normal,
+    "random_uniform": _uniform,
+    "random_uniform_int": _uniform_int,
+    "truncated_normal": _truncated_normal,
+    "multinomial": _categorical,
+    "random_shuffle": _shuffle,
+}
+
+
+@contextlib.contextmanager
+def made_stateless() -> Iterator[None]:
+    """Within the context, which all replicas share, forward passes that are traced draw statelessly."""
+    originals = {(gen_random_ops, name): getattr(gen_random_ops, name) for name in _STATELESS}
+    originals[seed_generator, _OF_KERAS] = getattr(seed_generator, _OF_KERAS)
+    for (module, name), original in originals.items():
+        replaced = _unseeded_of_keras if name == _OF_KERAS else functools.partial(_draw, stateless=_STATELESS[name])
+        setattr(module, name, functools.partial(replaced, original))
+    try:
+        yield
+    finally:
+        for (module, name), original in originals.items():
+            setattr(module, name, original)
+
+
+def _draw(original: Callable[..., tf.Tensor], *args: Any, stateless: Callable[..., tf.Tensor], **keywords: Any) -> Any:
+    generator = seed_generators.unseeded(in_loops=False)
+    if generator is None:
+        return original(*args, **keywords)
+    # `tf.random` numbers its calls itself if the user gives no seed.
+    del keywords["seed"], keywords["seed2"]
+    return stateless(generator.next(), *args, **keywords)
+
+
+def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
+    """Keras has a generator per thread, made in the first call: a step must not create its variable."""
+    return seed_generators.unseeded(in_loops=True) or original()
+
+
+def find(graph: tf.Graph) -> list[str]:
+    """Returns the names of the stateful random ops of `graph` and of its functions, each with its type."""
+    operations = graph.get_operations()
+    found = [f"{op.name} ({op.type})" for op in operations if op.type in _STATEFUL]
+    if any(op.type in _CALLING for op in operations):
+        functions = graph.as_graph_def().library.function
+        found += [f"{node.name} ({node.op})" for f in functions for node in f.node_def if node.op in _STATEFUL]
+    return list(dict.fromkeys(found))
+
+
+def checked(step: Callable[..., tf.Tensor], cluster: Cluster) -> Callable[..., tf.Tensor]:
+    """Returns `step`, which checks its graph when it is traced.
+
+    Raises:
+        ValueError: when it is traced on several workers: names the stateful random ops.
+    """
+    warned: set[str] = set()
+
+    @functools.wraps(step)
+    def traced(*args: Any) -> tf.Tensor:
+        result = step(*args)
+        found = find(tf.compat.v1.get_default_graph())
+        if found and not warned:
+            warned.update(found)
+            text = describe(found)
+            if cluster.num_workers > 1:
+                raise ValueError(text)
+            print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
+        return result
+
+    return traced
+
+
+def describe(found: list[str]) -> str:
+    """Returns what is wrong with the ops `found`, and what to do."""
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    names = ", ".join(found[:_MOST_NAMED]) + more
+    return (
+        f"The training step draws random numbers from a state that is not saved: {names}. "
+        "Replicas may draw the same numbers, and a resumed run draws others. Draw with keras.random and a "
+        "keras.random.SeedGenerator of the layer, or call tf.random outside of loops, branches and tf.functions."
+    )
