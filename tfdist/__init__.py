@@ -1,16 +1,42 @@
-"""tfdist trains any Keras model data-parallel with one command, the same run on any machines."""
+"""Trains any Keras model data-parallel, the same run on any machines.
 
+From the command line, with a config:
+
+    python -m tfdist.main --config=configs/digits.py
+
+In a script with a compiled Keras model (docs/scripts.md):
+
+    cluster = tfdist.connect()
+    with cluster.scope():
+        model = build_model()
+        model.compile(optimizer="adam", loss="mse")
+    tfdist.fit(cluster, model, x, y, epochs=10)
+"""
+
+import importlib
+import sys
 from typing import Any
+
+# Public functions -> their modules, imported on first use: `import tfdist.config` must not import TensorFlow.
+_FUNCTIONS = {
+    "connect": "tfdist.keras_fit.connect",
+    "fit": "tfdist.keras_fit.api",
+    "evaluate": "tfdist.keras_fit.api",
+    "predict": "tfdist.keras_fit.api",
+    "all_gather": "tfdist.keras_fit.own_step.gather",
+}
+__all__ = [*_FUNCTIONS]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: `import tfdist.config` must not import TensorFlow.
-    if name == "connect":
-        from tfdist.keras_fit.connect import connect
-
-        return connect
-    if name in ("evaluate", "fit", "predict"):
-        from tfdist.keras_fit import api
-
-        return getattr(api, name)
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FUNCTIONS})
+
+
+if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
+    importlib.import_module("tfdist.config.command_names").check(sys.orig_argv)

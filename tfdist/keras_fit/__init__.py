@@ -3,11 +3,13 @@
     connect.py              rendezvous of the workers; an error on one ends all
     api.py                  fit, evaluate, predict
     setup.py                a Run from a compiled model
+    same_data.py            compares the workers' data, by column
+    own_step/, script/      models with a train_step of their own; `python -m tfdist.run`
     compiled_objective.py   Keras' losses and metrics over the shards of a global batch
-    shard_losses.py         what `fit` replaces in Keras' losses, and restores
+    shard_losses.py, restored.py  what a run replaces in Keras, and restores
+    metric_state.py         the metrics' state in a checkpoint
     callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`
     adapters/               arrays, tf.data, PyDataset and generators as shards of global batches
 
-Importing these modules changes nothing in Keras. Imports training and the wings below it; only `tfdist/__init__.py`
-imports it.
+Importing these modules changes nothing in Keras. Only `tfdist/__init__.py` and `run.py` import it.
 """

@@ -28,13 +28,13 @@ from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit import setup, shard_losses
+from tfdist.keras_fit import restored, same_data, setup
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.adapters.base import DataAdapter
+from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.training import evaluate as evaluate_lib
 from tfdist.training import loop, loop_tools
 from tfdist.training import run as run_lib
-from tfdist.training.step import optimizer as optimizer_lib
 
 
 @contextlib.contextmanager
@@ -49,23 +49,6 @@ def _stop_request(workdir: Path | None) -> Iterator[interruption.StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _methods_restored(model: keras.Model) -> Iterator[None]:
-    """Restores the methods of the optimizer and the seed generators that a run replaces."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    before = dict(vars(optimizer))
-    try:
-        yield
-    finally:
-        for name in optimizer_lib.PUT_ON_OPTIMIZERS:
-            vars(optimizer).pop(name, None)
-            if name in before:
-                vars(optimizer)[name] = before[name]
-        for layer in model._flatten_layers():
-            for generator in layer._seed_generators:
-                vars(generator).pop("next", None)
 
 
 def fit(
@@ -108,6 +91,7 @@ def fit(
         ValueError: an argument is not supported; the message says what to do.
         SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
     """
+    setup.check_arguments(cluster, model, "fit")
     collective_guard.check("tfdist.fit")
     setup.check_model(cluster, model, "fit")
     _check_epochs(epochs, initial_epoch, validation_freq)
@@ -143,13 +127,14 @@ def _train(
     workdir: Path | None,
     initial_epoch: int,
 ) -> keras.callbacks.History:
-    with _stop_request(workdir) as stop, _methods_restored(model), shard_losses.patched_losses(model):
-        run = setup.make_run(cluster, model, config, data, validation, workdir, stop)
+    with _stop_request(workdir) as stop, restored.patched(model) as stack:
+        run = setup.make_run(cluster, model, config, data, validation, workdir, stop, stack)
         steps, epochs = run.steps_per_epoch, round(config.train.epochs)
         runner = callbacks_lib.make_callbacks(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=steps, workdir=workdir
         )
-        code = loop.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
+        with own_setup.explained(model, run.objective):
+            code = loop.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
@@ -191,12 +176,13 @@ def evaluate(
     Raises:
         ValueError: an argument is not supported; the message says what to do.
     """
+    setup.check_arguments(cluster, model, "evaluate")
     collective_guard.check("tfdist.evaluate")
     setup.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
-    with _methods_restored(model), shard_losses.patched_losses(model):
-        run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest())
+    with restored.patched(model) as stack:
+        run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest(), stack)
         runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
         logs = evaluate_lib.evaluate(loop_tools.make_silent_tools(dataclasses.replace(run, callbacks=runner)), 0)
     cluster.pause()
@@ -212,10 +198,11 @@ def predict(
     verbose: str | int = "auto",
     steps: int | None = None,
     callbacks: Any = None,
+    outputs: str = "all",
 ) -> Any:
     """Returns the outputs of `model`, computed on all replicas, as `model.predict` does on one device.
 
-    Collective: every worker calls it and gets all outputs.
+    Collective: every worker calls it.
 
     Args:
         cluster: what `connect` returned; `model` was created in its scope.
@@ -225,21 +212,27 @@ def predict(
         verbose: as for `evaluate`.
         steps: number of batches to use; None: all.
         callbacks: Keras callbacks; their prediction hooks are called.
+        outputs: "all": every worker gets all outputs, and holds them in host memory. "chief": only worker 0.
 
     Returns:
-        An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs.
+        An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs; None
+        on the other workers with outputs="chief".
 
     Raises:
         ValueError: an argument is not supported; the message says what to do.
     """
+    setup.check_arguments(cluster, model, "predict")
     collective_guard.check("tfdist.predict")
-    data = _data_adapter(model, x, None, None, batch_size, steps)
-    setup.check_same(cluster, data)
+    if outputs not in ("all", "chief"):
+        raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
+    data = _data_adapter(model, x, None, None, batch_size, steps, as_given=False)
+    same_data.check_same_data(cluster, data)
     dataset = data.dataset(run_lib.replica_shard(cluster), 0, data.steps)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-    outputs = predict_lib.gather(cluster, model, cluster.distribute(dataset), data.steps, runner)
+    keep = outputs == "all" or cluster.is_chief
+    found = predict_lib.gather(cluster, model, cluster.distribute(dataset), data.steps, runner, keep=keep)
     cluster.pause()
-    return outputs
+    return found
 
 
 def _data_adapter(
@@ -253,6 +246,7 @@ def _data_adapter(
     shuffle: bool = False,
     class_weight: dict[int, float] | None = None,
     seed: int = 0,
+    as_given: bool = True,
 ) -> DataAdapter:
     options = base.DataOptions(
         batch_size=batch_size,
@@ -261,6 +255,7 @@ def _data_adapter(
         class_weight=class_weight,
         seed=seed,
         input_ranks=_input_ranks(model),
+        as_given=as_given and bool(own_setup.overrides(model)),
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, options)
 
@@ -273,7 +268,8 @@ def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:
 def _config(
     model: keras.Model, data: str, batch_size: int, epochs: int, validation_freq: int, shuffle: bool, seed: int
 ) -> config_lib.Config:
-    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    # In the model's own step, its LossScaleOptimizer scales the loss.
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and not own_setup.overrides(model)
     return config_lib.Config(
         model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
         data=config_lib.Data(source={"kind": data}, batch_size=batch_size, shuffle=shuffle),

@@ -13,9 +13,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_fit import shard_losses
+from tfdist.keras_fit.metric_state import MetricState
 from tfdist.keras_fit.shard_losses import Shard
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import seed_generators
+from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.objective import ShardResult
 
 # A replica's shard of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
@@ -29,6 +31,7 @@ class CompiledObjective:
 
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
+    metric_state: MetricState
     # Whether a shard may be empty: there are fewer examples than replicas.
     may_be_empty: bool = True
 
@@ -85,24 +88,25 @@ class CompiledObjective:
         self.model.reset_metrics()
 
     def state(self) -> list[Any]:
-        """Returns the metrics' variables as nested lists. A collective: every worker must call it."""
-        return [keras.ops.convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
+        """Returns the metrics' variables as JSON values. A collective: every worker must call it."""
+        return self.metric_state.read()
 
     def restore_state(self, values: list[Any]) -> None:
         """Restores what `state` returned; called on every worker."""
-        for variable, value in zip(self.model.metrics_variables, values, strict=True):
-            variable.assign(value)
+        self.metric_state.assign(values)
 
     def _forward(self, element: Element, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
-        predictions = model(x, training=training) if model._call_has_training_arg else model(x)
+        present = tf.cast(element["count"] > 0, tf.float32)
+        with synchronized_norm.shard_present(present):
+            predictions = model(x, training=training) if model._call_has_training_arg else model(x)
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
         for tracker in self._trackers:
             shard_losses.capture(tracker)
         shard = Shard(
             weight=_weight(element),
-            present=tf.cast(element["count"] > 0, tf.float32),
+            present=present,
             by_xla=training and model.jit_compile,
         )
         parts: list[tf.Tensor] = []

@@ -1,20 +1,25 @@
 """Connects the workers of a script, and ends all workers after an error on one.
 
 `connect` sets `sys.excepthook` for the rest of the script: an error between two calls of `fit` would otherwise leave
-the other workers waiting.
+the other workers waiting. With several workers, it makes Keras' own `predict` raise for models in their scope.
 """
 
 import atexit
 import signal
 import sys
+import traceback as traceback_lib
 import types
+from pathlib import Path
 
 import keras
 
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster import process_exit, strategy
+from tfdist.cluster import collective_guard, process_exit, strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import user_code
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) -> Cluster:
@@ -41,6 +46,7 @@ def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler would ignore it.
         atexit.register(cluster_lib.leave, cluster)
         sys.excepthook = _end_all_workers
+        collective_guard.reject_keras_predict(cluster.strategy)
     return cluster
 
 
@@ -48,6 +54,18 @@ def _end_all_workers(kind: type[BaseException], error: BaseException, traceback:
     del kind, traceback
 
     def fail() -> int:
+        if _is_of_keras_trainer(error):
+            raise ValueError(
+                "model.fit, model.evaluate and model.predict are Keras' own, which do not run on several workers: call "
+                "tfdist.fit(cluster, model, ...) instead (docs/from-fit.md). Called at "
+                f"{user_code.explain(error).partition(': ')[0]}."
+            ) from error
         raise error
 
     process_exit.run_and_exit(fail)
+
+
+def _is_of_keras_trainer(error: BaseException) -> bool:
+    # Keras removes its own frames from the stack: only the type of the replicas' batches shows it.
+    frames = traceback_lib.extract_tb(error.__traceback__)
+    return "PerReplica" in str(error) and not any(each.filename.startswith(_PACKAGE) for each in frames)

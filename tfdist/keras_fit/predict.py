@@ -12,7 +12,9 @@ from tfdist.keras_fit.compiled_objective import Element
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
-def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, callbacks: CallbackRunner) -> Any:
+def gather(
+    cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, callbacks: CallbackRunner, *, keep: bool
+) -> Any:
     """Runs `model` on `steps` batches, each replica on its shard. Collective: all workers call it.
 
     Args:
@@ -21,9 +23,10 @@ def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int,
         elements: what `Cluster.distribute` returned for the dataset of a data adapter.
         steps: number of batches.
         callbacks: their prediction hooks are called.
+        keep: whether this worker keeps the outputs of all batches in host memory.
 
     Returns:
-        Arrays [examples, ...] in the order of the data, in the structure of the model's outputs.
+        Arrays [examples, ...] in the order of the data, in the structure of the model's outputs; None without `keep`.
     """
     strategy = cluster.strategy
 
@@ -42,12 +45,15 @@ def gather(cluster: Cluster, model: keras.Model, elements: Iterator, steps: int,
     for index in range(steps):
         if callbacks.begins_batch("predict", index):
             callbacks.call("on_predict_batch_begin", index)
-        batches.append(tf.nest.map_structure(lambda output: output.numpy(), call(elements)))
-        cluster.heartbeat(len(batches))
+        with cluster.collective("tfdist.predict"):
+            outputs = tf.nest.map_structure(lambda output: output.numpy(), call(elements))
+        if keep:
+            batches.append(outputs)
+        cluster.heartbeat(index + 1)
         if callbacks.ends_batch("predict", index, steps):
             last = callbacks.last_of_batch("predict", index)
-            callbacks.call("on_predict_batch_end", last, {"outputs": batches[-1]})
+            callbacks.call("on_predict_batch_end", last, {"outputs": outputs})
         if callbacks.wants_progress("predict"):
             callbacks.progress(index + 1, {})
     callbacks.call("on_predict_end")
-    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches) if keep else None

@@ -1,22 +1,27 @@
-"""Makes a run of a compiled model, after checking that it can be distributed, and compares the workers' data."""
+"""Makes a run of a compiled model, after checking that it can be distributed."""
 
-import zlib
+import contextlib
 from pathlib import Path
 
 import keras
-import numpy as np
 
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter
+from tfdist.keras_fit import metric_state, same_data
+from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
+from tfdist.keras_fit.own_step import objective as own_objective
+from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.run import Run
 from tfdist.training.step import context as context_lib
+from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import seed_generators
+from tfdist.training.step import train_step as train_step_lib
+from tfdist.training.step.context import StepContext
 
 
 def make_run(
@@ -27,28 +32,32 @@ def make_run(
     validation: DataAdapter | None,
     workdir: Path | None,
     stop: interruption.StopRequest,
+    stack: contextlib.ExitStack,
 ) -> Run:
     """Makes a run of a compiled model, without callbacks, that trains on `adapter`.
+
+    Args:
+        validation: evaluated after epochs; if it is `adapter`, the run does not train.
+        stack: restores what the run replaces in the model.
 
     Raises:
         ValueError: the model was not made in the cluster's scope, or the workers have different data.
     """
     adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
     for one in adapters:
-        check_same(cluster, one)
-    with cluster.scope():
-        model._symbolic_build(data_batch=adapter.element_spec)
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
-    objective = CompiledObjective(
-        model=model,
-        optimizer=optimizer,
-        may_be_empty=any(one.smallest_batch < cluster.num_replicas for one in adapters),
-    )
-    context = context_lib.build_context(cluster, config, objective, optimizer)
-    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id)
-    shard = run_lib.replica_shard(cluster)
+        same_data.check_same_data(cluster, one)
+    may_be_empty = any(one.smallest_batch < cluster.num_replicas for one in adapters)
+    if own_setup.overrides(model):
+        kinds = {} if validation is adapter else {"train": adapter}
+        kinds |= {} if validation is None else {"test": validation}
+        own = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
+        context, train_step = own.context, own_objective.train_step
+        more = own.variables
+    else:
+        context, train_step = _compiled(cluster, model, config, adapter, may_be_empty), train_step_lib.train_step
+        more = {}
+    seed_generators.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
+    shard, caveat = run_lib.replica_shard(cluster), adapter.resume_caveat
     return Run(
         config=config,
         workdir=workdir,
@@ -64,29 +73,46 @@ def make_run(
         steps_per_epoch=adapter.steps,
         total_steps=round(config.train.epochs * adapter.steps),
         batch_size=adapter.batch_size,
+        learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
         callbacks=CallbackRunner(cluster, model),
-        notes=() if adapter.resume_caveat is None else (f"An exact resume needs care: {adapter.resume_caveat}.",),
+        notes=() if caveat is None else (f"An exact resume needs care: {caveat}.",),
+        train_step=train_step,
+        more_variables=more,
     )
 
 
-def check_same(cluster: Cluster, adapter: DataAdapter) -> None:
-    """Compares the size of the data, and the first batch if every worker makes whole batches, with the chief's.
+def _compiled(
+    cluster: Cluster, model: keras.Model, config: config_lib.Config, adapter: DataAdapter, may_be_empty: bool
+) -> StepContext:
+    with cluster.scope():
+        model._symbolic_build(data_batch=adapter.element_spec)
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
+    objective = CompiledObjective(
+        model=model,
+        optimizer=optimizer,
+        metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
+        may_be_empty=may_be_empty,
+    )
+    context = context_lib.build_context(cluster, config, objective, optimizer)
+    optimizer_lib.start_averages(model, optimizer)
+    return context
+
+
+def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
+    """Checks the types of the first two arguments of `tfdist.PURPOSE(cluster, model, x, ...)`.
 
     Raises:
-        ValueError: this worker has different data.
+        ValueError: names the argument, what it must be, and what was received.
     """
-    if cluster.num_workers == 1:
-        return
-    checksum = zlib.crc32(repr((adapter.steps, adapter.batch_size)).encode())
-    if isinstance(adapter, BatchAdapter) and adapter.sample is not None:
-        for part in adapter.sample():
-            checksum = zlib.crc32(np.ascontiguousarray(part), checksum)
-    if cluster.broadcast(checksum) != checksum:
+    form = f"tfdist.{purpose}(cluster, model, x, ...)"
+    if not isinstance(cluster, Cluster):
         raise ValueError(
-            f"Worker {cluster.rank} has other data than worker 0: {adapter.steps} steps of {adapter.batch_size} "
-            "examples here, or another first batch. All workers must pass the same data in the same order; each takes "
-            "its shard. Seed the shuffling: call keras.utils.set_random_seed before the dataset is made."
+            f"{form}: `cluster` must be what tfdist.connect() returned. Received: {type(cluster).__name__}"
         )
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
 
 
 def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
@@ -106,13 +132,12 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
             "within `with cluster.scope():`."
         )
-    own = "train_step" if purpose == "fit" else "test_step"
-    for step in {own, "test_step"}:
-        if getattr(type(model), step) is not getattr(keras.Model, step):
-            raise ValueError(
-                f"{name} overrides {step}, and tfdist cannot know what to sum over replicas there: override "
-                "compute_loss(x, y, y_pred, sample_weight, training) and compute_metrics instead."
-            )
+    if own_setup.overrides(model) and model.jit_compile:
+        raise ValueError(
+            f"compile(jit_compile=True) is not supported with the {own_setup.overrides(model)[0]} of {name}, in which "
+            "replicas communicate: remove it, and decorate functions without an optimizer with "
+            "tf.function(jit_compile=True)."
+        )
     losses = [] if model._compile_loss is None else keras.tree.flatten(model._compile_loss._user_loss)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(

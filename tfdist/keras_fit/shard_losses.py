@@ -6,7 +6,6 @@ in size. Within `patched_losses`, losses are computed as the shard's part of the
 
 import contextlib
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
+from tfdist.keras_fit.replaced import replaced
 from tfdist.training.step import gradients as gradients_lib
 
 
@@ -28,6 +28,8 @@ class Shard:
     present: tf.Tensor
     # Whether XLA compiles the loss: XLA cannot communicate.
     by_xla: bool
+    # Whether losses are means over the shard, as in a step of the model's own, and not parts of the global loss.
+    means: bool = False
 
     def reduce(
         self,
@@ -108,22 +110,33 @@ def patched_losses(model: keras.Model) -> Iterator[None]:
         "scale_loss_for_distribution": _scale,
         "unscale_loss_for_distribution": _scale,
     }
-    originals = {name: getattr(keras_loss, name) for name in replacements}
-    for name, replacement in replacements.items():
-        setattr(keras_loss, name, functools.wraps(originals[name])(functools.partial(replacement, originals[name])))
-    _depth += 1
-    try:
-        yield
-    finally:
-        _depth -= 1
-        for name, original in originals.items():
-            setattr(keras_loss, name, original)
-        for tracker in [] if model._compile_loss is None else model._compile_loss.metrics:
-            vars(tracker).pop("update_state", None)
+    with contextlib.ExitStack() as stack:
+        for name, replacement in replacements.items():
+            stack.enter_context(replaced(keras_loss, name, replacement))
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1
+            for tracker in [] if model._compile_loss is None else model._compile_loss.metrics:
+                vars(tracker).pop("update_state", None)
 
 
-def _reduce_weighted_values(original: Callable[..., tf.Tensor], *args: Any, **keywords: Any) -> tf.Tensor:
-    return (original if _mode.shard is None else _mode.shard.reduce)(*args, **keywords)
+def _reduce_weighted_values(
+    original: Callable[..., tf.Tensor],
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+    mask: tf.Tensor | None = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: str | None = None,
+) -> tf.Tensor:
+    shard = _mode.shard
+    by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
+    by_mask = mask is not None and reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+    if shard is None or (shard.means and not by_weight and not by_mask):
+        return original(values, sample_weight, mask, reduction, dtype)
+    part = shard.reduce(values, sample_weight, mask, reduction, dtype)
+    return tf.math.divide_no_nan(part, tf.cast(shard.weight, part.dtype)) if shard.means else part
 
 
 def _scale(original: Callable[..., tf.Tensor], value: tf.Tensor) -> tf.Tensor:

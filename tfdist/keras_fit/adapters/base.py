@@ -14,8 +14,11 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import tf_dataset_adapter
 
-from tfdist.data import order
+from tfdist.data import order, read_ahead
 from tfdist.data.stream import ReplicaShard
+
+# The parts of a batch.
+_PARTS = ("x", "y", "sample_weight")
 
 
 class DataAdapter(Protocol):
@@ -83,8 +86,9 @@ class RandomAccessAdapter:
 
         elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas).repeat()
         load = tf.autograph.experimental.do_not_convert(load)
-        elements = elements.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return elements.prefetch(tf.data.AUTOTUNE)
+        rows = -(-self.batch_size // shard.num_replicas)
+        calls, buffer = read_ahead.limits(self.element_spec, rows=rows, local_replicas=shard.local_replicas)
+        return elements.map(load, num_parallel_calls=calls, deterministic=True).prefetch(buffer)
 
     def _read_any(self, ids: tf.Tensor) -> Any:
         return self.read(tf.ensure_shape(tf.reshape(ids, [-1]), [None]))
@@ -94,6 +98,17 @@ def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tup
     """Returns (low, count), int64 []: the rows of `replica` among `total` examples; low is always below total."""
     low, high = replica * total // num_replicas, (replica + 1) * total // num_replicas
     return low, high - low
+
+
+def named_columns(batch: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays of a batch x, (x,), (x, y) or (x, y, sample_weight) under names such as `x["age"]`."""
+    found = {}
+    for path, value in keras.tree.flatten_with_path(batch if isinstance(batch, tuple) else (batch,)):
+        name = _PARTS[path[0]] if path[0] < len(_PARTS) else f"part {path[0]}"
+        name += "".join(f"[{key!r}]" for key in path[1:])
+        for number, part in enumerate(tf.nest.flatten(value, expand_composites=True)):
+            found[name if number == 0 else f"{name} ({number})"] = np.asarray(part)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +121,8 @@ class BatchAdapter:
     batch_size: int
     element_spec: Any
     smallest_batch: int
-    # Reads the values that workers compare at the start; None: reading would consume them.
-    sample: Callable[[], list[np.ndarray]] | None
+    # Reads the columns, by name, that workers compare at the start; None: reading would consume them.
+    sample: Callable[[], dict[str, np.ndarray]] | None
     resume_caveat: str | None = None
     # sharded(shard, first_step) -> this worker's elements, without the work for other workers' rows; None: every
     # worker builds whole batches.
@@ -115,8 +130,10 @@ class BatchAdapter:
 
     def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """Returns this worker's elements; see `DataAdapter`."""
+        rows = -(-self.batch_size // shard.num_replicas)
         if self.sharded is not None:
-            return self.sharded(shard, first_step).repeat().prefetch(tf.data.AUTOTUNE)
+            elements = self.sharded(shard, first_step).repeat()
+            return read_ahead.prefetched(elements, rows=rows, local_replicas=shard.local_replicas)
 
         def shards(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:
@@ -128,7 +145,8 @@ class BatchAdapter:
             return tf.data.Dataset.range(shard.local_replicas).map(load)
 
         del last_step
-        return self.stream(first_step).flat_map(shards).repeat().prefetch(tf.data.AUTOTUNE)
+        elements = self.stream(first_step).flat_map(shards).repeat()
+        return read_ahead.prefetched(elements, rows=rows, local_replicas=shard.local_replicas)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +161,21 @@ class DataOptions:
     seed: int = 0
     # Rank of each model input, including the batch dimension; None: unknown.
     input_ranks: tuple[int, ...] | None = None
+    # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.
+    as_given: bool = False
 
 
 def with_class_weight(batch: Any, options: DataOptions) -> tuple:
-    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), with class weights as sample weights."""
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), with class weights as sample weights.
+
+    With `options.as_given`, returns (batch,); the batch is unchanged, except for class weights.
+    """
+    if options.as_given and options.class_weight is None:
+        return (batch,)
     parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)
     if options.class_weight is None:
         return parts
     if len(parts) < 2:
         raise ValueError("class_weight needs targets, but the data has none.")
-    return tf_dataset_adapter.make_class_weight_map_fn(options.class_weight)(*parts)
+    weighted = tf_dataset_adapter.make_class_weight_map_fn(options.class_weight)(*parts)
+    return (weighted,) if options.as_given else weighted

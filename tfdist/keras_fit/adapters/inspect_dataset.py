@@ -1,12 +1,13 @@
 """Inspects a user's `tf.data` pipeline: is it deterministic, how many batches has it, what does it start with."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfdist.keras_fit.adapters import base
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,13 @@ def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
     return DatasetTraits(is_deterministic=not (shuffles or python or random), resume_caveat=resume_caveat)
 
 
+def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a pipeline without the prefetch at its end: the adapters add one that is bounded by bytes."""
+    while type(dataset).__name__ == "_PrefetchDataset":
+        (dataset,) = dataset._inputs()
+    return dataset
+
+
 def called_ops(graph: tf.Graph) -> Iterator[str]:
     """Yields the types of the ops in a function, and in the functions that it calls."""
     definition = graph.as_graph_def()
@@ -75,8 +83,8 @@ def first_batch_size(dataset: tf.data.Dataset) -> int:
     return int(next(iter(sizes)))
 
 
-def sample(dataset: tf.data.Dataset) -> list[np.ndarray]:
-    """Returns the seeds of all shuffles, and the arrays of the first element before any shuffle.
+def sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
+    """Returns the seeds of all shuffles, and the columns of the first element before any shuffle, by name.
 
     Nothing is read through a shuffle: that would start a pass, and the training would read the order of the next one.
     """
@@ -85,11 +93,13 @@ def sample(dataset: tf.data.Dataset) -> list[np.ndarray]:
         one = waiting.pop()
         inputs = one._inputs()
         if hasattr(one, "_seed2"):
-            seeds += [one._seed, one._seed2]
+            seeds.append([keras.ops.convert_to_numpy(seed) for seed in (one._seed, one._seed2)])
             source = inputs[0] if inputs else None
         if any("Shuffle" in op for function in one._functions() for op in called_ops(function.function.graph)):
             source = None
             break
         waiting += inputs
-    first = [] if source is None else itertools.chain.from_iterable(map(tf.nest.flatten, source.take(1)))
-    return [keras.ops.convert_to_numpy(part) for part in (*seeds, *first)]
+    columns = {}
+    for element in [] if source is None else source.take(1):
+        columns = base.named_columns(element)
+    return columns | {f"the seed of shuffle {index}": np.asarray(seed) for index, seed in enumerate(seeds)}

@@ -69,15 +69,35 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
     elif sample_weight is not None and keras.tree.is_nested(y) and not keras.tree.is_nested(sample_weight):
         sample_weight = keras.tree.map_structure(lambda _: sample_weight, y)
     parts = (x, *(part for part in (y, sample_weight) if part is not None))
+    for part in parts:
+        _check_no_lists(part)
     with tf.device("CPU:0"):
         data = tf.nest.map_structure(_tensor, keras.tree.lists_to_tuples(parts))
     sizes = {int(tensor.shape[0]) for tensor in tf.nest.flatten(data)}
     if len(sizes) != 1:
-        raise ValueError(f"All arrays must have the same number of examples. Received: {sorted(sizes)}")
+        names = ("x", *(name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None))
+        found = [
+            f"{name} {', '.join(str(tensor.shape[0]) for tensor in tf.nest.flatten(part))}"
+            for name, part in zip(names, data, strict=True)
+        ]
+        raise ValueError(f"All arrays must have the same number of examples. Received: {'; '.join(found)}")
     # Tensors, not arrays: arrays would become constants of the map's graph.
+    if options.as_given:  # As Keras packs them.
+        data = (data[0] if len(data) == 1 and not isinstance(x, list | tuple) else data,)
     return _examples(
         lambda ids: tf.nest.map_structure(lambda tensor: tf.gather(tensor, ids), data), sizes.pop(), options
     )
+
+
+def _check_no_lists(data: Any) -> None:
+    """Checks that no list or tuple holds numbers: Keras takes lists as several inputs, not as an array."""
+    for part in data if isinstance(data, list | tuple) else ():
+        if isinstance(part, bool | int | float | str):
+            raise ValueError(
+                f"Lists are several inputs, as in Keras, and not arrays: use numpy.array(...). Received: a "
+                f"{type(data).__name__} of {len(data)} values of type {type(part).__name__}"
+            )
+        _check_no_lists(part)
 
 
 def _tensor(array: Any) -> tf.Tensor:
@@ -87,9 +107,8 @@ def _tensor(array: Any) -> tf.Tensor:
             "Data must be arrays with one row per example, a tf.data.Dataset, a keras.utils.PyDataset, a generator or "
             f"a source with len() and read(ids). Received: {type(array).__name__} of {array.dtype} {array.shape}"
         )
-    if keras.backend.is_float_dtype(keras.backend.standardize_dtype(array.dtype)):
-        return tf.cast(tf.convert_to_tensor(array), keras.config.floatx())
-    return tf.convert_to_tensor(array)
+    tensor = tf.convert_to_tensor(array)
+    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
 
 
 def _source(source: Any, options: DataOptions) -> RandomAccessAdapter:
@@ -121,7 +140,10 @@ def _examples(read: Any, num_examples: int, options: DataOptions) -> RandomAcces
 
 
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
-    inputs = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0]
+    dataset = inspect_dataset.without_prefetch(dataset)
+    inputs = dataset.element_spec
+    if not options.as_given:
+        inputs = keras.utils.unpack_x_y_sample_weight(inputs)[0]
     ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(inputs))
     # If the input ranks are unknown, batch_size means that the dataset is not batched.
     single = options.batch_size is not None
@@ -132,7 +154,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     if single:
         dataset = dataset.batch(options.batch_size)
     parts = shard_before_map.split_before_maps(dataset)
-    dataset = dataset.map(lambda *given: base.with_class_weight(given if len(given) > 1 else given[0], options))
+    in_tuple = isinstance(dataset.element_spec, tuple)
+    dataset = dataset.map(lambda *given: base.with_class_weight(given if in_tuple else given[0], options))
     cardinality = int(dataset.cardinality())
     if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")

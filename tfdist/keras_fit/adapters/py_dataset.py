@@ -79,7 +79,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=stream(0).element_spec,
         smallest_batch=1,
-        sample=lambda: _arrays(samples[0]),
+        sample=lambda: base.named_columns(_numpy_batch(samples[0])),
         resume_caveat=resume_caveat,
         sharded=sharded if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
     )

@@ -1,0 +1,88 @@
+"""`python -m tfdist.run`: an unchanged Keras script on two workers gives what Keras gives on one device."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launching import REPOSITORY, run_all, worker_environment
+from topologies import environments
+
+SCRIPT = "tests/scripts/unchanged.py"
+
+
+def run(workdir, out, *, workers, fail=""):
+    line = [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", SCRIPT, f"--out={out}", f"--fail={fail}"]
+    return run_all([line] * workers, environments(workers), timeout=900.0)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The directory of the results, and what each worker printed, twice."""
+    place = tmp_path_factory.mktemp("script")
+    alone = [sys.executable, SCRIPT, f"--out={place / 'keras'}"]
+    run_all([alone], [worker_environment()], timeout=900.0)
+    outputs = [run(place / "workdir", place / "tfdist", workers=2) for _ in range(2)]
+    return place, outputs
+
+
+def arrays(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
+def test_weights_and_values_are_those_of_keras_on_one_device(found):
+    place, _ = found
+    expected, ours = (arrays(place / how / "weights.npz") for how in ("keras", "tfdist"))
+    assert expected.keys() == ours.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-5, err_msg=name)
+    numbers = [re.findall(r"\d+\.\d+", (place / how / "losses.txt").read_text()) for how in ("keras", "tfdist")]
+    np.testing.assert_allclose(*[np.array(values, float) for values in numbers], rtol=0, atol=1e-5)
+
+
+def test_only_the_chief_prints(found):
+    _, (first, again) = found
+    for chief, other in (first, again):
+        assert "steps 12" in chief and "steps" not in other and "epoch" not in other
+    # One line per epoch by the callback, in the first run only.
+    assert len(re.findall(r"^epoch \d: \(2, 2\)", first[0], re.MULTILINE)) == 2
+
+
+def test_each_fit_is_saved_and_a_finished_one_is_not_run_again(found):
+    place, (_, again) = found
+    for fit in ("fit1", "fit2"):
+        assert (place / "workdir" / fit / "finished.json").exists()
+        events = (place / "workdir" / fit / "metrics.jsonl").read_text()
+        assert events.count("resumed from") == 1 and "the end of the run" in events
+    assert not re.search(r"^epoch \d", again[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [
+        ("here", r'Traceback \(most recent call last\):\n  File "tests/scripts/unchanged\.py", line \d+, in <module>'),
+        ("strategy", r"makes a tf\.distribute\.MirroredStrategy, but tfdist\.run already distributes it .*: remove"),
+        ("devices", r"tf\.config's set_visible_devices, but tfdist\.run has chosen the devices .*: remove the call"),
+    ],
+)
+def test_errors_show_the_script(tmp_path, fail, words):
+    line = [sys.executable, "-m", "tfdist.run", SCRIPT, f"--out={tmp_path / 'out'}", f"--fail={fail}"]
+    done = subprocess.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=900)
+    assert done.returncode == 1 and re.search(words, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], r"tfdist\.run needs a script\. usage: python -m tfdist\.run \[--workdir=DIR\] SCRIPT\.py"),
+        (["missing.py"], r"there is no file missing\.py"),
+        (["--epochs=3", SCRIPT], r"has no flag --epochs: flags of the script follow its name"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist.run", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and re.search(words, done.stderr), done.stderr

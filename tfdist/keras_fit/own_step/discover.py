@@ -1,0 +1,147 @@
+"""What a user's step applies and returns: it is traced once without effect, before the run is made."""
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.data import autograph
+from tfdist.keras_fit.own_step import replica_step
+from tfdist.keras_fit.own_step.replica_step import ReplicaStep
+
+# train_step(data) -> the values that it reports.
+StepFunction = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Discovered:
+    """What a step does."""
+
+    function: StepFunction
+    # Reported name -> the metric whose result it is, and the key if the result is a dict.
+    metrics: dict[str, tuple[keras.Metric, str | None]]
+    # Reported names of other values, such as a loss that the step computes.
+    numbers: tuple[str, ...]
+    # The optimizers that the step applies, in order, each with the variables of its first apply.
+    optimizers: tuple[tuple[keras.optimizers.Optimizer, list[Any]], ...]
+
+
+def function_of(model: keras.Model, name: str) -> StepFunction:
+    """Returns `model.train_step` or `model.test_step`; one that is decorated with tf.function without the decorator."""
+    plain = getattr(getattr(type(model), name), "python_function", None)
+    if plain is None:
+        return getattr(model, name)
+    # The decorator turns AutoGraph on.
+    return autograph.convert(types.MethodType(plain, model), f"{type(model).__name__}.{name}")
+
+
+def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any) -> Discovered:
+    """Traces `model.NAME` without effect; builds layers and optimizers that are not built yet.
+
+    Args:
+        name: "train_step" or "test_step".
+        element_spec: nested tf.TensorSpec of the data that the step gets.
+
+    Raises:
+        ValueError: the step does not return a dict of scalars, or an optimizer was made outside of the scope.
+    """
+    function = function_of(model, name)
+    applied: dict[int, tuple[keras.optimizers.Optimizer, list[Any]]] = {}
+    found: list[Any] = []
+
+    def apply(optimizer: Any, original: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        del original, gradients
+        applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
+
+    @tf.function(autograph=False)
+    def trace(data: Any) -> None:
+        zero = tf.zeros([], tf.int64)
+        step = ReplicaStep(
+            low=zero,
+            count=zero + 1,
+            total=zero + 1,
+            most=1,
+            replicas=cluster.num_replicas,
+            apply=apply,
+            without_effect=True,
+        )
+        with replica_step.tracing(step), _results_noted(model) as noted:
+            values = _flat(function(data), f"{type(model).__name__}.{name}")
+        found.extend((values, noted))
+
+    with cluster.scope(), keras.StatelessScope(), keras.SymbolicScope():
+        trace.get_concrete_function(element_spec)
+    values, noted = found
+    for optimizer, variables in applied.values():
+        with cluster.scope():
+            if not optimizer.built:
+                optimizer.build(variables)
+        if not cluster.created_here(optimizer.iterations.value):
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} of {type(model).__name__} was made outside of cluster.scope(): make "
+                "it within `with cluster.scope():`."
+            )
+    return Discovered(
+        function=function,
+        metrics={key: noted[id(value)] for key, value in values.items() if id(value) in noted},
+        numbers=tuple(key for key, value in values.items() if id(value) not in noted),
+        optimizers=tuple(applied.values()),
+    )
+
+
+def scalars(values: Any, names: Sequence[str]) -> list[tf.Tensor]:
+    """Returns the values of `names`, float64 [] each, of what a step returned."""
+    flat = _flat(values, "The step")
+    return [tf.cast(flat[name], tf.float64) for name in names]
+
+
+def _flat(values: Any, step: str) -> dict[str, Any]:
+    """Returns what a step returned as one dict, as Keras does for dicts within it."""
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{step} must return a dict of scalars by name. Received: {type(values).__name__}")
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, step)
+        elif tf.convert_to_tensor(value).shape.rank == 0:
+            flat[name] = value
+        else:
+            raise ValueError(
+                f"{step} must return scalars: {name!r} has shape {tf.convert_to_tensor(value).shape}. Return its mean."
+            )
+    return flat
+
+
+@contextlib.contextmanager
+def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric, str | None]]]:
+    """Notes which tensors are results of metrics: id(tensor) -> the metric, and the key if its result is a dict."""
+    noted: dict[int, tuple[keras.Metric, str | None]] = {}
+    # The tensors must live as long as their ids are used.
+    kept: list[Any] = []
+
+    def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
+        result = original()
+        kept.append(result)
+        for key, value in result.items() if isinstance(result, dict) else [(None, result)]:
+            noted[id(value)] = (metric, key)
+        return result
+
+    own = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
+    metrics = list({id(metric): metric for metric in (*model.metrics, *own)}.values())
+    before = [vars(metric).get("result") for metric in metrics]
+    for metric in metrics:
+        vars(metric)["result"] = lambda metric=metric, original=metric.result: note(metric, original)
+    try:
+        yield noted
+    finally:
+        for metric, original in zip(metrics, before, strict=True):
+            del vars(metric)["result"]
+            if original is not None:
+                vars(metric)["result"] = original

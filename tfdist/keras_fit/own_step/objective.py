@@ -1,0 +1,188 @@
+"""The objective of a model with a `train_step` or `test_step` of its own: the user's step on each replica's shard.
+
+Read `train_step` first. Keras computes a step's losses as means over the shard. Each apply of an optimizer gets the
+mean of the gradients over all replicas, weighted by their examples: the gradients of the mean over the global batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.keras_fit import shard_losses
+from tfdist.keras_fit.adapters.base import shard_bounds
+from tfdist.keras_fit.compiled_objective import Element
+from tfdist.keras_fit.metric_state import MetricState
+from tfdist.keras_fit.own_step import discover, replica_step
+from tfdist.keras_fit.own_step.discover import Discovered
+from tfdist.keras_fit.own_step.replica_step import ReplicaStep
+from tfdist.keras_fit.shard_losses import Shard
+from tfdist.training.step import gradients as gradients_lib
+from tfdist.training.step import seed_generators
+from tfdist.training.step import train_step as train_step_lib
+from tfdist.training.step.context import StepContext
+from tfdist.training.step.normalization import synchronized_norm
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStepObjective:
+    """The values that a user's steps report; see `training.step.objective.Objective`."""
+
+    model: keras.Model
+    # None: the run does not train, or does not evaluate.
+    train: Discovered | None
+    test: Discovered | None
+    # The last step's numbers, as each replica's part of their means: float64 [numbers], per replica.
+    last_numbers: dict[str, keras.Variable]
+    metric_state: MetricState
+    # Examples of the largest global batch, for "train" and "test".
+    batch_sizes: dict[str, int]
+    may_be_empty: bool = True
+    # Lines that assign a variable other than by an optimizer, by the variable's path.
+    assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is summed in each step: the loss, to find non-finite ones; and examples of training steps."""
+        return ("loss", "trained")
+
+    def evaluate(self, element: Element) -> tf.Tensor:
+        """Runs the user's `test_step` on a replica's shard; returns sums as in `ShardResult`."""
+        return self.run("test", element, apply=_no_apply)
+
+    @tf.autograph.experimental.do_not_convert
+    def run(self, kind: str, element: Element, apply: Any) -> tf.Tensor:
+        """Runs a user's step on a replica's shard; called in `strategy.run`.
+
+        Args:
+            kind: "train" or "test".
+            apply: see `ReplicaStep`.
+
+        Returns:
+            Sums as in `ShardResult`.
+        """
+        step = self._replica_step(kind, element, apply)
+        discovered = self.train if kind == "train" else self.test
+        kept = (
+            [(v, tf.convert_to_tensor(v.value)) for v in metric_variables(self.model, self.train, self.test)]
+            if self.may_be_empty
+            else []
+        )
+        seed_generators.begin_forward_pass(0 if kind == "train" else -1)
+        assert shard_losses.patched(), "call this within shard_losses.patched_losses"
+        present = synchronized_norm.shard_present(tf.cast(step.count > 0, tf.float32))
+        shard = Shard(weight=step.weight, present=tf.cast(step.count > 0, tf.float32), by_xla=False, means=True)
+        losses = shard_losses.mode(alone=True, shard=shard)
+        with losses, present, gradients_lib.weighted(step.weight), replica_step.tracing(step):
+            values = discovered.function(element["data"][0])
+        for variable, old in kept:
+            variable.assign(tf.where(step.count > 0, variable.value, old))
+        if discovered.numbers:
+            numbers = tf.stack(discover.scalars(values, discovered.numbers))
+            present = tf.where(step.count > 0, numbers, tf.zeros_like(numbers))
+            self.last_numbers[kind].assign(present * tf.cast(step.weight, tf.float64))
+        losses = [name for name in (*discovered.numbers, *discovered.metrics) if "loss" in name]
+        loss = tf.add_n([tf.zeros([], tf.float64), *discover.scalars(values, losses)])
+        count = tf.cast(step.count, tf.float64)
+        return tf.stack([loss * count, count if kind == "train" else tf.zeros_like(count), count])
+
+    def _replica_step(self, kind: str, element: Element, apply: Any) -> ReplicaStep:
+        replicas, replica = gradients_lib.replicas(), tf.cast(cluster_lib.replica_id(), tf.int64)
+        low, _ = shard_bounds(replica, element["total"], replicas)
+        return ReplicaStep(
+            low=low,
+            count=element["count"],
+            total=element["total"],
+            most=self.batch_sizes[kind],
+            replicas=replicas,
+            apply=apply,
+            assigned=self.assigned,
+        )
+
+    def results(self, totals: dict[str, float]) -> dict[str, float]:
+        """Returns Keras' logs after the last step. A collective: every worker must call it."""
+        kind = "train" if totals["trained"] > 0 else "test"
+        discovered = self.train if kind == "train" else self.test
+        numbers = keras.ops.convert_to_numpy(self.last_numbers[kind]).tolist()
+        logs = dict(zip(discovered.numbers, numbers, strict=True))
+        results = {id(metric): metric.result() for metric, _ in discovered.metrics.values()}
+        for name, (metric, key) in discovered.metrics.items():
+            result = results[id(metric)]
+            logs[name] = float(keras.ops.convert_to_numpy(result if key is None else result[key]))
+        return {name: logs[name] for name in self._order(discovered, list(logs))}
+
+    def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
+        """As in Keras: the order of the model's metrics if these are all values, else sorted."""
+        results = discovered.metrics.items()
+        ordered = [name for metric in self.model.metrics for name, (of, _) in results if of is metric]
+        return ordered if set(ordered) == set(names) else sorted(names)
+
+    def finish(self) -> None:
+        """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+
+    def reset(self) -> None:
+        """Resets the metrics."""
+        self.model.reset_metrics()
+
+    def state(self) -> list[Any]:
+        """Returns metrics and numbers as JSON values. A collective: every worker must call it."""
+        return self.metric_state.read()
+
+    def restore_state(self, values: list[Any]) -> None:
+        """Restores what `state` returned; called on every worker."""
+        self.metric_state.assign(values)
+
+
+def train_step(context: StepContext, element: Element) -> tf.Tensor:
+    """Makes one step of the user's on this replica's shard of the global batch; called in `strategy.run`.
+
+    Returns:
+        float64 [len(names) + 1]: sums as in `ShardResult`.
+    """
+    objective = context.objective
+    statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
+    weight = tf.cast(element["count"] / element["total"], tf.float32)
+    average = functools.partial(
+        gradients_lib.sum_over_replicas,
+        weight=weight,
+        num_replicas=context.cluster.num_replicas,
+        options=context.communication_options,
+        communication=context.communication,
+        clock=context.clock,
+    )
+
+    def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
+        del optimizer
+        if context.cluster.num_replicas > 1:
+            dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
+            gradients = [None if one is None else one * tf.cast(weight, one.dtype) for one in dense]
+            for gradient, variable in zip(gradients, variables or (), strict=variables is not None):
+                if gradient is not None:  # Those of loops may have no static shape, without which they are not packed.
+                    gradient.set_shape(variable.shape)
+        gradients, _ = average(gradients, [], [])
+        return original(gradients, variables)
+
+    sums = objective.run("train", element, apply)
+    average([], [], statistics)
+    context.step_count.assign_add(1)
+    train_step_lib.add_to_totals(context, sums, None)
+    return train_step_lib.after_update(context, sums)
+
+
+def _no_apply(optimizer: Any, *given: Any) -> None:
+    del given
+    raise ValueError(f"test_step applies the optimizer {optimizer.name!r}: an evaluation must not train.")
+
+
+def metric_variables(model: keras.Model, *steps: Discovered | None) -> list[keras.Variable]:
+    """Returns the variables of the metrics of `model`, and of those that its steps report."""
+    found = {id(variable): variable for variable in model.metrics_variables}
+    for discovered in filter(None, steps):
+        for metric, _ in discovered.metrics.values():
+            found |= {id(variable): variable for variable in metric.variables}
+    return list(found.values())

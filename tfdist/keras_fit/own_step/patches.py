@@ -1,0 +1,71 @@
+"""What `fit` replaces in Keras and TensorFlow for a user's step, and restores.
+
+Every replacement does what the original does, except in a thread that traces a user's step.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit.own_step import replica_step
+from tfdist.keras_fit.own_step.replica_step import ReplicaStep
+from tfdist.keras_fit.replaced import replaced
+from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import work_sharing
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """Patches optimizers, metrics, variables and gradient tapes."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, method in (
+            (keras.optimizers.Optimizer, "apply", _apply),
+            (keras.optimizers.LossScaleOptimizer, "apply", _apply),
+            (keras.metrics.Mean, "update_state", _update_mean),
+            (keras.Variable, "assign", _assign),
+            (tf.GradientTape, "gradient", _gradient),
+        ):
+            stack.enter_context(replaced(owner, name, functools.partial(replica_step.call_in_step, method)))
+        yield
+
+
+@contextlib.contextmanager
+def sums_expected(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster) -> Iterator[None]:
+    """Makes optimizers take gradients that are summed over replicas, and use fused kernels; restores their methods."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            stack.enter_context(optimizer_lib.methods_restored(inner))
+            optimizer_lib.take_over_reduction(inner)
+            optimizer_lib.fuse(inner)
+            work_sharing.share(inner, cluster)
+        yield
+
+
+def _apply(step: ReplicaStep, original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    return step.apply_gradients(optimizer, functools.partial(original, optimizer), list(grads), trainable_variables)
+
+
+def _update_mean(step: ReplicaStep, original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """Gives a scalar the weight of the shard: the scalars of all replicas count like one of the global batch."""
+    values = keras.ops.convert_to_tensor(values)
+    if sample_weight is None and len(values.shape) == 0:
+        sample_weight = step.weight
+    return original(metric, values, sample_weight)
+
+
+def _assign(step: ReplicaStep, original: Callable, variable: keras.Variable, value: Any) -> Any:
+    step.note_assignment(variable)
+    return original(variable, value)
+
+
+def _gradient(step: ReplicaStep, original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **options: Any):
+    flat = tf.nest.flatten(sources)
+    if step.without_effect and any(isinstance(source, keras.Variable | tf.Variable) for source in flat):
+        return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
+    return original(tape, target, sources, *args, **options)

@@ -1,0 +1,151 @@
+"""Makes what a run needs for a model with a `train_step` or `test_step` of its own."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit import metric_state
+from tfdist.keras_fit.adapters.base import DataAdapter
+from tfdist.keras_fit.own_step import discover, explain, objective, patches
+from tfdist.keras_fit.own_step.objective import OwnStepObjective
+from tfdist.training.consistency.replicas import ReplicaMismatchError
+from tfdist.training.step import context as context_lib
+from tfdist.training.step.context import StepContext
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStep:
+    """The parts of a run that depend on the user's step."""
+
+    context: StepContext
+    # Variables that a checkpoint holds besides those of the model and the context's optimizer, by name.
+    variables: dict[str, Any]
+
+
+def overrides(model: keras.Model) -> tuple[str, ...]:
+    """Returns which of "train_step" and "test_step" the model's class overrides."""
+    steps = ("train_step", "test_step")
+    return tuple(name for name in steps if getattr(type(model), name) is not getattr(keras.Model, name))
+
+
+def prepare(
+    cluster: Cluster,
+    model: keras.Model,
+    config: config_lib.Config,
+    adapters: dict[str, DataAdapter],
+    *,
+    may_be_empty: bool,
+    stack: contextlib.ExitStack,
+) -> OwnStep:
+    """Finds out what the steps do, and makes their optimizers' and their own variables.
+
+    Args:
+        adapters: "train", "test" or both -> its data.
+        may_be_empty: whether a shard may have no examples.
+        stack: restores the optimizers.
+
+    Raises:
+        ValueError: a step cannot be distributed.
+    """
+    found = {
+        kind: discover.discover(cluster, model, f"{kind}_step", adapter.element_spec[0])
+        for kind, adapter in adapters.items()
+    }
+    optimizers = list({id(one): one for of in found.values() for one, _ in of.optimizers}.values())
+    stack.enter_context(patches.sums_expected(optimizers, cluster))
+    with cluster.scope():
+        last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
+        steps = keras.Variable(0, dtype="int64", trainable=False, name="steps")
+    own = OwnStepObjective(
+        model=model,
+        train=found.get("train"),
+        test=found.get("test"),
+        last_numbers=last_numbers,
+        metric_state=metric_state.make_metric_state(
+            cluster,
+            lambda: [
+                *objective.metric_variables(model, *found.values()),
+                *(variable for variable in last_numbers.values() if variable.shape[0]),
+            ],
+        ),
+        batch_sizes={kind: adapter.batch_size for kind, adapter in adapters.items()},
+        may_be_empty=may_be_empty,
+    )
+    main = model.optimizer if not optimizers or any(one is model.optimizer for one in optimizers) else optimizers[0]
+    context = context_lib.build_context(cluster, config, own, getattr(main, "inner_optimizer", main))
+    of_layers = {id(variable) for layer in model.layers for variable in layer.variables}
+    statistics = [v for v in context_lib.statistics(model, frozen=True) if id(v) in of_layers]
+    return OwnStep(
+        context=dataclasses.replace(context, statistics=tuple(statistics), step_count=steps),
+        variables=_more_variables(cluster, model, optimizers, context, steps),
+    )
+
+
+def _per_replica(size: int) -> keras.Variable:
+    return keras.Variable(
+        tf.zeros([size], tf.float64), dtype="float64", trainable=False, synchronization="on_read", aggregation="sum"
+    )
+
+
+def _more_variables(
+    cluster: Cluster, model: keras.Model, optimizers: list[Any], context: StepContext, steps: keras.Variable
+) -> dict[str, Any]:
+    """Returns what a checkpoint must hold besides: other optimizers, the count of steps, variables in attributes."""
+    saved = {id(variable) for variable in (*model.variables, *context.optimizer.variables)}
+    more: dict[str, Any] = {"own_step/steps": steps}
+    for index, optimizer in enumerate(optimizers):
+        named = checkpoint_format.unique_names(f"own_step/optimizer{index}", optimizer.variables)
+        more |= {name: variable for name, variable in named.items() if id(variable) not in saved}
+    for name, variable in _plain_variables(model):
+        if not cluster.created_here(variable):
+            raise ValueError(
+                f"The variable {type(model).__name__}.{name} was made outside of cluster.scope(): build the model "
+                "within `with cluster.scope():`."
+            )
+        more[f"own_step/{name}"] = variable
+    return more
+
+
+def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
+    """Yields the tf.Variables in the model's attributes, which Keras does not count as its variables."""
+    waiting = list(vars(model).items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, tf.Variable):
+            yield name, value
+        elif name.startswith("_"):  # Keras' own.
+            continue
+        elif isinstance(value, dict):
+            waiting += [(f"{name}/{key}", one) for key, one in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [(f"{name}/{index}", one) for index, one in enumerate(value)]
+
+
+@contextlib.contextmanager
+def explained(model: keras.Model, found: Any) -> Iterator[None]:
+    """Turns a mismatch of the replicas after the first step of a user's step into an error about that step.
+
+    Args:
+        found: the run's objective.
+
+    Raises:
+        ValueError: names the variables that differ, and the lines of the script that assign them.
+    """
+    try:
+        yield
+    except ReplicaMismatchError as error:
+        after = re.search(r"after step (\d+):", str(error))
+        equal = re.search(r"last equal after step (\d+)", str(error))
+        if not isinstance(found, OwnStepObjective) or not after or not equal or int(after[1]) != int(equal[1]) + 1:
+            raise
+        raise ValueError(
+            explain.undistributable(f"{type(model).__name__}.train_step", str(error), found.assigned)
+        ) from None

@@ -1,0 +1,118 @@
+"""Makes an unchanged Keras script train on all workers: its models' methods are tfdist's, its variables replicated."""
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster import collective_guard, strategy
+from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit import api
+from tfdist.keras_fit.replaced import replaced
+from tfdist.keras_fit.script import chief_output
+
+# Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
+_DEVICE_SETTINGS = (
+    *("set_visible_devices", "set_logical_device_configuration", "set_virtual_device_configuration"),
+    "set_memory_growth",
+)
+
+
+@contextlib.contextmanager
+def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
+    """Replaces Keras' methods, and makes variables and optimizers in the cluster's scope.
+
+    Args:
+        cluster: the workers.
+        workdir: the directory of the script's runs: the first call of `fit` is saved in fit1/, the second in fit2/, ...
+            None: nothing is saved.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, method in _methods(cluster, workdir).items():
+            stack.enter_context(replaced(keras.Model, name, method))
+        for name in ("__init__", "add_variable_from_reference"):
+            stack.enter_context(replaced(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
+        for module in (tf.config, tf.config.experimental):
+            for name in _DEVICE_SETTINGS:
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, functools.partial(_refuse_device_setting, name)))
+        stack.enter_context(strategy.refuse_others())
+        stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
+        yield
+
+
+def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., Any]]:
+    calls = itertools.count(1)
+
+    def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
+        given = _arguments(original, model, args, keywords)
+        place = None if workdir is None else workdir / f"fit{next(calls)}"
+        with chief_output.running():
+            return api.fit(cluster, model, **given, workdir=place)
+
+    def evaluate(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
+        with chief_output.running():
+            return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
+
+    def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
+        if collective_guard.on_this_worker_only():  # In a callback.
+            return original(model, *args, **keywords)
+        return api.predict(cluster, model, **_arguments(original, model, args, keywords))
+
+    def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
+        if cluster.num_replicas > 1:
+            raise ValueError(
+                f"{original.__name__} trains or evaluates on one device only. tfdist.run supports fit, evaluate and "
+                f"predict: use one of them, or one device. Received: {cluster.num_replicas} replicas"
+            )
+        return original(model, *args, **keywords)
+
+    methods = {"fit": fit, "evaluate": evaluate, "predict": predict}
+    return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
+
+
+def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, keywords: dict) -> dict[str, Any]:
+    """Returns the arguments of a call by name, without the model."""
+    given = dict(inspect.signature(original).bind(model, *args, **keywords).arguments)
+    del given["self"]
+    return given
+
+
+def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    # While fit runs, tfdist enters the scope itself, and callbacks on the chief may make objects of their own.
+    if chief_output.is_running():
+        return original(*args, **keywords)
+    with cluster.scope():
+        return original(*args, **keywords)
+
+
+def _refuse_device_setting(name: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+    del original, args, keywords
+    raise RuntimeError(
+        f"The script calls tf.config's {name}, but tfdist.run has chosen the devices before the script starts: remove "
+        "the call. Each worker uses the GPUs that its launcher gives it."
+    )
+
+
+def _creator(cluster: Cluster) -> Callable[..., tf.Variable]:
+    """Returns a variable creator that enters the cluster's scope."""
+    entered = False
+
+    def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
+        nonlocal entered
+        if entered or chief_output.is_running() or strategy.in_any_scope():
+            return next_creator(**keywords)
+        entered = True
+        try:
+            with cluster.scope():
+                return tf.Variable(**{name: value for name, value in keywords.items() if value is not None})
+        finally:
+            entered = False
+
+    return create

@@ -1,0 +1,81 @@
+"""Runs an unchanged Keras script on all workers: python -m tfdist.run [--workdir=DIR] SCRIPT.py [its own flags]
+
+Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The workers connect first. `fit`, `evaluate` and
+`predict` of the script's models use all of them; only the chief prints and writes. See docs/scripts.md.
+
+  --workdir=DIR  saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command resumes.
+
+Exit codes: those of python -m tfdist.main, or the script's own.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from tfdist import config as config_lib
+from tfdist.cluster import malloc, process_exit
+
+_USAGE = "usage: python -m tfdist.run [--workdir=DIR] SCRIPT.py [its own flags]"
+
+
+def parse(arguments: list[str]) -> tuple[Path | None, Path, list[str]]:
+    """Returns the workdir, the script and the script's own arguments.
+
+    Raises:
+        SystemExit: there is no such script, or a flag before it is unknown; code 0 after --help.
+    """
+    workdir = None
+    while arguments and arguments[0].startswith("-"):
+        flag, *arguments = arguments
+        name, _, value = flag.partition("=")
+        if name in ("--help", "-h"):
+            print(__doc__)
+            sys.exit(0)
+        if name != "--workdir":
+            sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")
+        if not value and arguments:
+            value, *arguments = arguments
+        workdir = Path(value).expanduser()
+    if not arguments:
+        sys.exit(f"tfdist.run needs a script. {_USAGE}")
+    script, *rest = arguments
+    if not Path(script).is_file():
+        sys.exit(f"tfdist.run: there is no file {script}. {_USAGE}")
+    return workdir, Path(script), rest
+
+
+def run_script(workdir: Path | None, script: Path, arguments: list[str]) -> int:
+    """Connects the workers and runs the script as `__main__`; returns the exit code."""
+    import runpy
+
+    from tfdist.keras_fit import connect
+    from tfdist.keras_fit.script import chief_output, model_methods
+
+    cluster = connect.connect()
+    sys.argv[:] = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
+    try:
+        with model_methods.distributed(cluster, workdir), chief_output.only_from_chief(cluster, script):
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception as error:
+        # The traceback starts with the script's first frame.
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_frame.f_code.co_filename != str(script):
+            traceback = traceback.tb_next
+        return process_exit.report_exception(error.with_traceback(traceback or error.__traceback__))
+    return 0
+
+
+def main() -> None:
+    """Runs the script that the command line names, and exits the process."""
+    workdir, script, arguments = parse(sys.argv[1:])
+    malloc.keep_freed(config_lib.Cluster(), os.environ)  # Before TensorFlow is imported and allocates.
+    process_exit.run_and_exit(lambda: run_script(workdir, script, arguments))
+
+
+if __name__ == "__main__":
+    main()
