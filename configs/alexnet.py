@@ -27,6 +27,6 @@ def get_config() -> c.Config:
             reference_batch_size=128,
             warmup_epochs=1,
         ),
-        train=c.Train(epochs=20),
+        train=c.Train(epochs=20, precision="auto"),
         checkpoint=c.Checkpoint(best_metric="accuracy"),
     )

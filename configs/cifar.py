@@ -27,7 +27,8 @@ def get_config() -> c.Config:
             "widths": (64, 256, 256),
             "num_classes": 10,
             "activation": "silu",
-            # Statistics over groups of 128 examples: 1, 2 and 4 replicas make the same run, without communication.
+            # Statistics over groups of 128 examples: the same run on any number of replicas that divides the batch,
+            # without communication on up to four.
             "group_size": 128,
         },
         adapt={"target": "tfdist.zoo.airbench:whiten"},
@@ -54,6 +55,6 @@ def get_config() -> c.Config:
         learning_rate=c.LearningRate(
             peak=0.75, schedule={"target": "tfdist.zoo.schedules:one_cycle", "peak_at": 0.23, "initial": 0.2}
         ),
-        train=c.Train(epochs=14, precision="bfloat16"),
+        train=c.Train(epochs=14, precision="auto"),
         checkpoint=c.Checkpoint(best_metric="accuracy"),
     )

@@ -39,6 +39,6 @@ def get_config() -> c.Config:
             schedule={"target": "tfdist.zoo.schedules:cosine"},
             warmup_epochs=2,
         ),
-        train=c.Train(epochs=10),
+        train=c.Train(epochs=10, precision="auto"),
         checkpoint=c.Checkpoint(best_metric="accuracy"),
     )

@@ -22,5 +22,4 @@ def get_config() -> c.Config:
         train=c.Train(epochs=30),
         evaluation=c.Evaluation(every=c.Every(epochs=5)),
         checkpoint=c.Checkpoint(every=c.Every(epochs=5), best_metric="accuracy"),
-        report=c.Report(every=c.Every(epochs=2)),
     )

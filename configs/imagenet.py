@@ -38,7 +38,7 @@ def get_config() -> c.Config:
             schedule={"target": "tfdist.zoo.schedules:step", "at": (1 / 3, 2 / 3, 8 / 9)},
             warmup_epochs=5,
         ),
-        train=c.Train(epochs=90, precision="bfloat16"),
+        train=c.Train(epochs=90, precision="auto"),
         checkpoint=c.Checkpoint(best_metric="accuracy"),
         report=c.Report(every=c.Every(steps=100)),
     )

@@ -35,20 +35,28 @@ def alexnet(
     Raises:
         ValueError: `form` is unknown, or the images are too small.
     """
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}. Received: {form!r}")
     if len(input_shape) != 3 or min(input_shape[:2]) < 67:
         raise ValueError(
             f"alexnet: input_shape must be (height, width, channels), at least 67x67. Received: {tuple(input_shape)}"
         )
-    layers = _alexnet_layers(num_classes, dropout, group_size)
+    return in_form(form, input_shape, _alexnet_layers(num_classes, dropout, group_size), name="alexnet")
+
+
+def in_form(form: str, input_shape: Sequence[int], layers: Sequence[keras.layers.Layer], *, name: str) -> keras.Model:
+    """Returns a model of images of `input_shape`, one layer after another, by the Keras API `form`.
+
+    Raises:
+        ValueError: `form` is unknown.
+    """
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}. Received: {form!r}")
     inputs = keras.Input(tuple(input_shape), name="image")
     if form == "sequential":
-        return keras.Sequential([inputs, *layers], name="alexnet")
+        return keras.Sequential([inputs, *layers], name=name)
     outputs = inputs
     for layer in layers:
         outputs = layer(outputs)
-    return keras.Model(inputs, outputs, name="alexnet")
+    return keras.Model(inputs, outputs, name=name)
 
 
 def _alexnet_layers(num_classes: int, dropout: float, group_size: int | None) -> list[keras.layers.Layer]:

@@ -1,4 +1,4 @@
-"""Mixup of image batches, without state: the same seeds give the same pairs and mixing weights."""
+"""Augmentation of normalised images: mixup, which mixes pairs of examples, and cutout."""
 
 import tensorflow as tf
 
@@ -53,3 +53,42 @@ def random_mixup(
         return tf.reshape(weights * flat + (1 - weights) * tf.gather(flat, partners), [-1, *values.shape[1:]])
 
     return {**batch, "image": mix(images), "label": mix(labels)}
+
+
+def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int = 1) -> tf.Tensor:
+    """Sets a square to 0, the mean of normalised images (DeVries and Taylor, arXiv 1708.04552).
+
+    The centre is uniformly distributed over all pixels; the square is clipped at the image borders.
+
+    Args:
+        images: float [n, h, w, c].
+        seeds: int64 [n, 2].
+        size: the square's side in pixels.
+        draw: the stream of random numbers used.
+    """
+    if not (isinstance(size, int) and size >= 1):
+        raise ValueError(f"prepare: cutout must be an integer number of pixels. Received: {size!r}")
+    height, width, _ = static_size(images)
+    draws = stateless_random.uniform(seeds, draw, 2)
+
+    def outside(centres: tf.Tensor, length: int) -> tf.Tensor:
+        first = tf.cast(centres * length, tf.int32)[:, tf.newaxis] - size // 2
+        pixels = tf.range(length)
+        return (pixels < first) | (pixels >= first + size)
+
+    keep = outside(draws[:, 0], height)[:, :, tf.newaxis] | outside(draws[:, 1], width)[:, tf.newaxis, :]
+    return images * tf.cast(keep, images.dtype)[..., tf.newaxis]
+
+
+def static_size(images: tf.Tensor) -> tuple[int, int, int]:
+    """Returns height, width and channels of images [n, h, w, c].
+
+    Raises:
+        ValueError: they are not known before the images are read.
+    """
+    height, width, channels = images.shape[1:]
+    if None in (height, width, channels):
+        raise ValueError(
+            f"prepare: images must have a static size. Received: {images.shape}. Set the size of the source."
+        )
+    return height, width, channels

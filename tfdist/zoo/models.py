@@ -6,7 +6,7 @@ that the names of weights do not depend on other models built in the process.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -217,11 +217,7 @@ def application(
     Raises:
         ValueError: there is no such application or argument.
     """
-    names = [n for n, value in vars(keras.applications).items() if inspect.isfunction(value)]
-    if name not in names:
-        hint = specs.nearest(name, names)
-        raise ValueError(f"keras.applications has no {name!r}.{hint} All: {', '.join(sorted(names))}")
-    function = getattr(keras.applications, name)
+    function = find_application(name)
     fixed = {"weights": None, "classes": num_classes, "classifier_activation": None, "include_top": True}
     allowed = sorted(set(inspect.signature(function).parameters) - set(fixed) - {"input_shape", "input_tensor"})
     for argument in arguments:
@@ -235,6 +231,19 @@ def application(
         return model
     logits = keras.layers.Activation("linear", dtype="float32", name="logits")(model.output)
     return keras.Model(model.input, logits, name=model.name)
+
+
+def find_application(name: str) -> Callable[..., keras.Model]:
+    """Returns the function of `keras.applications` of this name.
+
+    Raises:
+        ValueError: there is none; names the nearest, and all.
+    """
+    names = [n for n, value in vars(keras.applications).items() if inspect.isfunction(value)]
+    if name not in names:
+        hint = specs.nearest(name, names)
+        raise ValueError(f"keras.applications has no {name!r}.{hint} All: {', '.join(sorted(names))}")
+    return getattr(keras.applications, name)
 
 
 def _kernel(l2: float) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def batch_normalization(
             this many consecutive examples ("ghost" batch normalisation, Hoffer et al., arXiv 1705.08741); the moving
             statistics are updated with the mean over the groups of their means and (biased) variances. Results then do
             not depend on the number of replicas, as long as `group_size` divides the per-replica batch.
-        synchronized: statistics over all replicas, as in Keras: exact, with three collectives per layer.
+        synchronized: statistics over all replicas, as in Keras, with one collective per layer.
         **keras_arguments: other arguments of `keras.layers.BatchNormalization`.
 
     Returns:

@@ -1,9 +1,12 @@
 """Objectives: loss and metrics with one value per example; tfdist computes the means over all replicas."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+from tfdist.config import specs
 
 
 def classification(
@@ -135,6 +138,47 @@ def regression(
     return {"loss": values[loss], **values}
 
 
+def keras_loss(
+    model: Any,
+    batch: Mapping[str, tf.Tensor],
+    *,
+    training: bool,
+    loss: str,
+    metrics: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    inputs: str = "image",
+    labels: str = "label",
+) -> dict[str, tf.Tensor]:
+    """A loss and metrics by the names that `Model.compile` accepts.
+
+    Whether the model returns logits or probabilities is said by `arguments`, as in Keras: `{"from_logits": True}`.
+
+    Args:
+        model: called as `model(batch[inputs], training=training)`; returns one tensor [n, ...].
+        batch: holds `inputs` and `labels`.
+        training: True in a training step, False in evaluation.
+        loss: the name of a loss of `keras.losses`, such as "binary_crossentropy", "huber" or "BinaryCrossentropy".
+        metrics: names of functions of `keras.metrics`, such as "mean_absolute_error", or "accuracy": binary,
+            categorical or sparse, by the shapes of outputs and labels, as in Keras.
+        arguments: keyword arguments of the loss.
+        inputs: the key of the model's inputs.
+        labels: the key of the labels or targets.
+
+    Returns:
+        float32 [n] each: "loss" and an entry per metric: the mean over all numbers of an example.
+
+    Raises:
+        ValueError: while the step is traced: a key is missing, a name or argument is unknown, or the loss has no value
+            per example.
+    """
+    function = _loss(loss, arguments or {})
+    outputs, targets = _outputs(model, batch, inputs, labels, training), batch[labels]
+    values = {"loss": function(targets, outputs)}
+    for name in metrics:
+        values[name] = _metric(name, targets, outputs)(targets, outputs)
+    return {name: _mean_per_example(name, value, outputs) for name, value in values.items()}
+
+
 def _check_keys(batch, *keys):
     for key in keys:
         if key not in batch:
@@ -169,3 +213,58 @@ def _check_classification(logits, target, labels):
         raise ValueError(
             f"batch[{labels!r}]: {expected}. Received: labels {target.shape} {target.dtype.name}, logits {logits.shape}"
         )
+
+
+def _loss(name: str, arguments: Mapping[str, Any]) -> keras.losses.Loss:
+    classes = {
+        key: value
+        for key, value in vars(keras.losses).items()
+        if isinstance(value, type) and issubclass(value, keras.losses.Loss) and value is not keras.losses.Loss
+    }
+    # "mean_squared_error" and "MeanSquaredError" name the same loss.
+    plain = {key.lower(): value for key, value in classes.items()}
+    loss = plain.get(name.replace("_", "").lower())
+    if loss is None:
+        known = sorted(classes)
+        raise ValueError(
+            f"config.objective.loss: keras.losses has no {name!r}.{specs.nearest(name, known)} All: {', '.join(known)}"
+        )
+    try:
+        return loss(**arguments, reduction="none")
+    except TypeError as error:
+        raise ValueError(f"config.objective.arguments={dict(arguments)} for the loss {name!r}: {error}") from None
+
+
+def _metric(name: str, targets: tf.Tensor, outputs: tf.Tensor) -> Any:
+    if name in ("accuracy", "acc"):
+        name = _accuracy(targets, outputs)
+    functions = {
+        key: value
+        for key, value in vars(keras.metrics).items()
+        if callable(value) and not isinstance(value, type) and key not in ("get", "serialize", "deserialize")
+    }
+    if name not in functions:
+        known = sorted(functions)
+        raise ValueError(
+            f"config.objective.metrics: keras.metrics has no function {name!r}.{specs.nearest(name, known)} "
+            f"All: accuracy, {', '.join(known)}"
+        )
+    return functions[name]
+
+
+def _accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> str:
+    """Returns the accuracy that Keras chooses for these shapes."""
+    if outputs.shape[-1] == 1:
+        return "binary_accuracy"
+    one_hot = targets.shape.rank == outputs.shape.rank and targets.shape[-1] == outputs.shape[-1]
+    return "categorical_accuracy" if one_hot else "sparse_categorical_accuracy"
+
+
+def _mean_per_example(name: str, value: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    value = tf.cast(value, tf.float32)
+    if value.shape.rank == 0 or value.shape[0] != outputs.shape[0]:
+        raise ValueError(
+            f"{name!r} has no value per example: shape {value.shape} for outputs {outputs.shape}. "
+            "Train with tfdist.fit."
+        )
+    return tf.reduce_mean(value, list(range(1, value.shape.rank)))

@@ -1,8 +1,10 @@
 """Optimizers that Keras lacks. Saved models do not depend on them."""
 
+import functools
 import math
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -133,23 +135,67 @@ def muon(
 class Muon(_SGD):
     """Created by `muon`."""
 
+    # On several replicas, tfdist sets this to a `tfdist.training.step.work_sharing.WorkSharing`.
+    work_sharing = None
+
     def __init__(self, schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay):
         super().__init__(schedule, other_momentum, weight_decay, offset_rate)
         self._kernel_momentum = momentum
         self._newton_schulz_iterations = iterations
         self._other_rate = other_rate
 
-    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
-        """Updates one weight and its momentum."""
-        if len(variable.shape) != 4:
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Creates the momenta."""
+        if not self.built:
+            # Their norm is set in every step.
+            self.exclude_from_weight_decay([variable for variable in variables if len(variable.shape) == 4])
+        super().build(variables)
+
+    def apply(self, grads: list[tf.Tensor | None], trainable_variables: list[keras.Variable] | None = None) -> None:
+        """Updates the weights; with `work_sharing`, every replica computes the matrices of some kernels only.
+
+        Args:
+            grads: one tensor per variable, the same on all replicas; None for a variable without a gradient.
+            trainable_variables: the variables; None: those that the optimizer was built with.
+        """
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if not self.built:
+            self.build(variables)
+        grads = list(grads)
+        kernels = [i for i, v in enumerate(variables) if len(v.shape) == 4 and grads[i] is not None]
+        tasks = [functools.partial(self._direction_and_norm, grads[i], variables[i]) for i in kernels]
+        if self.work_sharing is None:
+            results = [task() for task in tasks]
+        else:
+            shapes = [variables[i].shape for i in kernels]
+            sizes = [math.prod(shape) for shape in shapes]
+            # Of the products of matrices.
+            costs = [size * min(size // shape[-1], shape[-1]) for size, shape in zip(sizes, shapes, strict=True)]
+            results = self.work_sharing.run(tasks, [size + 1 for size in sizes], costs)
+        for i, result in zip(kernels, results, strict=True):
+            grads[i] = (grads[i], result)
+        super().apply(grads, variables)
+
+    def _direction_and_norm(self, gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
+        """Returns the elements of the orthogonal matrix, then the norm of the kernel: [size + 1]."""
+        momentum, velocity = self._kernel_momentum, self.momentums[self._get_variable_index(variable)]
+        gradient = keras.ops.cast(gradient, variable.dtype)
+        direction = keras.ops.reshape(gradient + momentum * (momentum * velocity + gradient), [-1, variable.shape[-1]])
+        direction = keras.ops.reshape(_orthogonal(direction, self._newton_schulz_iterations), [-1])
+        norm = keras.ops.maximum(keras.ops.sqrt(keras.ops.sum(keras.ops.square(variable))), 1e-7)
+        return keras.ops.concatenate([direction, keras.ops.reshape(norm, [1])])
+
+    def update_step(
+        self, gradient: tf.Tensor | tuple[tf.Tensor, tf.Tensor], variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
+        """Updates one weight and its momentum; `gradient` of a kernel: also the result of `_direction_and_norm`."""
+        if not isinstance(gradient, tuple):
             super().update_step(gradient, variable, learning_rate * self._other_rate)
             return
+        gradient, result = gradient
         velocity = self.momentums[self._get_variable_index(variable)]
-        gradient = keras.ops.cast(gradient, variable.dtype)
-        self.assign(velocity, self._kernel_momentum * velocity + gradient)
-        direction = keras.ops.reshape(gradient + self._kernel_momentum * velocity, [-1, variable.shape[-1]])
-        direction = keras.ops.reshape(_orthogonal(direction, self._newton_schulz_iterations), variable.shape)
-        norm = keras.ops.maximum(keras.ops.sqrt(keras.ops.sum(keras.ops.square(variable))), 1e-7)
+        self.assign(velocity, self._kernel_momentum * velocity + keras.ops.cast(gradient, variable.dtype))
+        direction, norm = keras.ops.reshape(result[:-1], variable.shape), result[-1]
         scaled = variable * (math.sqrt(variable.shape[-1]) / norm)
         self.assign(variable, scaled - keras.ops.cast(learning_rate, variable.dtype) * direction)
 
@@ -164,7 +210,8 @@ def _orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:
     wide = matrix.shape[0] < matrix.shape[1]
     x = matrix if wide else keras.ops.transpose(matrix)
     x = x / (keras.ops.sqrt(keras.ops.sum(keras.ops.square(x))) + 1e-7)
-    identity = keras.ops.eye(x.shape[0], dtype=x.dtype)
+    # A constant: Keras' eye reads a number of the host in every step.
+    identity = tf.constant(np.eye(x.shape[0]), x.dtype)
     for start in range(0, iterations, 3):
         square = keras.ops.matmul(x, keras.ops.transpose(x))
         product = identity

@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -45,6 +48,23 @@ def folder(tmp_path_factory):
                     writer.write(record.SerializeToString())
                     example += 1
     return path
+
+
+def test_without_a_writable_folder_the_index_is_kept_in_the_users_cache(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    disk = tmp_path / "read-only"
+    shutil.copytree(folder, disk, ignore=shutil.ignore_patterns(".tfdist*"))
+    mounts = (["mount", "--bind", disk, disk], ["mount", "-o", "remount,bind,ro", disk])
+    if any(subprocess.run(command, capture_output=True).returncode for command in mounts):
+        pytest.skip("only root may mount a folder read-only")
+    try:
+        for _ in range(2):
+            assert len(sources.imagenet("train", path=str(disk), num_classes=3)) == 12
+            monkeypatch.setattr(sys.modules["tfdist.zoo.sources.imagenet"], "_locate", None)  # Not scanned again.
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    (index,) = (tmp_path / "cache" / "tfdist").iterdir()
+    assert index.name.startswith("imagenet-train-") and index.suffix == ".npy"
 
 
 def test_records_are_read_in_any_order_and_labels_count_from_0(folder):

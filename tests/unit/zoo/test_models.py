@@ -161,7 +161,7 @@ LOAD = """
 """
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_saved_models_load_and_predict_alike_without_tfdist(tmp_path):
     builders = SMALL | {
         "groups": lambda: models.cifar_resnet(8, input_shape=(8, 8, 3), width=4, group_size=2, l2=1e-4),

@@ -192,6 +192,15 @@ def test_normalise_by_hand():
     np.testing.assert_allclose(prepare.normalise(images, std=(2, 5)), [[[[0, 51], [25.5, 20.4]]]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+def test_the_default_divides_integers_by_255_and_leaves_floats(dtype):
+    values = np.array([0, 51, 255]) if dtype is np.uint8 else np.array([0.0, 0.2, 1.0])
+    images = tf.constant(values.astype(dtype).reshape(1, 1, 3, 1))
+    for training in (True, False):
+        batch = prepare.image({"image": images}, seeds_of([0]), training=training)
+        np.testing.assert_allclose(np.ravel(batch["image"]), [0.0, 0.2, 1.0], rtol=1e-6)
+
+
 def test_digits_scale_to_the_unit_interval():
     images = tf.constant([[[[0], [16]]]], tf.uint8)
     batch = prepare.image({"image": images}, seeds_of([0]), training=True, scale=1 / 16)

@@ -7,9 +7,11 @@ what it can without reading the examples, and runs no TensorFlow operation, so t
 """
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz
+from tfdist.zoo.sources.cifar import cifar
 from tfdist.zoo.sources.folder import image_folder
+from tfdist.zoo.sources.idx import idx
 from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.synthetic import line, synthetic
 from tfdist.zoo.sources.tfds_dataset import tfds
 
-__all__ = ["arrays", "digits", "image_folder", "imagenet", "line", "npz", "synthetic", "tfds"]
+__all__ = ["arrays", "cifar", "digits", "idx", "image_folder", "imagenet", "line", "npz", "synthetic", "tfds"]

@@ -1,9 +1,13 @@
 """ImageNet as TFRecord files in the usual layout: train-00000-of-01024, validation-00000-of-00128."""
 
+import contextlib
 import functools
+import hashlib
+import json
 import os
 import re
 import struct
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
@@ -87,8 +91,8 @@ def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int
 
     Files are PATH/train-00000-of-01024 or PATH/train/train-00000-of-01024, and the same for "validation". A record is a
     tf.train.Example with "image/encoded", a JPEG or PNG of any size, and "image/class/label". An index of the record
-    offsets gives random access; it is built once and stored beside the files if they are writable (24 bytes per
-    example).
+    offsets gives random access (24 bytes per example). It is built once and stored beside the files, or in
+    $XDG_CACHE_HOME/tfdist (default: ~/.cache/tfdist) if their folder is not writable.
 
     Args:
         split: "train" or "validation", with or without a slice: "train[:90%]".
@@ -139,19 +143,35 @@ def _find_shards(path: str, title: str) -> dict[str, list[str]]:
 def _open_index(folder: str, split: str, files: list[str], title: str) -> np.ndarray:
     """Returns (file, first byte, length) of every record, int64 [records, 3]; reads a stored index if up to date."""
     sizes = [os.path.getsize(file) for file in files]
-    path = os.path.join(folder, f".tfdist-{split}-{sum(sizes)}-{len(files)}.npy")
-    if os.path.exists(path):
-        return np.load(path, mmap_mode="r")
+    beside = os.path.join(folder, f".tfdist-{split}-{sum(sizes)}-{len(files)}.npy")
+    key = hashlib.sha256(json.dumps([list(map(os.path.abspath, files)), sizes]).encode()).hexdigest()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    paths = [beside, os.path.join(cache, "tfdist", f"imagenet-{split}-{key[:16]}.npy")]
+    for path in paths:
+        if os.path.exists(path):
+            return np.load(path, mmap_mode="r")
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(lambda item: _locate(*item, title), zip(range(len(files)), files, sizes, strict=True)))
     index = np.concatenate(parts)
-    temporary = f"{path}.{os.getpid()}.npy"
-    try:
-        np.save(temporary, index)
-        os.replace(temporary, path)
-    except OSError:  # Not writable: every start builds the index.
-        return index
-    return np.load(path, mmap_mode="r")
+    for path in paths:
+        with contextlib.suppress(OSError):  # Not writable.
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _store(path, index)
+            return np.load(path, mmap_mode="r")
+    return index
+
+
+def _store(path: str, index: np.ndarray) -> None:
+    """Writes the index completely or not at all; several workers may write it at the same time."""
+    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), suffix=".npy", delete=False) as file:
+        try:
+            np.save(file, index)
+            file.flush()
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _locate(number: int, path: str, size: int, title: str) -> np.ndarray:

@@ -97,9 +97,9 @@ class Line:
 
     num_classes = None
 
-    def __init__(self, first: int, count: int, m: float, n: float, noise: float):
+    def __init__(self, first: int, count: int, m: float, n: float, noise: float, width: float):
         self._first, self._count = first, count
-        self._m, self._n, self._noise = m, n, noise
+        self._m, self._n, self._noise, self._width = m, n, noise, width
 
     def __len__(self) -> int:
         return self._count
@@ -108,7 +108,7 @@ class Line:
         """Returns the points `ids`, int64 [n], as {"x": float32 [n, 1], "y": float32 [n, 1]}."""
         ids = ids + self._first
         draws = 2.0 * stateless_random.uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
-        x, noise = draws[:, :1], draws[:, 1:]
+        x, noise = self._width * draws[:, :1], draws[:, 1:]
         return {"x": x, "y": self._m * x + self._n + self._noise * noise}
 
     def verify(self) -> None:
@@ -123,8 +123,9 @@ def line(
     noise: float = 0.3,
     num_examples: int = 64,
     num_test_examples: int = 0,
+    width: float = 1.0,
 ) -> Line:
-    """Points near the line y = m x + n, with x uniform in [-1, 1).
+    """Points near the line y = m x + n, with x uniform in [-width, width).
 
     Args:
         split: "train" or "test", with or without a slice. They have no point in common.
@@ -133,6 +134,7 @@ def line(
         noise: maximum distance of y from the line, uniformly distributed.
         num_examples: points in "train".
         num_test_examples: points in "test".
+        width: half of the interval of x.
 
     Returns:
         A source of {"x": float32 [n, 1], "y": float32 [n, 1]}.
@@ -142,4 +144,4 @@ def line(
     """
     part = splits.resolve(split, {"train": num_examples, "test": num_test_examples}, source="line")
     offset = num_examples if part.name == "test" else 0
-    return Line(offset + part.start, part.stop - part.start, m, n, noise)
+    return Line(offset + part.start, part.stop - part.start, m, n, noise, width)

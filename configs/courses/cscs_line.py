@@ -1,0 +1,40 @@
+"""CSCS Piz Daint course, laboratory 1: the line y = 2 x through 1000 noisy points, by gradient descent.
+
+    python -m tfdist.main --config=configs/courses/cscs_line.py
+    python -m tfdist trajectories --config=configs/courses/cscs_line.py --batches=1,100,1000
+
+| in the laboratory | here |
+|---|---|
+| 1000 points, x uniform in [-0.5, 0.5), y = 2 x + noise, noise uniform in [-0.5, 0.5) | the same, with a fixed seed |
+| slope and offset start at N(0, 1), unseeded | they start at 0 and 1, or as `--config.model.m` and `.n` say |
+| mean squared error, `GradientDescentOptimizer(0.5)` | the same |
+| batch 1000, 100 steps | the same |
+"""
+
+from tfdist import config as c
+
+
+def get_config() -> c.Config:
+    """Returns the configuration of the run."""
+    return c.Config(
+        model={"target": "tfdist.zoo.classic:line", "m": 0.0, "n": 1.0},
+        data=c.Data(
+            source={
+                "target": "tfdist.zoo.sources:line",
+                "m": 2.0,
+                "n": 0.0,
+                "noise": 0.5,
+                "width": 0.5,
+                "num_examples": 1000,
+            },
+            prepare={"target": "tfdist.zoo.prepare:identity"},
+            evaluation_split=None,
+            batch_size=1000,
+        ),
+        objective={"target": "tfdist.zoo.classic:line_error"},
+        optimizer={"target": "keras.optimizers:SGD"},
+        learning_rate=c.LearningRate(peak=0.5),
+        train=c.Train(steps=100),
+        checkpoint=c.Checkpoint(every=c.Every(), export=False),
+        report=c.Report(every=c.Every(steps=1), tensorboard=False),
+    )
