@@ -1,16 +1,17 @@
 """The tools: `python -m tfdist doctor --config=configs/digits.py`, also installed as `tfdist doctor ...`.
 
-Training is `python -m tfdist.main`, or `python -m tfdist.launch` for several workers on one machine. Imports only the
-module of the named tool; the list needs no TensorFlow.
+`tfdist train` is `python -m tfdist.main`, and `tfdist launch` is `python -m tfdist.launch`. Imports only the module of
+the named tool; the list needs no TensorFlow.
 """
 
 import difflib
 import importlib
+import runpy
 import sys
 
 # Tool -> (its module, which has define_flags() and main(argv); its line in the list).
 TOOLS = {
-    "doctor": ("tfdist.tools.doctor", "Check config, workers, data, memory and network before a job."),
+    "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
     "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),
@@ -19,7 +20,12 @@ TOOLS = {
     "benchmark": ("tfdist.tools.benchmark.command", "Compare tfdist with a minimal loop, Keras fit and PyTorch DDP."),
     "asynchronous": ("tfdist.tools.parameter_server.command", "Train asynchronously with parameter servers."),
 }
-_HELP = {"--help", "-help", "--helpshort", "-helpshort", "-h", "-?"}
+# Training: name -> (the module that is run, its line in the list).
+TRAINING = {
+    "train": ("tfdist.main", "Train or evaluate the model of a config: python -m tfdist.main."),
+    "launch": ("tfdist.launch.__main__", "Train with several workers on this machine: python -m tfdist.launch."),
+}
+_HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}
 
 
 def main() -> None:
@@ -28,35 +34,38 @@ def main() -> None:
     if name in _HELP:
         print(overview())
         return
-    if name not in TOOLS:
-        nearest = max(TOOLS, key=lambda tool: difflib.SequenceMatcher(None, name, tool).ratio())
-        sys.exit(
-            f"tfdist: there is no tool {name!r}. Nearest: {nearest}. The tools: {', '.join(TOOLS)}. "
-            "Training: python -m tfdist.main --config=..."
-        )
-    from absl import app, flags
+    commands = [*TRAINING, *TOOLS, "completion"]
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
+        hint = f"Nearest: {near[0]}. " if near else ""
+        sys.exit(f"tfdist: there is no command {name!r}. {hint}The commands: {', '.join(commands)}.")
+    sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.
+    if name == "completion":
+        from tfdist.tools import completion
+
+        completion.main(arguments, {name: module for name, (module, _) in {**TRAINING, **TOOLS}.items()})
+        return
+    if name in TRAINING:
+        runpy.run_module(TRAINING[name][0], run_name="__main__", alter_sys=True)
+        return
+    from absl import flags
 
     from tfdist.config import flags as config_flags
 
-    sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.
     tool = importlib.import_module(TOOLS[name][0])
     tool.define_flags()
-    if _HELP & set(arguments):
-        print(f"{tool.__doc__}\nThe flags of tfdist {name}:{flags.FLAGS.module_help(tool)}")
-        return
-    parser = config_flags.parse if "config" in flags.FLAGS else app.parse_flags_with_usage
-    app.run(tool.main, flags_parser=parser)
+    form = "--config=FILE [flags]" if "config" in flags.FLAGS else "[flags]"
+    config_flags.run(tool.main, purpose=tool.__doc__, usage=f"python -m tfdist {name} {form}")
 
 
 def overview() -> str:
-    """The list of tools, one line each."""
-    lines = [f"  {name:<13} {line}" for name, (_, line) in TOOLS.items()]
+    """The list of commands, one line each."""
+    training, tools = ([f"  {name:<13} {line}" for name, (_, line) in each.items()] for each in (TRAINING, TOOLS))
     return "\n".join(
         [
-            *("usage: python -m tfdist TOOL [flags]", ""),
-            *lines,
-            *("", "python -m tfdist TOOL --help shows the flags of a tool."),
-            "Training: python -m tfdist.main; several workers on one machine: python -m tfdist.launch.",
+            *("usage: python -m tfdist COMMAND [flags]", "", "training:", *training, "", "tools:", *tools),
+            *("  completion    Complete commands, flags, configs and fields in bash and zsh.", ""),
+            "python -m tfdist COMMAND --help shows the flags of a command.",
         ]
     )
 

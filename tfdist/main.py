@@ -1,14 +1,15 @@
-"""Trains or evaluates the model of a config: `python -m tfdist.main --config=configs/digits.py`.
+"""Trains or evaluates the model of a config, for example: python -m tfdist.main --config=configs/digits.py
 
 Exit codes: 0 finished; 75 stopped by a signal or time limit and saved (run the same command to resume); 76 another
 worker was lost (restart all workers); 1 error, with a message.
 """
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from tfdist.cluster import malloc, process_exit
 from tfdist.config import flags as config_flags
@@ -21,7 +22,7 @@ def run() -> int:
 
     config = flags.FLAGS["config"].value
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    experiment_run = setup.build_run(config, workdir)
+    experiment_run = dataclasses.replace(setup.build_run(config, workdir), config_file=config_flags.config_file())
     if flags.FLAGS.mode == "train":
         code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
@@ -38,10 +39,10 @@ def main(argv: list[str]) -> None:
             "tfdist: config.train.asynchronous=True trains with parameter servers, which this command does not start. "
             "Run python -m tfdist asynchronous --config=..., or set config.train.asynchronous=false."
         )
-    malloc.keep_freed(config.cluster, os.environ)  # Before TensorFlow is imported and allocates.
+    malloc.keep_freed_between_workers(config.cluster, os.environ)  # Before TensorFlow is imported and allocates.
     process_exit.run_and_exit(run)
 
 
 if __name__ == "__main__":
     config_flags.define_run_flags()
-    app.run(main, flags_parser=config_flags.parse)
+    config_flags.run(main, purpose=__doc__, usage="python -m tfdist.main --config=FILE [flags]")

@@ -6,9 +6,13 @@ from typing import Any
 
 from tfdist.config import specs
 
-# Sections and fields that do not affect the final weights; they may differ when a run is resumed.
+# Sections and fields that may differ when a run is resumed: they do not affect the final weights, or, like another
+# number of replicas, only the order of sums.
 SECTIONS_FREE_TO_CHANGE = ("evaluation", "agreement", "checkpoint", "report", "cluster")
-FIELDS_FREE_TO_CHANGE = ("data.cache", "data.cache_dir")
+FIELDS_FREE_TO_CHANGE = (
+    *("data.cache", "data.cache_dir"),
+    *("communication.implementation", "communication.bytes_per_pack"),
+)
 
 
 def nearest_field(config: Any, dotted: str) -> str:

@@ -1,25 +1,23 @@
 """Flags that name a config file and override its fields, with clear error messages. Imports no TensorFlow.
 
 Based on `ml_collections.config_flags`, which raises a plain KeyError for an unknown field, has no notation for None,
-and reports a missing file only when the config is used; this module adds the three.
+and reports a missing file only when the config is used; this module and `flag_errors` add the three.
 """
 
 import ast
 import contextlib
-import dataclasses
 import os
 import re
-import runpy
 import sys
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist.config import diff, schema
+from tfdist.config import flag_errors, flag_help, schema
 
 NONE_WORDS = ("none", "None")
 # Names of the flags that `define_run_flags` defines.
@@ -28,18 +26,34 @@ RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
 flags.disclaim_key_flags()  # --help shows the flags of the module that calls define_config.
 
 
+@contextlib.contextmanager
+def _must_be(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError):
+        raise ValueError(f"must be {what}") from None
+
+
 class _IntegerOrNone(flags.IntegerParser):
     def parse(self, argument: Any) -> int | None:
-        return None if argument in NONE_WORDS else super().parse(argument)
+        with _must_be("a whole number"):
+            return None if argument in NONE_WORDS else super().parse(argument)
 
 
 class _FloatOrNone(flags.FloatParser):
     def parse(self, argument: Any) -> float | None:
-        return None if argument in NONE_WORDS else super().parse(argument)
+        with _must_be("a number"):
+            return None if argument in NONE_WORDS else super().parse(argument)
+
+
+class _Boolean(flags.BooleanParser):
+    def parse(self, argument: Any) -> bool:
+        with _must_be("true or false"):
+            return super().parse(argument)
 
 
 class _Literal(flags.ArgumentParser):
-    """Parses the other values of a spec: lists, dicts, and fields that are None, which accept any value."""
+    """Parses other values: lists, dicts, and fields of a spec that are None or of type Any, which accept any value."""
 
     def __init__(self, kind: type):
         super().__init__()
@@ -58,14 +72,15 @@ class _Literal(flags.ArgumentParser):
 
 def define_config() -> flags.FlagHolder:
     """Defines --config and, for each field of the file it names, --config.section.field; see `parse`."""
-    for kind, parser in ((int, _IntegerOrNone()), (float, _FloatOrNone())):
+    for kind, parser in ((int, _IntegerOrNone()), (float, _FloatOrNone()), (bool, _Boolean())):
         config_flags.register_flag_parser_for_type(kind, parser)
     for kind in (list, dict, types.NoneType):
         config_flags.register_flag_parser_for_type(kind, _Literal(kind))
+    config_flags.register_flag_parser_for_type(Any, _Literal(types.NoneType))
     return config_flags.DEFINE_config_file(
         "config",
         None,
-        "The config file, such as configs/digits.py. --config.section.field=value overrides one of its fields.",
+        "The config file, such as configs/digits.py. Required.",
         lock_config=False,
     )
 
@@ -83,25 +98,72 @@ def define_run_flags() -> None:
     )
 
 
+def run(
+    main: Callable[[list[str]], Any],
+    *,
+    purpose: str,
+    usage: str,
+    parser: Callable[[list[str]], list[str]] | None = None,
+) -> None:
+    """Runs `main` after parsing sys.argv, and exits the process; --help and -h print the help and exit with 0.
+
+    Args:
+        main: called with the arguments that `parser` returns.
+        purpose: what the command does, for the help.
+        usage: the form of the command line, for the help.
+        parser: parses sys.argv; None: `parse`.
+    """
+    sys.argv[1:] = with_config_flag(sys.argv[1:])
+    if flag_help.is_requested(sys.argv):
+        print(flag_help.text(purpose, usage, RUN_FLAGS))
+        path = flag_errors.config_path(sys.argv)
+        if path and not flag_errors.file_problem(path):
+            flags.FLAGS([sys.argv[0], *config_arguments(sys.argv)])
+            print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
+        sys.exit(0)
+    app.run(main, flags_parser=parser or parse)
+
+
+def with_config_flag(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with `--config=` before a config file that is given without it: `configs/digits.py`."""
+    if flag_errors.config_path(["", *arguments]):
+        return list(arguments)
+    for index, word in enumerate(arguments):
+        if re.fullmatch(r"[^-].*\.py(:.*)?", word) and not (index and _takes_a_value(arguments[index - 1])):
+            return [*arguments[:index], f"--config={word}", *arguments[index + 1 :]]
+    return list(arguments)
+
+
+def _takes_a_value(word: str) -> bool:
+    match = re.fullmatch(r"--?([\w.]+)", word)
+    return bool(match) and not (match[1] in flags.FLAGS and flags.FLAGS[match[1]].boolean)
+
+
 def parse(argv: list[str]) -> list[str]:
-    """Parses the command line, for `app.run(main, flags_parser=parse)`; exits with a message if it is invalid.
+    """Parses the command line, for `run`; exits with a message if it is invalid.
 
     `none` means None in a field that may be None, and for a number in a spec. Arguments without a flag are rejected:
     otherwise a forgotten "--" would be ignored.
     """
-    if not {"--help", "--helpfull", "--helpshort", "-help", "-?"} & set(argv):
-        _check_file(argv)
+    has_config = "config" in flags.FLAGS
+    flag_errors.check_names(argv)
+    if has_config:
+        flag_errors.check_file(argv)
     try:
-        rest = app.parse_flags_with_usage(argv)
+        rest = flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(str(error).removeprefix("flag "))
     except (KeyError, IndexError, TypeError, ValueError):
-        _explain_unknown_field(argv)
+        flag_errors.explain_unknown_field(argv)
         raise
-    config, path = flags.FLAGS["config"].value, _config_path(argv)
+    flags_only(rest[1:])
+    if not has_config:
+        return rest
+    config, path = flags.FLAGS["config"].value, flag_errors.config_path(argv)
     if not isinstance(config, schema.Config):
         sys.exit(f"--config={path}: get_config() must return a tfdist.config.Config. Received: {type(config).__name__}")
     for name, value in flags.FLAGS["config"].override_values.items():
         _none_where_meant(config, name, value)
-    flags_only(rest[1:])
     return rest
 
 
@@ -133,44 +195,12 @@ def one_message(command: str) -> Iterator[None]:
 
 def config_name() -> str:
     """Returns the name of the config file without directory and suffix, the default name of a run."""
-    return os.path.splitext(os.path.basename(_config_path(sys.argv).partition(":")[0]))[0]
+    return os.path.splitext(os.path.basename(config_file().partition(":")[0]))[0]
 
 
-def _config_path(argv: list[str]) -> str:
-    for index, argument in enumerate(argv):
-        match = re.fullmatch(r"--?config(?:=(.*))?", argument, re.DOTALL)
-        if match:
-            return match[1] if match[1] is not None else "".join(argv[index + 1 : index + 2])
-    return ""
-
-
-def _check_file(argv: list[str]) -> None:
-    path = _config_path(argv)
-    if not path:
-        sys.exit("Name a config file, such as --config=configs/digits.py")
-    file = path.partition(":")[0]
-    if not os.path.isfile(file):
-        sys.exit(f"--config={path}: there is no file {os.path.abspath(file)}")
-
-
-def _explain_unknown_field(argv: list[str]) -> None:
-    file, _, argument = _config_path(argv).partition(":")
-    config = runpy.run_path(file)["get_config"](*filter(None, [argument]))
-    for overriding in argv[1:]:
-        match = re.match(r"--?(?:no)?config\.([^=\[]+)", overriding)
-        if match:
-            _check_field(config, match[1], file)
-
-
-def _check_field(config: schema.Config, name: str, file: str) -> None:
-    holder: Any = config
-    for part in name.split("."):
-        spec = isinstance(holder, dict)
-        items = holder if spec else {field.name: getattr(holder, field.name) for field in _fields(holder)}
-        if part not in items:
-            hint = " An argument of a spec can be overridden only if the file sets it." if spec else ""
-            sys.exit(f"--config.{name}: {file} has no such field.{diff.nearest_field(config, name)}{hint}")
-        holder = items[part]
+def config_file() -> str:
+    """Returns the value of --config."""
+    return config_flags.get_config_filename(flags.FLAGS["config"])
 
 
 def _none_where_meant(config: schema.Config, name: str, value: Any) -> None:
@@ -178,11 +208,7 @@ def _none_where_meant(config: schema.Config, name: str, value: Any) -> None:
     holder: Any = config
     for part in holders:
         holder = getattr(holder, part, None)
-    if value in NONE_WORDS and _fields(holder):
+    if value in NONE_WORDS and flag_errors.section_fields(holder):
         hint = typing.get_type_hints(type(holder))[field]
         if types.NoneType in typing.get_args(hint):
             setattr(holder, field, None)
-
-
-def _fields(section: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()

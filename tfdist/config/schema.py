@@ -23,11 +23,14 @@ class Every:
 class Data:
     """The dataset, its preprocessing and the batches."""
 
-    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has eight.
+    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has ten.
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
     # prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All
     # randomness comes from `seeds`, int64 [n, 2], one row per example and epoch.
     prepare: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.prepare:image"})
+    # finish(batch, *, training, **kw) -> batch: the last part of preprocessing, on the device and without randomness:
+    # batches are copied to it in the types that `prepare` returns, such as uint8. None: `prepare` does everything.
+    finish: dict[str, Any] | None = None
     # The training split, in the notation of TensorFlow Datasets: "train", "train[:90%]", "train[45000:]".
     train_split: str = "train"
     # The evaluation split, in the same notation. None: no evaluation.
@@ -72,7 +75,7 @@ class Train:
     # Length of the run in optimizer steps.
     steps: int | None = None
     # Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
-    # loss scaling.
+    # loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md).
     precision: str = "float32"
     # Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs.
     xla: bool = False
@@ -101,11 +104,13 @@ class Train:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Communication:
-    """The all-reduce of the gradients."""
+    """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
+    # "nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if the replicas are GPUs.
+    implementation: str = "auto"
     # Size of one all-reduce in bytes: gradients are packed, and each pack is sent as soon as its gradients are
-    # computed. 0: one pack.
-    bytes_per_pack: int = 8_000_000
+    # computed. 0: one pack. None: 32 MB with NCCL, 8 MB with the ring (docs/speed.md).
+    bytes_per_pack: int | None = None
     # Data type of the gradients on the network. "float32": not converted. "bfloat16" or "float16": half the bytes;
     # weights and optimizer slots stay float32.
     dtype: str = "float32"
@@ -125,6 +130,10 @@ class Agreement:
 
     # Interval of the checks.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
+    # If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning.
+    action: str = "end"
+    # Maximum number of such copies in the whole run, at least 1; one more mismatch ends it.
+    limit: int = 3
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -149,7 +158,12 @@ class Report:
     """Interval reports: console, workdir/metrics.jsonl and TensorBoard."""
 
     # Interval of the reports.
-    every: Every = dataclasses.field(default_factory=lambda: Every(steps=100))
+    every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
+    # Log a second line per report: learning rate, examples/s per replica, and the time shares of the workers.
+    verbose: bool = False
+    # Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
+    # only, because a GPU then has to finish each step before the next one is launched.
+    step_times: bool | None = None
     # Write scalars to workdir/tensorboard.
     tensorboard: bool = True
     # Write the model's graph for TensorBoard at the start.
@@ -169,20 +183,27 @@ class Cluster:
     # Number of ports in the range, which must be within 1024 .. 65535.
     port_count: int = 10000
     # Rendezvous timeout: seconds in which all workers must connect. Then the run exits and lists the missing workers.
-    connect_seconds: float = 120.0
+    # None: 120, or 0.6 for each worker if that is more.
+    connect_seconds: float | None = None
     # Seconds without a heartbeat after which a worker is lost.
     heartbeat_seconds: float = 10.0
     # Seconds in which a worker must complete an execution, except its first; otherwise the run exits. None: no limit.
     stall_seconds: float | None = 600.0
+    # The same until the first execution has ended, which compiles: seconds since the first call that waits for all
+    # workers. None: no limit.
+    first_stall_seconds: float | None = 3600.0
     # Seconds after its start by which a process must have saved a checkpoint and exited. None: the job's time limit in
     # Slurm if there is one, otherwise no limit.
     time_limit_seconds: float | None = None
     # Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md).
     requeue: bool = False
+    # GPUs of each worker, of those that it may use, each with one replica. None: all. A number: the first ones; 0: the
+    # CPU. A list, such as [0, 2]: these, counted from 0.
+    gpus: Any = None
     # Logical CPU devices per worker, each with one replica; for tests on machines without GPUs.
     logical_devices: int = 1
     # Configure malloc to keep freed memory for the next step instead of returning it to the kernel: a faster all-reduce
-    # between workers.
+    # between workers. Only for several workers on CPUs.
     keep_freed_memory: bool = True
 
 

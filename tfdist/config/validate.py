@@ -11,8 +11,10 @@ from tfdist.config import schema, specs
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 NONFINITE = ("stop", "skip", "rollback")
+AGREEMENT_ACTIONS = ("end", "copy")
 LEARNING_RATE_SCALINGS = ("none", "linear", "sqrt")
 BEST_MODES = ("max", "min")
+IMPLEMENTATIONS = ("auto", "nccl", "ring")
 CACHES = ("none", "raw", "prepared")
 
 
@@ -39,6 +41,8 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
             else:
                 yield f"{prefix}{field.name} must be a {hint.__name__}. Received: {value!r}"
             continue
+        if hint is Any:
+            continue  # `_value_problems` checks it.
         allowed = tuple(typing.get_origin(t) or t for t in _members(hint))
         if float in allowed and type(value) is int:
             continue
@@ -72,7 +76,8 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         "train.steps",
     ):
         yield from at_least(name, 1)
-    yield from at_least("train.nonfinite_limit", 1)
+    for name in ("train.nonfinite_limit", "agreement.limit"):
+        yield from at_least(name, 1)
     for name in ("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"):
         yield from at_least(name, 1)
     sections = ("evaluation", "agreement", "checkpoint", "report")
@@ -84,18 +89,31 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         len(profile) == 2 and all(type(step) is int for step in profile) and 1 <= profile[0] <= profile[1]
     ):
         yield f"report.profile must be [first, last], two steps counted from 1. Received: {profile}"
+    yield from _gpu_problems(config.cluster.gpus)
     for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
         yield from at_least(name, 0)
     for name in ("train.epochs", "train.clip_norm", "train.call_seconds", "learning_rate.reference_batch_size"):
         yield from at_least(name, 1e-9)
-    for seconds in ("connect", "heartbeat", "stall", "time_limit"):
+    for seconds in ("connect", "heartbeat", "stall", "first_stall", "time_limit"):
         yield from at_least(f"cluster.{seconds}_seconds", 1)
     yield from one_of("data.cache", config.data.cache, CACHES)
-    yield from one_of("train.precision", config.train.precision, PRECISIONS)
+    yield from one_of("train.precision", config.train.precision, ("auto", *PRECISIONS))
     yield from one_of("train.nonfinite", config.train.nonfinite, NONFINITE)
+    yield from one_of("communication.implementation", config.communication.implementation, IMPLEMENTATIONS)
     yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
     yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
+    yield from one_of("agreement.action", config.agreement.action, AGREEMENT_ACTIONS)
     yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
+
+
+def _gpu_problems(gpus: Any) -> Iterator[str]:
+    numbers = gpus if isinstance(gpus, list) else [0 if gpus is None else gpus]
+    valid = bool(numbers) and all(type(number) is int and number >= 0 for number in numbers)
+    if not valid or len(set(numbers)) < len(numbers):
+        yield (
+            "cluster.gpus must be None (all), a number of GPUs (0: the CPU) or a list of different indices from 0. "
+            f"Received: {gpus!r}"
+        )
 
 
 def _contradictions(config: schema.Config) -> Iterator[str]:

@@ -1,30 +1,33 @@
 """The supervisor of several workers on this machine: starts them, and restarts them after one is lost.
 
 `python -m tfdist.launch --workers=4 -- --config=configs/digits.py`. The flags after `--` are those of tfdist.main, for
-every worker. Each line of output starts with the rank of its worker.
+every worker; `--` may be left out. Each line of output starts with the rank of its worker.
 
 Exit codes are those of the workers: 0 finished, 75 stopped and saved (run the same command to resume), 1 an error; and
 76 if it gave up restarting. See docs/launch.md.
 """
 
 import dataclasses
+import functools
 import math
 import os
-import re
+import secrets
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
 from tfdist import config
 from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
+from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.wire import keys
 from tfdist.config import batches
 from tfdist.config import flags as config_flags
-from tfdist.launch import local_workers, processes
+from tfdist.launch import command_line, local_workers, processes
 
 _SUCCESS = (0, interruption.EXIT_STOPPED)
 # After this many consecutive failures without a new checkpoint, fewer workers are started.
@@ -70,40 +73,6 @@ def define_flags() -> list[str]:
     return [holder.name for holder in holders]
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Defines and parses the launcher's flags and those of tfdist.main; exits with one message if they are wrong.
-
-    Returns:
-        The program's name and the flags of tfdist.main.
-    """
-    own_flags = define_flags()
-    if {"--help", "--helpfull", "--helpshort", "-help", "-?"} & set(argv):
-        return config_flags.parse(argv)
-    if "--" not in argv:
-        sys.exit('Separate the workers\' flags with "--": python -m tfdist.launch --workers=2 -- --config=...')
-    split = argv.index("--")
-    # Other launchers write --max-restarts, absl writes --max_restarts: both are accepted.
-    launcher_args = [
-        re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), flag) for flag in argv[1:split]
-    ]
-    worker_args = argv[split + 1 :]
-    for arguments, side, misplaced in (
-        (launcher_args, "after", config_flags.RUN_FLAGS),
-        (worker_args, "before", own_flags),
-    ):
-        for argument in arguments:
-            name = re.match(r"--?(?:no)?(\w+)", argument)
-            if name and name[1] in misplaced:
-                sys.exit(f'--{name[1]} must be written {side} the "--". Received: {" ".join(argv[1:])}')
-    config_flags.parse([argv[0], *launcher_args, *worker_args])
-    workers, min_workers = flags.FLAGS.workers, flags.FLAGS.min_workers
-    if workers is None:
-        sys.exit("Set the number of workers to start, such as --workers=2")
-    if (min_workers or 1) > workers:
-        sys.exit(f"--min_workers={min_workers} is more than --workers={workers}.")
-    return [argv[0], *worker_args]
-
-
 def run(argv: list[str]) -> int:
     """Starts the workers and restarts them after failures; returns the exit code."""
     if sys.platform != "linux":
@@ -113,7 +82,8 @@ def run(argv: list[str]) -> int:
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     try:
         note = local_workers.refuse_other_launchers(os.environ)
-        gpus = local_workers.gpus(os.environ)
+        on_cpu = flags.FLAGS["config"].value.cluster.gpus == 0
+        gpus = () if on_cpu else host_gpus.assigned(os.environ)
         gpus_by_rank = local_workers.divide_gpus(gpus, flags.FLAGS.workers)
     except ValueError as error:
         sys.exit(f"tfdist.launch: {error}")
@@ -141,13 +111,14 @@ def supervise(
     # Kept open: the ports stay reserved across restarts.
     reserved = local_workers.reserve_ports(len(gpus_by_rank))
     ports = [sock.getsockname()[1] for sock in reserved]
+    environment = {keys.VARIABLE: secrets.token_hex(32)} | os.environ
     causes: list[str] = []
     failures_without_progress = 0
     while True:
         before = newest_step(workdir)
-        result = attempt(group, command, local_workers.environments(os.environ, ports, gpus_by_rank))
+        result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
         if group.forwarded:
-            return stopped_exit_code(group, result)
+            return stopped_exit_code(group, result, newest_step(workdir))
         if result.code in _SUCCESS:
             if result.cause:
                 group.log(f"{result.cause}; everything was saved before.")
@@ -227,15 +198,22 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
     return AttemptResult(code=code, cause=cause, failed_rank=failed_rank)
 
 
-def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult) -> int:
-    """Returns the exit code after a stop signal to the supervisor, and logs the reason if the run was not saved."""
+def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step: int) -> int:
+    """Returns the exit code after a stop signal to the supervisor, and logs the reason if the run was not saved.
+
+    Args:
+        group: the process group.
+        result: how the workers ended.
+        step: the newest step that has a checkpoint; -1: none.
+    """
     if result.code in _SUCCESS:
         return result.code
     if group.forwarded.count(signal.SIGINT) > 1:
         group.log("interrupted before the run was saved. Run the same command to resume from the newest checkpoint.")
         return 130
     if result.code == 130 or -result.code in group.forwarded or result.code == -signal.SIGTERM:
-        group.log("stopped before training started: nothing to save. Run the same command to start.")
+        saved = f"the checkpoint of step {step} is unchanged" if step >= 0 else "nothing to save"
+        group.log(f"stopped before training started: {saved}. Run the same command to start.")
         return interruption.EXIT_STOPPED
     group.log(f"{result.cause}. Run the same command to resume from the newest checkpoint.")
     return interruption.EXIT_PEER_LOST if result.code < 0 else result.code
@@ -272,4 +250,9 @@ def newest_step(workdir: Path) -> int:
 
 
 if __name__ == "__main__":
-    app.run(run, flags_parser=parse)
+    config_flags.run(
+        run,
+        purpose=__doc__,
+        usage="python -m tfdist.launch --workers=N [options] -- --config=FILE [flags of the run]",
+        parser=functools.partial(command_line.parse, define_flags()),
+    )

@@ -1,13 +1,12 @@
 """Ports, GPUs and environments of several workers on this machine. Imports no TensorFlow."""
 
 import json
-import re
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from tfdist import config as config_lib
-from tfdist.cluster.discovery import environment, worker_spec
+from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.discovery import environment
 
 # Launcher that has started this process -> the advice.
 _INSTEAD = {
@@ -37,31 +36,6 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
     return spec.note
 
 
-def gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns names of this machine's GPUs: the entries of CUDA_VISIBLE_DEVICES, or the UUIDs of `nvidia-smi -L`."""
-    listed = worker_spec.cuda_devices(env)
-    if listed is not None:
-        return listed
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse_list(done.stdout) if done.returncode == 0 else ()
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """Parses the output of `nvidia-smi -L`: the UUIDs of GPUs; of a GPU with MIG slices, those of the slices."""
-    found: list[str] = []
-    for line in text.splitlines():
-        match = re.search(r"\(UUID: ([\w/-]+)\)", line)
-        if match is None:
-            continue
-        if line.startswith(" ") and found and not found[-1].startswith("MIG"):
-            found.pop()  # CUDA uses a GPU with slices only through its slices.
-        found.append(match[1])
-    return tuple(found)
-
-
 def divide_gpus(names: Sequence[str], workers: int) -> list[tuple[str, ...]]:
     """Divides the GPUs evenly among the workers, neighbours together; without GPUs, each has an empty tuple.
 
@@ -83,7 +57,7 @@ def first_gpus(env: Mapping[str, str], count: int) -> dict[str, str]:
     Raises:
         ValueError: there are GPUs, but fewer than `count`.
     """
-    names = gpus(env)
+    names = host_gpus.assigned(env)
     if names and len(names) < count:
         raise ValueError(f"{count} replicas need {count} GPUs, but this machine has {len(names)}.")
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[:count])} if names else {}

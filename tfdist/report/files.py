@@ -79,12 +79,13 @@ class AppendOnlyFile:
     descriptor: int
     size: int
 
-    def append(self, record: bytes) -> None:
-        """Appends all of `record` or none of it.
+    def append(self, record: bytes) -> bool:
+        """Appends all of `record` or none of it; see `follow` for the result.
 
         Raises:
             OSError: the disk is full or the file is not available.
         """
+        changed = self.follow()
         rest = memoryview(record)
         try:
             while rest:
@@ -94,6 +95,28 @@ class AppendOnlyFile:
                 os.ftruncate(self.descriptor, self.size)
             raise
         self.size += len(record)
+        return changed
+
+    def follow(self) -> bool:
+        """Opens `path` again if it was deleted or replaced; a deleted file is written again, with all its records.
+
+        Returns:
+            Whether it was.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        try:
+            if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
+                return False
+        except FileNotFoundError:
+            if not os.path.isdir(os.path.dirname(self.path) or "."):
+                return False  # The whole directory was moved, and the open file with it.
+            replace_file(self.path, os.pread(self.descriptor, self.size, 0))
+        new = open_append_only(self.path)
+        os.close(self.descriptor)
+        self.descriptor, self.size = new.descriptor, new.size
+        return True
 
     def close(self) -> None:
         """Closes the file; nothing is buffered."""
@@ -102,5 +125,5 @@ class AppendOnlyFile:
 
 def open_append_only(path: str) -> AppendOnlyFile:
     """Opens `path` for appending; creates it if needed."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)

@@ -18,15 +18,14 @@ NaN and infinity are null in JSON; the console shows them.
 
 import contextlib
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
-from tfdist.report import console as console_lib
-from tfdist.report import files, metrics_file, tensorboard_events, time_shares
+from tfdist.report import files, formats, metrics_file, tensorboard_events, time_shares
 from tfdist.report.console import Console
+from tfdist.report.table import Row
 
 # Names in metrics.jsonl that an objective may not use for its values.
 RESERVED = {
@@ -38,7 +37,7 @@ RESERVED = {
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reporter:
-    """The outputs of a run; created by `open_report`. On workers other than the chief, only `warning` has an effect."""
+    """The outputs of a run; made by `opening.open_report`. On workers other than the chief, only `warning` acts."""
 
     rank: int
     num_replicas: int
@@ -46,6 +45,8 @@ class Reporter:
     global_batch: int
     # None except on the chief.
     console: Console | None
+    # A second line per report: learning rate, and the time shares of replicas and workers.
+    verbose: bool = False
     # None without a workdir.
     metrics: files.AppendOnlyFile | None = None
     # None without a workdir or without TensorBoard.
@@ -53,13 +54,21 @@ class Reporter:
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
-    def workers(self, lines: list[str]) -> None:
-        """Reports the roster, one line per worker, before the first step."""
-        if self.console is None:
-            return
-        for line in lines:
+    def workers(self, lines: list[str], shown: list[str] | None = None) -> None:
+        """Reports the roster, one line per worker, before the first step.
+
+        Args:
+            lines: the roster.
+            shown: the lines for the console; None: all.
+        """
+        self.lines(lines if shown is None else shown)
+        if self.console is not None:
+            self._record(kind="workers", workers=lines)
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Writes lines to the console only."""
+        for line in lines if self.console is not None else ():
             self.console.line(line)
-        self._record(kind="workers", workers=lines)
 
     def train(
         self,
@@ -69,7 +78,7 @@ class Reporter:
         learning_rate: float,
         seconds: float,
         steps: int,
-        wait_share: float,
+        wait_share: float | None,
         skipped: int | None = None,
         worker_shares: Sequence[tuple[float, float, float]] = (),
     ) -> None:
@@ -81,7 +90,7 @@ class Reporter:
             learning_rate: of the last step.
             seconds: duration of the interval.
             steps: number of steps in the interval.
-            wait_share: fraction of `seconds` spent waiting for data, 0 to 1.
+            wait_share: fraction of `seconds` spent waiting for data, 0 to 1; None: the steps were not timed.
             skipped: updates skipped since the start of the run; None: updates are never skipped.
             worker_shares: input, compute and communication fractions, 0 to 1, of each worker in rank order.
 
@@ -96,7 +105,7 @@ class Reporter:
             "learning_rate": float(learning_rate),
             "examples_per_second": speed,
             "examples_per_second_per_replica": speed / self.num_replicas,
-            "input_wait_share": float(wait_share),
+            **({} if wait_share is None else {"input_wait_share": float(wait_share)}),
             **({} if skipped is None else {"skipped": skipped}),
         }
         workers = {}
@@ -106,14 +115,22 @@ class Reporter:
         record = values | measured | workers
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(step, "train", values | measured)
-        parts = [
-            f"epoch {self._epoch(step):.2f}",
-            *_named(values),
-            f"{console_lib.rate(speed)} examples/s ({console_lib.rate(speed / self.num_replicas)} per replica)",
-            *([time_shares.describe(worker_shares)] if workers else [f"input wait {wait_share:.0%}"]),
-            f"learning rate {learning_rate:.4g}",
-        ]
-        self.console.train(step, parts, step_seconds=seconds / max(1, steps))
+        waiting = [] if wait_share is None else [f"input wait {wait_share:.0%}"]
+        row = Row(
+            step=step,
+            epoch=self._epoch(step),
+            seconds=seconds,
+            examples_per_second=speed,
+            values=values,
+            details=self._details(learning_rate, speed, [time_shares.describe(worker_shares)] if workers else waiting),
+        )
+        parts = [*_named(values), f"{formats.rate(speed)} examples/s", *waiting]
+        self.console.train(row, parts, step_seconds=seconds / max(1, steps))
+
+    def _details(self, learning_rate: float, speed: float, shares: list[str]) -> str:
+        """Returns the second line of a verbose report, otherwise ""."""
+        replica = [f"{formats.rate(speed / self.num_replicas)} examples/s per replica"] if self.num_replicas > 1 else []
+        return "  ".join([f"learning rate {learning_rate:.4g}", *replica, *shares]) if self.verbose else ""
 
     def progress(self, step: int, doing: str = "") -> None:
         """Redraws the progress bar between reports. `doing` is the current activity, such as "evaluating"."""
@@ -150,9 +167,14 @@ class Reporter:
         extra = {"num_examples": num_examples, "seconds": float(seconds), "examples_per_second": speed, "best": best}
         self._record(kind="evaluation", name=name, step=step, epoch=self._epoch(step), **values, **extra)
         self._scalars(step, name, values)
-        text = [name, f"step {step}", f"epoch {self._epoch(step):.2f}", *_named(values)]
-        text.append(f"{num_examples:,} examples at {console_lib.rate(speed)}/s")
-        self.console.evaluation("  ".join([*text, "best so far"] if best else text))
+        pending = self.console.pending
+        if pending is not None and pending.step == step and name == "evaluation":
+            pending.evaluation, pending.best = values, best
+            self.console.flush()
+        elif self.console.verbosity == "all":
+            text = [name, f"step {step}", f"epoch {self._epoch(step):.4g}", *_named(values)]
+            text.append(f"{num_examples:,} examples in {seconds:.3g} s")
+            self.console.line("  ".join([*text, "best so far"] if best else text))
 
     def graph(self, graph_def: bytes) -> None:
         """Writes the graph of the model, a serialised GraphDef, for TensorBoard."""
@@ -173,6 +195,8 @@ class Reporter:
 
     def warning(self, text: str) -> None:
         """Prints a warning with the rank to standard error, on every worker; the chief also records it."""
+        if self.console is not None:
+            self.console.flush()
         erase = "\r\x1b[K" if self.console is not None and self.console.terminal else ""
         with contextlib.suppress(OSError):  # Standard error may be a file on the full disk that the warning is about.
             print(f"{erase}tfdist: worker {self.rank}: {text}", file=sys.stderr, flush=True)
@@ -180,9 +204,11 @@ class Reporter:
 
     def close(self) -> None:
         """Closes the files and ends the bar."""
-        for file in (self.metrics, self.tensorboard):
-            if file is not None:
-                file.close()
+        opened = [file for file in (self.metrics, self.tensorboard) if file is not None]
+        for file in opened:
+            self._append(file, b"")  # A file that was deleted after the last record is written again.
+        for file in opened:
+            file.close()
         self.metrics = self.tensorboard = None
         if self.console is not None:
             self.console.close()
@@ -201,7 +227,8 @@ class Reporter:
 
     def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:
         try:
-            file.append(record)
+            if file.append(record):
+                self.warning(f"WARNING: {file.path} was deleted or replaced by another program, and was opened again.")
         except OSError as error:
             if file.path in self.failed_files:
                 return
@@ -210,64 +237,6 @@ class Reporter:
                 f"{file.path} cannot be written ({error.strerror}). Training continues, but records will be missing "
                 "from it."
             )
-
-
-def open_report(
-    workdir: str | os.PathLike[str] | None,
-    *,
-    chief: bool,
-    rank: int,
-    num_replicas: int,
-    total_steps: int,
-    steps_per_epoch: int,
-    global_batch: int,
-    tensorboard: bool = True,
-    console: str = "all",
-    resume_step: int | None = None,
-    resume_evaluated: int | None = None,
-    stream: TextIO | None = None,
-) -> Reporter:
-    """Opens the outputs of a run.
-
-    Args:
-        workdir: the directory of metrics.jsonl and tensorboard/; None: console only.
-        chief: True on the worker that reports.
-        rank: the rank of this worker.
-        num_replicas: replicas on all workers.
-        total_steps: optimizer steps of the run.
-        steps_per_epoch: optimizer steps per epoch.
-        global_batch: examples per optimizer step, over all replicas.
-        tensorboard: write scalars to workdir/tensorboard.
-        console: "all", "events" (no interval and evaluation lines) or "nothing".
-        resume_step: the step of the restored checkpoint, 0 for a new run; reports of later steps are removed. None:
-            nothing is removed, for a run that does not train.
-        resume_evaluated: the last evaluated step of that checkpoint; None: `resume_step`.
-        stream: the console; None: standard output.
-
-    Raises:
-        OSError: the workdir cannot be written.
-    """
-    reporter = Reporter(
-        rank=rank,
-        num_replicas=num_replicas,
-        steps_per_epoch=steps_per_epoch,
-        global_batch=global_batch,
-        console=console_lib.open_console(stream or sys.stdout, total_steps, verbosity=console) if chief else None,
-    )
-    if not chief or workdir is None:
-        return reporter
-    files.make_workdir(workdir)
-    path = os.path.join(workdir, metrics_file.METRICS)
-    removed = metrics_file.trim_metrics(path, resume_step, resume_evaluated)
-    reporter.metrics = files.open_append_only(path)
-    if tensorboard:
-        reporter.tensorboard = tensorboard_events.open_event_file(
-            os.path.join(workdir, tensorboard_events.TENSORBOARD), resume_step
-        )
-    if removed:
-        text = f"removed {removed} lines of {path} after step {resume_step}: these steps run again"
-        reporter.event(text, resume_step)
-    return reporter
 
 
 def _floats(values: dict[str, float]) -> dict[str, float]:
@@ -281,7 +250,7 @@ def _floats(values: dict[str, float]) -> dict[str, float]:
 
 
 def _named(values: dict[str, float]) -> list[str]:
-    return [f"{name} {console_lib.number(value)}" for name, value in values.items()]
+    return [f"{name} {formats.number(value)}" for name, value in values.items()]
 
 
 def _per_second(count: int, seconds: float) -> float:

@@ -46,7 +46,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
     from tfdist.cluster import cluster, strategy
     from tfdist.training import setup
 
-    plan = strategy.plan(config.cluster)
+    plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
     rank, replicas = plan.worker_spec.rank, plan.num_replicas
     micro_batches = config.train.micro_batches * config.train.local_steps
     found: dict[str, Any] = {"replicas": replicas}

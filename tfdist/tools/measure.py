@@ -18,29 +18,41 @@ _CGROUP_FILES = (
 )
 
 
-def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5) -> float:
-    """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`."""
+def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: int = 1) -> float:
+    """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`.
+
+    Args:
+        cluster: the connected workers.
+        num_bytes: the size of the tensor, which each replica has on its device.
+        repeats: number of measurements.
+        sums: all-reduces in one call, one after another: without the time of the call if there are many.
+    """
     import tensorflow as tf
 
     from tfdist.training.step import gradients
 
-    def replica(tensor: tf.Tensor) -> tf.Tensor:
+    with cluster.scope():
+        # A variable: TensorFlow would fold the sum of a constant.
+        tensor = tf.Variable(tf.ones([max(1, num_bytes // 4)]), trainable=False)
+
+    def replica() -> tf.Tensor:
         return gradients.all_reduce([tf.identity(tensor)], config_lib.Communication())[0][0]
 
-    @tf.function(autograph=False)
-    def call(tensor: tf.Tensor) -> tf.Tensor:
-        sums = cluster.strategy.run(replica, args=(tensor,))
-        return tf.add_n(cluster.strategy.experimental_local_results(sums))
+    def body(index: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return index + 1, cluster.strategy.experimental_local_results(cluster.strategy.run(replica))[0]
 
-    # An argument: TensorFlow would fold the sum of a constant.
-    tensor = tf.ones([max(1, num_bytes // 4)])
-    call(tensor).numpy()
+    @tf.function(autograph=False)
+    def call() -> tf.Tensor:
+        # One number of the result: the copy of the whole from a GPU would be measured as well.
+        return tf.while_loop(lambda index, _: index < sums, body, [tf.constant(0), tf.zeros([])])[1]
+
+    call().numpy()
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
-        call(tensor).numpy()
+        call().numpy()
         times.append(time.perf_counter() - started)
-    return float(np.median(times))
+    return float(np.median(times)) / sums
 
 
 def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
@@ -53,20 +65,18 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     """
     import tensorflow as tf
 
-    from tfdist.training.step import local_sgd, multi_step
+    from tfdist.training.step import multi_step
 
     context = run.context
     if not communication:
         # The step of one replica has no all-reduce.
         context = dataclasses.replace(context, cluster=dataclasses.replace(run.cluster, num_replicas=1))
-    call = multi_step.make_multi_step_fn(
-        run.context, functools.partial(local_sgd.choose_step(run.config.train), context)
-    )
+    call = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, context))
     iterator = run.cluster.distribute(run.training_data(0, steps + 1))
     nothing = tf.zeros([], tf.float64)
-    call(iterator, tf.constant(1, tf.int64), nothing)[0].numpy()
+    call(iterator, tf.constant(1, tf.int32), nothing)[0].numpy()
     started = time.perf_counter()
-    call(iterator, tf.constant(steps, tf.int64), nothing)[0].numpy()
+    call(iterator, tf.constant(steps, tf.int32), nothing)[0].numpy()
     return (time.perf_counter() - started) / steps
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import importlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 from tfdist import config
-from tfdist.config import diff, specs, validate
+from tfdist.config import command_names, diff, flag_help, flags, specs, validate
 
 LAB = """
 def losses(model, batch, *, training, gamma=1.0):
@@ -132,8 +133,13 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("cluster.connect_seconds", 0.5, r"must be at least 1\. Received: 0\.5"),
         ("cluster.heartbeat_seconds", 0, r"must be at least 1\. Received: 0"),
         ("cluster.time_limit_seconds", 0, r"must be at least 1\. Received: 0"),
+        ("cluster.gpus", -1, r"must be None \(all\), a number of GPUs \(0: the CPU\) or a list of .* Received: -1"),
+        ("cluster.gpus", [], r"must be None .* Received: \[\]"),
+        ("cluster.gpus", [0, 0], r"must be None .* list of different indices from 0\. Received: \[0, 0\]"),
+        ("cluster.gpus", "two", r"must be None .* Received: 'two'"),
         ("communication.bytes_per_pack", -1, r"must be at least 0\. Received: -1"),
-        ("train.precision", "bfloat", r"must be one of float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
+        ("train.precision", "bfloat", r"must be one of auto, float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
+        ("communication.implementation", "mpi", r"must be one of auto, nccl, ring\..* Received: 'mpi'"),
         ("communication.dtype", "fp8", r"must be one of float32, bfloat16, float16\. .*Received: 'fp8'"),
         ("learning_rate.scaling", "liner", r"must be one of none, linear, sqrt\. Did you mean 'linear'\?"),
         ("checkpoint.best_mode", "maximum", r"must be one of max, min\..* Received: 'maximum'"),
@@ -208,6 +214,7 @@ def test_differences_name_what_decides_the_weights_and_nothing_else():
     new.data.batch_size = 64
     new.checkpoint.keep, new.evaluation.every.epochs, new.report.tensorboard = 9, 7, False
     new.cluster.heartbeat_seconds = 3.0
+    new.communication.bytes_per_pack, new.communication.implementation = 4096, "ring"
     assert diff.differences(dataclasses.asdict(old), dataclasses.asdict(new)) == [
         "data.batch_size: 128 was saved, now 64",
         "seed: 1 was saved, now 2",
@@ -224,6 +231,10 @@ def test_a_saved_config_of_an_earlier_release_is_completed_with_defaults():
     assert diff.with_defaults(saved, make(model={"target": "c:d", "width": 3}))["model"] == {"target": "a:b"}
 
 
+SPEC = {
+    **{"target": "a:b", "num_classes": 10, "rate": 0.5, "name": None, "on": True},
+    **{"sizes": [1, 2], "shape": (8, 8)},
+}
 CONFIG_FILE = """
 from tfdist.config import Config, Train
 
@@ -233,7 +244,6 @@ def get_config():
 """
 SCRIPT = """
 import dataclasses, sys
-from absl import app
 from tfdist.config import diff, flags, validate
 
 flag = flags.define_config()
@@ -242,7 +252,7 @@ def main(argv):
     validate.validate(flag.value)
     print(repr(dict(diff.flatten(flag.value))), "tensorflow" in sys.modules)
 
-app.run(main, flags_parser=flags.parse)
+flags.run(main, purpose="Prints a config.", usage="script.py --config=FILE")
 """
 
 
@@ -306,28 +316,33 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
             "--config.model.num_clases=3",
             "Did you mean 'model.num_classes'? An argument of a spec can be",
         ),
-        ("--config.data.batch_size=abc", "flag --config.data.batch_size=abc: invalid literal for int()"),
-        ("--config.data.batch_size=1.5", "flag --config.data.batch_size=1.5: invalid literal for int()"),
+        ("--config.data.batch_size=abc", "--config.data.batch_size=abc: must be a whole number"),
+        ("--config.data.batch_size=1.5", "--config.data.batch_size=1.5: must be a whole number"),
+        ("--config.train.epochs=five", "--config.train.epochs=five: must be a number"),
         ("--config.data.batch_size=none", "config.data.batch_size must be int. Received: None"),
-        ("--config.data.shuffle=perhaps", "flag --config.data.shuffle=perhaps: ('Non-boolean argument"),
-        ("--config.model.num_classes=ten", "flag --config.model.num_classes=ten: invalid literal for int()"),
-        ("--config.model.sizes=[3", "flag --config.model.sizes=[3: must be a list in Python notation, or none"),
-        ("--config.model.sizes=3", "flag --config.model.sizes=3: must be a list in Python notation, or none"),
+        ("--config.data.shuffle=perhaps", "--config.data.shuffle=perhaps: must be true or false"),
+        ("--config.model.num_classes=ten", "--config.model.num_classes=ten: must be a whole number"),
+        ("--config.model.sizes=[3", "--config.model.sizes=[3: must be a list in Python notation, or none"),
+        ("--config.model.sizes=3", "--config.model.sizes=3: must be a list in Python notation, or none"),
         ("--config.train.epochs=none", "exactly one of epochs and steps. Received: epochs=None, steps=None"),
-        ("--confg.seed=3", "Unknown command line flag 'confg.seed'"),
+        ("--confg.seed=3", "There is no flag --confg.seed. Did you mean --config.seed? "),
     ],
 )
 def test_a_wrong_override_is_refused_with_its_field(command_line, argument, message):
     done = command_line("--config=base.py", argument)
     assert done.returncode == 1 and message in done.stderr and "KeyError" not in done.stderr
+    assert "FATAL" not in done.stderr and "flag --config" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Name a config file, such as --config=configs/digits.py"),
-        (["--config="], "Name a config file"),
-        (["--config"], "Name a config file"),
+        ([], "Missing --config: give a config file, such as --config=configs/digits.py"),
+        (["--config="], "Missing --config: give a config file"),
+        (["--config"], "Missing --config: give a config file"),
+        (["--confg=base.py"], "There is no flag --confg. Did you mean --config? "),
+        (["--config=bas"], "Did you mean --config=base.py?"),
+        (["bse.py"], "/bse.py. Did you mean --config=base.py?"),
         (["--config=nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config=base.py", "eval"], "Arguments without a flag are not supported. Received: 'eval'"),
@@ -340,5 +355,58 @@ def test_a_command_line_that_cannot_be_meant_so_is_refused(command_line, argumen
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_help_needs_no_config(command_line):
-    assert "--config:" in command_line("--help").stdout
+def test_a_config_file_may_be_given_without_its_flag(command_line):
+    with_flag, without = command_line("--config=base.py", "--config.seed=3"), command_line("base.py", "--config.seed=3")
+    assert with_flag.returncode == without.returncode == 0 and with_flag.stdout == without.stdout
+    words = ["--workdir", "my.py", "configs/digits.py", "--config.seed=1"]
+    assert flags.with_config_flag(words) == ["--workdir", "my.py", "--config=configs/digits.py", "--config.seed=1"]
+    assert flags.with_config_flag(["--config", "a.py", "b.py"]) == ["--config", "a.py", "b.py"]
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "--helpfull", "--help=config"])
+def test_help_needs_no_config_and_is_a_success(command_line, word):
+    done = command_line(word)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("usage: script.py --config=FILE\n\nPrints a config.\n")
+    assert "  --config=FILE " in done.stdout and "--config.NAME=VALUE" in done.stdout
+    assert "script.py:" not in done.stdout and "absl" not in done.stdout and "--stderrthreshold" not in done.stdout
+
+
+def test_help_lists_the_fields_of_a_config_with_their_values_and_comments(command_line):
+    done = command_line("base.py", "--config.data.batch_size=48", "--help")
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 100
+    named = re.findall(r"^  --config\.([\w.]+)=(.*)$", done.stdout, re.MULTILINE)
+    flat = dict(named[1:] if named[0][0] == "NAME" else named)
+    assert list(flat) == [name for name, _ in diff.flatten(make(model=SPEC, train=config.Train(epochs=1.0)))]
+    assert flat["data.batch_size"] == "48" and flat["model.num_classes"] == "10" and flat["train.steps"] == "none"
+    assert "Examples per evaluation step, over all replicas. None: batch_size." in done.stdout
+    assert "data: The dataset, its preprocessing and the batches." in done.stdout
+    plain = " ".join(done.stdout.split())
+    for kind in (config.Data, config.LearningRate, config.Train, config.Checkpoint, config.Report, config.Config):
+        assert all(comment in plain for comment in flag_help.comments(kind).values())
+        assert all(flag_help.comments(kind).get(field.name) for field in dataclasses.fields(kind) if field.type is int)
+
+
+def test_modules_that_are_no_commands_say_so(capsys):
+    for module in ("tfdist", "tfdist.main", "tfdist.launch", "tfdist.tools.benchmark.worker", "tests.support.chaos"):
+        command_names.check(["python", "-u", "-m", module, "--config=configs/digits.py"])
+    command_names.check(["python", "script.py"])
+    for module, hint in (
+        ("tfdist.train", "tfdist.train is not a command. Did you mean: python -m tfdist.main ?"),
+        ("tfdist.mian", "tfdist.mian is not a command. Did you mean: python -m tfdist.main ?"),
+        ("tfdist.tools.doctor", "Did you mean: python -m tfdist doctor ?"),
+        ("tfdist.training.loop", "tfdist.training.loop is not a command. python -m tfdist lists all commands."),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(hint)):
+            command_names.check(["python", "-m", module])
+
+
+def test_a_module_that_is_no_command_does_not_end_with_success():
+    done = subprocess.run([sys.executable, "-m", "tfdist.config.schema"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "tfdist.config.schema is not a command" in done.stderr
+
+
+def test_the_package_lists_its_public_functions():
+    import tfdist
+
+    assert {"connect", "fit", "evaluate", "predict"} <= set(dir(tfdist)) and set(tfdist.__all__) <= set(dir(tfdist))

@@ -22,14 +22,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tfdist import config
 from tfdist.config import diff
-from tfdist.report import console, files, metrics_file, run_info
-from tfdist.report import reporter as reporter_lib
+from tfdist.report import console, files, formats, metrics_file, opening, run_info, table
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100, global_batch=64)
 
 
 def open_quiet(workdir, **changes):
-    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
+    return opening.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
 
 
 def train(reporter, step, **values):
@@ -70,20 +69,47 @@ def test_an_interval_is_one_line_of_a_log_file():
     reporter = open_quiet(None, stream=stream)
     values = {"loss": np.float32(0.43214), "accuracy": 0.875}
     reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.031)
-    assert stream.getvalue() == (
-        "step 100/400  epoch 1.00  loss 0.4321  accuracy 0.8750  1,600 examples/s (800 per replica)  "
-        "input wait 3%  learning rate 0.05  0:00:12 left\n"
-    )
+    assert stream.getvalue() == ""  # An evaluation of the same step would share the line.
+    reporter.evaluation(100, {"loss": 0.5, "accuracy": 0.9}, seconds=0.5, num_examples=17, best=True)
+    reporter.train(200, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.031)
+    reporter.progress(200, "evaluating")
+    assert stream.getvalue().count("\n") == 2
+    reporter.progress(200)
+    header, first, second = stream.getvalue().splitlines()
+    assert header == "    time  epoch   step     sec  examples/s     left      loss  accuracy  val_loss  val_accuracy"
+    row = r"\d\d:\d\d:\d\d    1/4    100       2       1,600  0:00:12    0.4321    0.8750    0.5000        0.9000 best"
+    assert re.fullmatch(row, first) and len(first) <= 100
+    assert re.fullmatch(r"\d\d:\d\d:\d\d    2/4    200       2       1,600  0:00:0\d    0.4321    0.8750", second)
+
+
+def test_the_header_comes_again_if_the_columns_change():
+    stream = io.StringIO()
+    reporter = open_quiet(None, stream=stream, evaluates=False)
+    for step, values in ((100, {"loss": 1.0}), (200, {"loss": 2.0}), (300, {"loss": 3.0, "regularization": 0.1})):
+        train(reporter, step, **values)
+    reporter.close()
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[-1] for line in lines] == ["loss", "1.000", "2.000", "regularization", "0.1000"]
+
+
+def test_a_verbose_report_has_a_second_line():
+    stream = io.StringIO()
+    reporter = open_quiet(None, stream=stream, verbose=True)
+    train(reporter, 100)
+    reporter.event("saved")
+    *_, details, saved = stream.getvalue().splitlines()
+    assert details == "  learning rate 0.1  640 examples/s per replica  input wait 3%" and saved == "saved"
 
 
 def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
     stream = io.StringIO()
-    reporter = open_quiet(tmp_path, stream=stream)
+    reporter = open_quiet(tmp_path, stream=stream, verbose=True)
     shares = [(0.01, 0.59, 0.4), (0.1, 0.8, 0.1)]
     reporter.train(10, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.05, worker_shares=shares)
+    reporter.progress(10)
     assert (
         "worker 0 1% input 59% compute 40% communication, worker 1 10% input 80% compute 10% communication, "
-        "slowest: worker 1  learning rate"
+        "slowest: worker 1\n"
     ) in stream.getvalue()
     many = [(0.0, 0.7, 0.3)] * 5 + [(0.0, 0.9, 0.1), (0.0, 0.6, 0.4)]
     reporter.train(20, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.0, worker_shares=many)
@@ -94,13 +120,28 @@ def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
     assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 5
 
 
+def test_steps_that_are_not_timed_have_no_shares(tmp_path):
+    stream = io.StringIO()
+    reporter = open_quiet(tmp_path, stream=stream, verbose=True)
+    reporter.train(10, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=None, worker_shares=[])
+    reporter.close()
+    assert stream.getvalue().endswith("\n  learning rate 0.1  320 examples/s per replica\n")
+    assert not {"input_wait_share", "worker_shares"} & {*read_lines(tmp_path)[0]}
+
+
 def test_the_time_left_counts_everything_between_reports():
     stream = io.StringIO()
-    screen = console.open_console(stream, total_steps=3610)
-    screen.train(10, [], step_seconds=1.0)
+    screen = console.open_console(stream, total_steps=3610, epochs=1.0)
+
+    def report(step):
+        row = table.Row(step=step, epoch=1.0, seconds=1.0, examples_per_second=1.0, values={})
+        screen.train(row, [], step_seconds=1.0)
+
+    report(10)
     screen.timed_from -= 20.0  # As if 20 s went by since, 10 of them in an evaluation.
-    screen.train(20, [], step_seconds=1.0)
-    assert re.findall(r"(\S+) left", stream.getvalue()) == ["1:00:00", "1:59:40"]
+    report(20)
+    screen.close()
+    assert re.findall(r"\d:\d\d:\d\d$", stream.getvalue(), re.MULTILINE) == ["1:00:00", "1:59:40"]
 
 
 def test_metrics_hold_every_number(tmp_path):
@@ -142,8 +183,10 @@ def test_metrics_hold_every_number(tmp_path):
     }
     assert saved == {"kind": "event", "text": "saved", "step": 100}
     assert stopped == {"kind": "event", "text": "stopped by SIGTERM"}
-    assert reporter.console.stream.getvalue().splitlines()[2:] == [
-        "evaluation  step 100  epoch 1.00  accuracy 0.9000  1,797 examples at 3,594/s  best so far",
+    lines = reporter.console.stream.getvalue().splitlines()
+    assert lines[1].split()[-3:] == ["loss", "accuracy", "val_accuracy"]
+    assert lines[2].split()[-4:] == ["0.1000", "0.8750", "0.9000", "best"]
+    assert lines[3:] == [
         "saved",
         "stopped by SIGTERM",
     ]
@@ -157,7 +200,7 @@ def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path
     assert (interval["loss"], interval["margin"]) == (None, None)
     assert (evaluation["loss"], evaluation["examples_per_second"]) == (None, None)
     text = reporter.console.stream.getvalue()
-    assert "loss nan  margin inf" in text and "loss -inf" in text
+    assert text.split()[-3:] == ["nan", "inf", "-inf"]
 
 
 def test_a_name_that_the_file_uses_itself_is_refused():
@@ -206,10 +249,10 @@ def test_a_run_that_only_evaluates_removes_nothing_but_a_torn_line(tmp_path):
 def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
     code = f"""
 import io, itertools, sys
-sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
-from tfdist.report import reporter as reporter_lib
+sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(opening.__file__))))!r})
+from tfdist.report import opening
 start = int(sys.argv[1])
-reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
+reporter = opening.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
 for step in itertools.count(start + 1):
     reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0)
     print(step, flush=True)
@@ -314,6 +357,28 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path, capfd):
     assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [*range(1, 21), 30, 40, 50]
 
 
+def test_metrics_that_are_deleted_or_replaced_in_a_live_run_lose_no_record(tmp_path, capfd):
+    path, moved = tmp_path / "run" / "metrics.jsonl", tmp_path / "moved"
+    reporter = open_quiet(tmp_path / "run")
+    reporter.event("first")
+    path.unlink()
+    reporter.event("second")
+    edited = [line.replace("first", "edited") for line in path.read_text().splitlines(keepends=True)]
+    (tmp_path / "copy").write_text("".join(edited))
+    (tmp_path / "copy").rename(path)  # As editors save.
+    reporter.event("third")
+    path.parent.rename(moved)  # Not available for a while: the open file goes with it.
+    reporter.event("fourth")
+    moved.rename(path.parent)
+    path.unlink()
+    reporter.close()  # Deleted after the last record.
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    kinds = [(record["kind"], record["text"]) for record in records]
+    assert [text for kind, text in kinds if kind == "event"] == ["edited", "second", "third", "fourth"]
+    assert sum("was deleted or replaced by another program" in text for kind, text in kinds if kind == "warning") == 3
+    assert capfd.readouterr().err.count("was deleted or replaced") == 3
+
+
 def test_a_log_on_a_full_disk_does_not_end_the_training():
     with open("/dev/full", "w") as stream:
         reporter = open_quiet(None, stream=stream)
@@ -346,7 +411,7 @@ class Screen:
             else:
                 self.lines[-1] = self.lines[-1][: self.column] + part + self.lines[-1][self.column + len(part) :]
                 self.column += len(part)
-                assert self.column < self.columns or part.startswith("evaluation"), "the bar would wrap"
+                assert self.column < self.columns or "%" not in part, "the bar would wrap"
 
 
 @pytest.fixture
@@ -372,7 +437,7 @@ def terminal(monkeypatch):
     os.close(leader)
 
 
-def test_a_terminal_shows_one_bar_and_keeps_the_evaluations(terminal):
+def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     stream, resize, read = terminal
     resize(160)
     reporter, screen = open_quiet(None, stream=stream), Screen(160)
@@ -381,24 +446,30 @@ def test_a_terminal_shows_one_bar_and_keeps_the_evaluations(terminal):
     reporter.evaluation(100, {"loss": 0.25}, seconds=1.0, num_examples=10)
     train(reporter, 200, loss=0.125)
     screen.feed(read())
-    assert screen.lines[:2] == ["worker 0", "evaluation  step 100  epoch 1.00  loss 0.2500  10 examples at 10/s"]
-    rest = r"200/400  0:\d\d:\d\d left  epoch 2\.00  loss 0\.1250  1,280 examples/s \(640 per replica\)  input wait 3%"
-    bar = re.fullmatch(rf" 50% \|(#+)( +)\| {rest}  learning rate 0\.1", screen.lines[2])
-    assert abs(len(bar[1]) - len(bar[2])) <= 1 and len(screen.lines) == 3
+    assert screen.lines[:3] == [
+        "worker 0",
+        "epoch   step     sec  examples/s      loss  val_loss",
+        "  1/4    100     0.5       1,280    0.5000    0.2500",
+    ]
+    rest = r"200/400  0:\d\d:\d\d left  loss 0\.1250  1,280 examples/s  input wait 3%"
+    assert re.fullmatch(rf" 50% \|#{{10}} {{10}}\| {rest}", screen.lines[3]) and len(screen.lines) == 4
     time.sleep(console.REDRAW_SECONDS)
     reporter.progress(300, "evaluating")
     screen.feed(read())
-    assert re.match(r" 75% \|#+ +\| evaluating  300/400  \S+ left  epoch", screen.lines[2]) and len(screen.lines) == 3
-    wide = r"\|#{8,}\| 400/400  0:00:00 left  epoch 4\.00  loss 0\.06250"
+    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating  loss 0.1250", screen.lines[3])
+    assert len(screen.lines) == 4
+    reporter.progress(300)
+    wide = r"\|#{20}\| 400/400  0:00:00 left  loss 0\.06250"
     for columns, bar in ((80, wide), (20, "400/400  0:00:")):
         resize(columns)
         train(reporter, 400, loss=0.0625)
         screen.columns = columns
         screen.feed(read())
-        assert re.fullmatch(f"100% {bar}", screen.lines[2]) and len(screen.lines[2]) < columns
+        assert re.fullmatch(f"100% {bar}", screen.lines[-1]) and len(screen.lines[-1]) < columns
     reporter.close()
     screen.feed(read())
-    assert screen.lines[3:] == [""]
+    assert screen.lines[-1] == "" and screen.lines[-2].startswith("  4/4    400")
+    assert [line.split()[0] for line in screen.lines[2:6]] == ["1/4", "2/4", "4/4", "4/4"]
 
 
 def test_the_bar_is_redrawn_at_most_ten_times_a_second(terminal):
@@ -419,7 +490,7 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     train(reporter, 100)
     reporter.progress(101)
     reporter.close()
-    assert read().count("\n") == 1
+    assert read().count("\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -439,12 +510,12 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     ],
 )
 def test_numbers_have_four_digits(value, text):
-    assert console.number(value) == text
+    assert formats.number(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.4, "99.4"), (3.24, "3.24"), (0.051, "0.051")])
 def test_rates(value, text):
-    assert console.rate(value) == text
+    assert formats.rate(value) == text
 
 
 @pytest.mark.parametrize(
@@ -459,7 +530,7 @@ def test_rates(value, text):
     ],
 )
 def test_durations(seconds, text):
-    assert console.duration(seconds) == text
+    assert formats.duration(seconds) == text
 
 
 def test_the_config_is_read_back_as_it_was_written(tmp_path):
@@ -510,8 +581,8 @@ def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, m
 
 def test_reporting_needs_no_tensorflow(tmp_path):
     code = (
-        "import io, sys; from tfdist.report import reporter, run_info\n"
-        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
+        "import io, sys; from tfdist.report import opening, run_info\n"
+        f"r = opening.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
         "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0); r.close()\n"
         "run_info.write_environment('.', {})\n"
         "print('tensorflow' in sys.modules)"

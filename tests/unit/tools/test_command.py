@@ -22,7 +22,7 @@ def test_the_list_has_a_line_for_each_tool(arguments):
     code, output, error = tfdist(*arguments)
     assert (code, error) == (0, "")
     names = [line.split()[0] for line in output.splitlines() if line.startswith("  ")]
-    assert names == list(command.TOOLS) and "python -m tfdist TOOL --help" in output
+    assert names == [*command.TRAINING, *command.TOOLS, "completion"] and "python -m tfdist COMMAND --help" in output
     assert all(len(line) <= 100 for line in output.splitlines())
 
 
@@ -43,17 +43,29 @@ def test_each_tool_has_flags_and_an_entry(name):
 def test_a_tool_shows_its_own_flags(word):
     code, output, error = tfdist("doctor", "--config=configs/digits.py", word)
     assert (code, error) == (0, "")
-    assert "python -m tfdist doctor" in output and "  --seconds: " in output and "  --workdir: " in output
+    assert output.startswith("usage: python -m tfdist doctor --config=FILE [flags]\n")
+    assert "  --seconds=X " in output and "  --workdir=DIR " in output and str(REPOSITORY) not in output
+    assert "--config.data.batch_size=64" in output and "Internal" not in output
 
 
-@pytest.mark.parametrize("word, nearest", [("doctr", "doctor"), ("batchsize", "batch_size"), ("async", "asynchronous")])
+@pytest.mark.parametrize(
+    ("name", "usage"), [("train", "tfdist.main --config"), ("launch", "tfdist.launch --workers=N")]
+)
+def test_training_has_commands_as_well(name, usage):
+    code, output, error = tfdist(name, "-h")
+    assert (code, error) == (0, "") and output.startswith(f"usage: python -m {usage}")
+
+
+@pytest.mark.parametrize(
+    "word, nearest", [("doctr", "doctor"), ("batchsize", "batch_size"), ("trian", "train"), ("async", "asynchronous")]
+)
 def test_an_unknown_tool_is_answered_with_the_nearest(word, nearest):
     code, output, error = tfdist(word, "--config=configs/digits.py")
     assert (code, output) == (1, "")
-    assert error.startswith(f"tfdist: there is no tool '{word}'. Nearest: {nearest}. ") and "Traceback" not in error
+    assert error.startswith(f"tfdist: there is no command '{word}'. Nearest: {nearest}. ") and "Traceback" not in error
 
 
 def test_a_flag_that_a_tool_does_not_have_is_one_message():
     code, _, error = tfdist("scaling", "--config=configs/digits.py", "--replica=1,2")
-    assert code == 1 and "Unknown command line flag 'replica'. Did you mean: replicas ?" in error
+    assert code == 1 and "There is no flag --replica. Did you mean --replicas?" in error
     assert "Traceback" not in error

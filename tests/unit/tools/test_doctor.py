@@ -8,7 +8,7 @@ import pytest
 from launching import REPOSITORY, run_all, worker_environment
 from topologies import environments
 
-from tfdist.tools import doctor_checks
+from tfdist.tools.doctor import checks
 
 
 def command(*options):
@@ -54,61 +54,94 @@ def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
 
 @pytest.mark.workers
 def test_a_step_that_fails_is_a_finding(tmp_path):
-    bad = command(f"--workdir={tmp_path}", "--config.model.group_size=48")
+    bad = command(f"--workdir={tmp_path}", "--config.objective={'target': 'tests.support.lab:changing'}")
     done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     found = re.search(r"^step +BAD +.*", done.stdout, re.MULTILINE)
-    assert found and "group_size=48" in found[0] and "must divide" in found[0], done.stdout + done.stderr
+    assert found and "must return the same values in training and evaluation" in found[0], done.stdout + done.stderr
 
 
 def worker(**facts):
     """What a healthy worker says of itself."""
-    return {"versions": {"tensorflow": "2.21.0"}, "unresolved": [], "gpus": 4, "on_host": 4} | facts
+    gpus = {"gpus": 4, "gpus_visible": 4, "gpus_on_node": 4, "local_size": 1, "gpu_problem": ""}
+    return {"versions": {"tensorflow": "2.21.0"}, "unresolved": [], "gpu_software": software()} | gpus | facts
+
+
+def software(name="NVIDIA A100", capability="8.0", code="binary", **facts):
+    """What a worker says of its GPUs and the libraries that use them."""
+    versions = {"driver": "550.54.15", "cuda": "12.5.1", "cudnn": "9.3.0", "nccl": "2.27.7", "tf32": True}
+    gpu = {"name": name, "compute_capability": capability, "code": code}
+    return {"gpus": [gpu] * 4, "built_for": ["sm_80", "compute_90"]} | versions | facts
 
 
 @pytest.mark.parametrize(
     "found, verdict, words",
     [
-        (doctor_checks.versions([worker(), worker()])[0], "ok", "tensorflow 2.21.0"),
-        (doctor_checks.versions([worker(), worker(versions={"tensorflow": "2.20"})])[0], "BAD", "2.20 on rank 1"),
-        (doctor_checks.host_names([worker(), worker(unresolved=["n9"])]), "BAD", "rank 1 cannot resolve n9"),
+        (checks.versions([worker(), worker()])[0], "ok", "tensorflow 2.21.0"),
+        (checks.versions([worker(), worker(versions={"tensorflow": "2.20"})])[0], "BAD", "2.20 on rank 1"),
+        (checks.host_names([worker(), worker(unresolved=["n9"])]), "BAD", "rank 1 cannot resolve n9"),
         (
-            doctor_checks.host_names([worker(unresolved=["n9"])] * 9),
+            checks.host_names([worker(unresolved=["n9"])] * 9),
             "BAD",
             "rank 0, 1, 2, 3, 4, 5 and 3 more cannot resolve n9",
         ),
-        (doctor_checks.gpus([worker(), worker()])[0], "ok", "4 per worker"),
+        (checks.gpus([worker(), worker()])[0], "ok", "4 per worker"),
         (
-            doctor_checks.gpus([worker(), worker(gpus=0)])[0],
+            checks.gpus([worker(), worker(gpus=0, gpu_problem="This host has 4 GPU(s), but")])[0],
             "BAD",
-            "rank 1: the host has 4 GPU(s), but TensorFlow lists none",
+            "rank 1: This host has 4 GPU(s), but",
         ),
-        (doctor_checks.gpus([worker(), worker(gpus=3)])[0], "BAD", "between 3 and 4 per worker"),
-        (doctor_checks.gpus([worker(gpus=0, on_host=0)])[0], "look", "run on CPUs"),
-        (doctor_checks.clocks([10.0, 10.2, 10.1]), "ok", "differ by up to 0.20 s"),
-        (doctor_checks.clocks([10.0, 70.0, 10.1]), "look", "differ by up to 60.0 s (rank 1 is off)"),
         (
-            doctor_checks.data([1000.0, 400.0], 100),
+            checks.gpus([worker(), worker()])[1],
+            "ok",
+            "NVIDIA A100 (compute capability 8.0); driver 550.54.15, CUDA 12.5.1, cuDNN 9.3.0, NCCL 2.27.7; TF32 on",
+        ),
+        (
+            checks.gpus([worker(), worker(gpu_software=software(driver="535.1", tf32=False))])[1],
+            "look",
+            "rank 1: NVIDIA A100 (compute capability 8.0); driver 535.1, CUDA 12.5.1, cuDNN 9.3.0, NCCL 2.27.7; TF32",
+        ),
+        (
+            checks.gpus([worker(gpu_software=software("NVIDIA H200", "9.0", "PTX"))])[2],
+            "look",
+            "rank 0: TensorFlow has only PTX for NVIDIA H200",
+        ),
+        (
+            checks.gpus([worker(gpu_software=software("Tesla K80", "3.7", ""))])[2],
+            "BAD",
+            "rank 0: TensorFlow has no code for Tesla K80, only for sm_80, compute_90",
+        ),
+        (
+            checks.gpus([worker(gpus=1, gpus_visible=1, local_size=4)] * 2)[1],
+            "look",
+            "rank 0, 1: sees 1 of the 4 GPUs of its node",
+        ),
+        (checks.gpus([worker(), worker(gpus=3)])[0], "BAD", "between 3 and 4 per worker"),
+        (checks.gpus([worker(gpus=0)])[0], "look", "run on CPUs"),
+        (checks.clocks([10.0, 10.2, 10.1]), "ok", "differ by up to 0.20 s"),
+        (checks.clocks([10.0, 70.0, 10.1]), "look", "differ by up to 60.0 s (rank 1 is off)"),
+        (
+            checks.data([1000.0, 400.0], 100),
             "look",
             "400 examples/s on the slowest worker (rank 1), 1,000 on the",
         ),
-        (doctor_checks.data([1000.0, 900.0], 90), "ok", "a step's 90 take 100.0 ms"),
-        (doctor_checks.memory(3 << 30, 1 << 30, 2 << 30), "BAD", "4,096 MiB of 2,048 MiB"),
-        (doctor_checks.memory(3 << 20, 1 << 20, 7 << 20), "look", "4 MiB of 7 MiB"),
-        (doctor_checks.memory(3 << 20, 1 << 20, 2 << 30), "ok", "4 MiB of 2,048 MiB"),
-        (doctor_checks.disk(REPOSITORY, 1 << 60, 3), "BAD", "3 checkpoints and the best take"),
-        (doctor_checks.disk(REPOSITORY, 1 << 10, 3), "ok", "MiB free"),
-        (doctor_checks.communication(0.1, 1 << 20, 2, 0.05), "look", "1 MiB of gradients over 2 replicas: 100 ms"),
-        (doctor_checks.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
-        (doctor_checks.communication(0.0, 0, 1, 0.05), "ok", "no communication"),
+        (checks.data([1000.0, 900.0], 90), "ok", "a step's 90 take 100.0 ms"),
+        (checks.memory(3 << 30, 1 << 30, 2 << 30), "BAD", "4,096 MiB of 2,048 MiB"),
+        (checks.memory(3 << 20, 1 << 20, 7 << 20), "look", "4 MiB of 7 MiB"),
+        (checks.memory(3 << 20, 1 << 20, 2 << 30), "ok", "4 MiB of 2,048 MiB"),
+        (checks.disk(REPOSITORY, 1 << 60, 3), "BAD", "3 checkpoints and the best take"),
+        (checks.disk(REPOSITORY, 1 << 10, 3), "ok", "MiB free"),
+        (checks.communication(0.1, 1 << 20, 2, 0.05), "look", "1 MiB of gradients over 2 replicas: 100 ms"),
+        (checks.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
+        (checks.communication(0.0, 0, 1, 0.05), "ok", "no communication"),
     ],
 )
 def test_findings(found, verdict, words):
     assert found.verdict == verdict and words in found.finding
-    assert bool(found.advice) == (verdict != "ok")
+    assert bool(found.advice) == (verdict != "ok" and "This host has" not in found.finding)
 
 
 def test_names_that_do_not_exist_are_found():
-    assert doctor_checks.unresolved(["localhost:1", "no-such-host.invalid:2", "no-such-host.invalid:3"]) == [
+    assert checks.unresolved(["localhost:1", "no-such-host.invalid:2", "no-such-host.invalid:3"]) == [
         "no-such-host.invalid"
     ]

@@ -116,7 +116,6 @@ def measure() -> None:
 
 def main(argv: list[str]) -> None:
     """Runs the benchmark after its flags are parsed; an error of the user ends it with one message."""
-    config_flags.flags_only(argv[1:])
     check_flags()
     with config_flags.one_message("tfdist benchmark"):
         check_machine()

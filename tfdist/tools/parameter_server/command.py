@@ -16,6 +16,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.cluster import malloc, process_exit
+from tfdist.cluster.discovery import worker_spec
 from tfdist.config import flags as config_flags
 from tfdist.launch import local_workers
 
@@ -48,7 +49,8 @@ def run() -> int:
         mine = tasks.task_spec(os.environ)
         if mine.kind != "chief":
             tasks.serve(mine)
-        strategy, workers = tasks.connect(mine, config.cluster.connect_seconds, check)
+        seconds = worker_spec.connect_seconds(config.cluster.connect_seconds, len(mine.remote()))
+        strategy, workers = tasks.connect(mine, seconds, check)
         allow = flags.FLAGS.allow_config_changes
         return coordinator.train(config, workdir, mine, strategy, workers, allow_config_changes=allow)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
+from tfdist.cluster.devices import host_gpus
 from tfdist.launch import local_workers, processes
 
 
@@ -28,7 +29,7 @@ def start(command: Sequence[str], env: MutableMapping[str, str], *, workers: int
     reserved = local_workers.reserve_ports(1 + workers + servers)
     addresses = [f"localhost:{each.getsockname()[1]}" for each in reserved]
     cluster = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
-    gpus = local_workers.divide_gpus(local_workers.gpus(env), workers)
+    gpus = local_workers.divide_gpus(host_gpus.assigned(env), workers)
 
     def task(kind: str, index: int) -> dict[str, str]:
         config = {"cluster": cluster, "task": {"type": kind, "index": index}}

@@ -68,15 +68,15 @@ def unresolved(addresses: Sequence[str]) -> list[str]:
 
 
 def gpus(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Compares the numbers of GPUs.
+    """Compares the numbers of GPUs, what they are, and the software that uses them.
 
-    The metadata of a worker has {"gpus": number that TensorFlow lists, "on_host": number that nvidia-smi lists}.
+    The metadata of a worker has {"gpus": number it uses, "gpus_visible": number that TensorFlow lists, "gpus_on_node":
+    number of the job on its node or 0, "local_size": workers on its node, "gpu_problem": why TensorFlow lists none or
+    "", "gpu_software": the result of `gpu_software.describe`}.
     """
-    blind = [rank for rank, worker in enumerate(workers) if worker["on_host"] and not worker["gpus"]]
+    blind = [rank for rank, worker in enumerate(workers) if worker["gpu_problem"]]
     if blind:
-        advice = "TensorFlow does not find CUDA's libraries: install tensorflow[and-cuda], or load the site's modules."
-        text = f"rank {_few(blind)}: the host has {workers[blind[0]]['on_host']} GPU(s), but TensorFlow lists none"
-        return [Finding("GPUs", BAD, text, advice)]
+        return [Finding("GPUs", BAD, f"rank {_few(blind)}: {workers[blind[0]]['gpu_problem']}")]
     counts = sorted({worker["gpus"] for worker in workers})
     if counts == [0]:
         return [Finding("GPUs", LOOK, "none: the replicas run on CPUs", "Request GPUs if the run should use them.")]
@@ -86,7 +86,60 @@ def gpus(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
                 "GPUs", BAD, f"between {counts[0]} and {counts[-1]} per worker", "Request the same number on each node."
             )
         ]
-    return [Finding("GPUs", OK, f"{counts[0]} per worker, none used by two workers")]
+    return [
+        Finding("GPUs", OK, f"{counts[0]} per worker, none used by two workers"),
+        *_hidden_gpus(workers),
+        *_gpu_software(workers),
+    ]
+
+
+def _hidden_gpus(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    hidden = [
+        rank
+        for rank, worker in enumerate(workers)
+        if worker["local_size"] > 1 and worker["gpus_visible"] < worker["gpus_on_node"]
+    ]
+    if not hidden:
+        return []
+    first = workers[hidden[0]]
+    text = f"rank {_few(hidden)}: sees {first['gpus_visible']} of the {first['gpus_on_node']} GPUs of its node"
+    advice = (
+        "NCCL uses NVLink only between GPUs that each task sees: request --gpus-per-node instead of --gpus-per-task, "
+        "or add --gpu-bind=none (docs/slurm.md)."
+    )
+    return [Finding("NVLink", LOOK, text, advice)]
+
+
+def _gpu_software(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """One line for each different set of GPUs and versions, and one for GPUs without machine code."""
+    ranks: dict[str, list[int]] = {}
+    without: dict[tuple[str, str], list[int]] = {}
+    for rank, worker in enumerate(workers):
+        found = worker["gpu_software"]
+        names = {f"{gpu['name']} (compute capability {gpu['compute_capability']})": None for gpu in found["gpus"]}
+        versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
+        line = f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
+        ranks.setdefault(line, []).append(rank)
+        for gpu in found["gpus"]:
+            if gpu["code"] in ("PTX", ""):
+                without.setdefault((gpu["name"], gpu["code"]), []).append(rank)
+    if len(ranks) == 1:
+        findings = [Finding("GPU software", OK, next(iter(ranks)))]
+    else:
+        text = "; ".join(f"rank {_few(those)}: {line}" for line, those in ranks.items())
+        advice = "Results differ in the last bits between such workers, and the slowest sets the pace."
+        findings = [Finding("GPU software", LOOK, text, advice)]
+    for (name, code), those in without.items():
+        who = f"rank {_few(dict.fromkeys(those))}: TensorFlow has"
+        if code == "PTX":
+            advice = "Set CUDA_CACHE_PATH to a local disk and CUDA_CACHE_MAXSIZE=4294967296, and time no first step."
+            text = f"{who} only PTX for {name}: the driver compiles it at the first use, for minutes"
+            findings.append(Finding("GPU code", LOOK, text, advice))
+        else:
+            built = ", ".join(workers[those[0]]["gpu_software"]["built_for"])
+            text = f"{who} no code for {name}, only for {built}"
+            findings.append(Finding("GPU code", BAD, text, "Use another build of TensorFlow."))
+    return findings
 
 
 def clocks(times: Sequence[float]) -> Finding:

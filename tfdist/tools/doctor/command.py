@@ -1,9 +1,11 @@
 """Checks the environment of a job within a minute: `srun python -m tfdist doctor --config=...`.
 
 Start it like tfdist.main, alone or under any launcher, with the same flags. The chief prints a table with one line for
-each finding, and advice. Exit code 1: a finding is BAD, and a training would fail or hang.
+each finding, and advice. Exit code 1: a finding is BAD, and a training would fail or hang. `doctor --gpu`, without a
+config, measures the GPUs instead.
 """
 
+import dataclasses
 import os
 import platform
 import sys
@@ -18,14 +20,18 @@ from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
 from tfdist.report import files
-from tfdist.tools import doctor_checks, tables
-from tfdist.tools.doctor_checks import BAD, OK, Finding
+from tfdist.tools import tables
+from tfdist.tools.doctor import checks, gpus
+from tfdist.tools.doctor.checks import BAD, OK, Finding
 
 _STEPS = 3
 
 
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_bool("gpu", False, "Without --config: measure GPUs, links, all-reduce and steps in each precision.")
+    if "--gpu" in sys.argv:
+        return
     config_flags.define_config()
     flags.DEFINE_string("workdir", None, "Workdir of the planned run. Default: runs/NAME for NAME.py.")
     flags.DEFINE_float("seconds", 2.0, "Seconds for which reading is measured.", lower_bound=0.1)
@@ -34,6 +40,7 @@ def define_flags() -> None:
 def run() -> int:
     """Runs all checks that are possible and prints the findings; returns the exit code."""
     from tfdist.cluster import strategy
+    from tfdist.cluster.devices import gpu_software
 
     config = flags.FLAGS["config"].value
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
@@ -42,19 +49,29 @@ def run() -> int:
     try:
         validate.validate(config)
         findings.append(Finding("config", OK, "types, ranges and names"))
-        plan = strategy.plan(config.cluster)
+        try:
+            implementation = config.communication.implementation
+            plan, problem = strategy.plan(config.cluster, implementation=implementation), ""
+        except gpu_software.GpusNotFoundError as error:
+            plan, problem = strategy.plan(dataclasses.replace(config.cluster, gpus=0)), str(error)
         rank = plan.worker_spec.rank
     except ValueError as error:
-        findings.append(doctor_checks.failed("config", error))
+        findings.append(checks.failed("config", error))
         return report(findings, rank)
-    workers = check_workers(plan, workdir, findings)
+    workers = check_workers(plan, workdir, findings, problem)
     if workers and all(finding.verdict != BAD for finding in findings):
         check_training(config, plan, workdir, findings)
     return report(findings, rank)
 
 
-def check_workers(plan: Any, workdir: Path, findings: list[Finding]) -> list[dict[str, Any]]:
+def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem: str = "") -> list[dict[str, Any]]:
     """Runs the rendezvous and compares the workers; adds to `findings`.
+
+    Args:
+        plan: the `ClusterPlan` of this worker.
+        workdir: of the planned run.
+        findings: the list to which it adds.
+        gpu_problem: why TensorFlow lists no GPU although this host has some; "": no problem.
 
     Returns:
         The metadata of each worker in rank order; empty if the rendezvous failed.
@@ -62,17 +79,21 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding]) -> list[dic
     import keras
     import tensorflow as tf
 
+    from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.discovery import worker_spec
     from tfdist.cluster.rendezvous import preflight
-    from tfdist.launch import local_workers
 
     preflight.unset_proxies(os.environ)
     place = plan.worker_spec
     metadata = {
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
         "gpus": len(plan.gpus),
-        "on_host": len(plan.gpus) or len(local_workers.gpus(os.environ)),
-        "unresolved": doctor_checks.unresolved(place.addresses),
+        "gpu_problem": gpu_problem,
+        "gpu_software": gpu_software.describe(os.environ) if plan.gpus else {},
+        "gpus_visible": len(tf.config.list_physical_devices("GPU")),
+        "gpus_on_node": place.gpus_on_node,
+        "local_size": place.local_size,
+        "unresolved": checks.unresolved(place.addresses),
         "devices": f"{plan.local_replicas} {plan.device_type}",
     }
     try:
@@ -86,17 +107,17 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding]) -> list[dic
             workdir=workdir,
         )
     except (ValueError, OSError) as error:
-        findings.append(doctor_checks.failed("workers", error))
+        findings.append(checks.failed("workers", error))
         return []
     hosts = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in workers[:8])
     findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {hosts}"))
     if place.note:
-        findings.append(Finding("workers", doctor_checks.LOOK, place.note))
+        findings.append(Finding("workers", checks.LOOK, place.note))
     if place.num_workers > 1:
         ports = sorted({int(worker["address"].rpartition(":")[2]) for worker in workers})
         findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all workers can connect to each other"))
     findings.append(Finding("workdir", OK, f"{workdir} is writable and shared by all workers"))
-    findings += [*doctor_checks.versions(workers), doctor_checks.host_names(workers), *doctor_checks.gpus(workers)]
+    findings += [*checks.versions(workers), checks.host_names(workers), *checks.gpus(workers)]
     return workers
 
 
@@ -112,28 +133,28 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     try:
         started = setup.build_run(config, workdir)
     except (ValueError, OSError) as error:
-        findings.append(doctor_checks.failed("data and model", error))
+        findings.append(checks.failed("data and model", error))
         return
     cluster, replicas = started.cluster, plan.num_replicas
     batch = config.data.batch_size
     findings.append(Finding("batch", OK, f"{batch} examples / {replicas} replica(s): {batch // replicas} per replica"))
     times = gather(cluster, lambda: time.time() % 1e6)
-    findings.append(doctor_checks.clocks(times))
+    findings.append(checks.clocks(times))
     rate = read_rate(started, flags.FLAGS.seconds, batch // plan.num_workers)
-    findings.append(doctor_checks.data(gather(cluster, lambda: rate), batch // plan.num_workers))
+    findings.append(checks.data(gather(cluster, lambda: rate), batch // plan.num_workers))
     arrays = checkpoint_format.snapshot(started.variables)
     stored = sum(array.nbytes for array in arrays.values())
     num_bytes = sum(array.numpy().nbytes for array in started.context.model.trainable_variables)
     free = device_bytes(plan) or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
-    findings.append(doctor_checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
-    findings.append(doctor_checks.disk(workdir, stored, config.checkpoint.keep))
+    findings.append(checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
+    findings.append(checks.disk(workdir, stored, config.checkpoint.keep))
     try:
         step_seconds = measure.step_seconds(started, _STEPS, communication=False)
     except (ValueError, tf.errors.OpError) as error:
-        findings.append(doctor_checks.failed("step", error))
+        findings.append(checks.failed("step", error))
         return
     seconds = measure.all_reduce_seconds(cluster, num_bytes) if replicas > 1 else 0.0
-    findings.append(doctor_checks.communication(seconds, num_bytes, replicas, step_seconds))
+    findings.append(checks.communication(seconds, num_bytes, replicas, step_seconds))
     cluster_lib.leave(cluster)
 
 
@@ -164,13 +185,10 @@ def read_rate(started: Any, seconds: float, batch: int) -> float:
 
 def device_bytes(plan: Any) -> int:
     """Memory in bytes of the smallest of this worker's GPUs; 0 on CPUs."""
-    import subprocess
+    from tfdist.cluster.devices import host_gpus
 
-    if not plan.gpus:
-        return 0
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=60)
-    return min((int(line) for line in done.stdout.split() if line.isdecimal()), default=0) * 2**20
+    sizes = [gpu.memory_mib for gpu in host_gpus.query()] if plan.gpus else []
+    return min(sizes, default=0) * 2**20
 
 
 def report(findings: list[Finding], rank: int) -> int:
@@ -190,4 +208,4 @@ def report(findings: list[Finding], rank: int) -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(run)
+    process_exit.run_and_exit(gpus.run if flags.FLAGS.gpu else run)

@@ -1,0 +1,51 @@
+"""Completion of the command `tfdist`: the words, and the script of bash."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+from launching import REPOSITORY, worker_environment
+
+from tfdist.tools import completion
+
+pytestmark = pytest.mark.unit
+COMMANDS = {"train": "tfdist.main", "scaling": "tfdist.tools.scaling"}
+
+
+def test_commands_and_config_files_are_completed(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert completion.words([], COMMANDS) == ["completion", "scaling", "train"]
+    assert completion.words(["tr"], COMMANDS) == ["train"]
+    assert completion.words(["completion", "z"], COMMANDS) == ["zsh"]
+    assert completion.words(["train", "--config=conf"], COMMANDS) == ["--config=configs/"]
+    assert completion.words(["train", "configs/dig"], COMMANDS) == ["configs/digits.py"]
+    assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []
+
+
+def test_bash_completes_flags_and_fields_behind_an_equals_sign():
+    script = f"""
+        tfdist() {{ {shlex.quote(sys.executable)} -m tfdist "$@"; }}
+        complete() {{ :; }}
+        eval "$(tfdist completion bash)"
+        for line in "tfdist sc" "tfdist scaling --ep" "tfdist train --config=configs/dig" \\
+            "tfdist train configs/digits.py --config.train.ep"; do
+            COMP_LINE="$line"; COMP_POINT=${{#line}}; _tfdist; printf '<%s>\n' "${{COMPREPLY[@]}}"
+        done
+    """
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    assert done.stdout.split("\n") == [
+        "<scaling >",
+        "<--epochs=>",
+        "<configs/digits.py >",
+        "<--config.train.epochs=>",
+        "",
+    ]
+
+
+def test_an_unknown_shell_is_refused():
+    with pytest.raises(SystemExit, match="give one of bash, zsh"):
+        completion.main(["fish"], COMMANDS)

@@ -1,0 +1,99 @@
+"""Messages for mistakes on the command line: unknown flags, missing files, unknown fields. Imports no TensorFlow."""
+
+import dataclasses
+import difflib
+import os
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from tfdist.config import diff, schema
+
+_OVERRIDE = re.compile(r"(no)?config\.")
+
+
+def config_path(argv: Sequence[str]) -> str:
+    """Returns the value of --config on a command line; "" if it is not there."""
+    for index, argument in enumerate(argv):
+        match = re.fullmatch(r"--?config(?:=(.*))?", argument, re.DOTALL)
+        if match:
+            return match[1] if match[1] is not None else "".join(argv[index + 1 : index + 2])
+    return ""
+
+
+def check_names(argv: Sequence[str]) -> None:
+    """Exits with the nearest flag if the command line names a flag that does not exist."""
+    words = list(argv[1:])
+    for word in words[: words.index("--") if "--" in words else None]:
+        match = re.match(r"--?([A-Za-z][\w.\[\]-]*)", word)
+        if not match or _is_known(match[1]):
+            continue
+        first, dot, rest = match[1].partition(".")
+        near = difflib.get_close_matches(first.replace("-", "_"), list(flags.FLAGS), n=1, cutoff=0.5)
+        hint = f" Did you mean --{near[0]}{dot}{rest}?" if near else ""
+        sys.exit(f"There is no flag --{match[1]}.{hint} --help lists all flags. Received: {word}")
+
+
+def _is_known(name: str) -> bool:
+    if _OVERRIDE.match(name) and "config" in flags.FLAGS:
+        return True
+    positive = name.removeprefix("no")
+    return name in flags.FLAGS or name == "undefok" or (positive in flags.FLAGS and flags.FLAGS[positive].boolean)
+
+
+def check_file(argv: Sequence[str]) -> None:
+    """Exits with the nearest file if --config is missing or names no file."""
+    path = config_path(argv)
+    if not path:
+        sys.exit("Missing --config: give a config file, such as --config=configs/digits.py")
+    problem = file_problem(path)
+    if problem:
+        sys.exit(problem)
+
+
+def file_problem(path: str) -> str:
+    """Returns a message if `path`, the value of --config, names no file, with the nearest one; else ""."""
+    file = Path(path.partition(":")[0])
+    if file.is_file():
+        return ""
+    found = {each.stem: each for folder in (Path("configs"), file.parent) for each in sorted(folder.glob("*.py"))}
+    near = difflib.get_close_matches(file.stem, found, n=1, cutoff=0.6)
+    hint = f" Did you mean --config={found[near[0]]}?" if near else ""
+    return f"--config={path}: there is no file {os.path.abspath(file)}.{hint}"
+
+
+def load(path: str) -> Any:
+    """Returns the config of `path`, the value of --config, without the fields that the command line overrides."""
+    file, _, argument = path.partition(":")
+    return runpy.run_path(file)["get_config"](*filter(None, [argument]))
+
+
+def explain_unknown_field(argv: Sequence[str]) -> None:
+    """Exits with the nearest field if the command line overrides a field that the config does not have."""
+    path = config_path(argv)
+    config, file = load(path), path.partition(":")[0]
+    for overriding in argv[1:]:
+        match = re.match(r"--?(?:no)?config\.([^=\[]+)", overriding)
+        if match:
+            _check_field(config, match[1], file)
+
+
+def _check_field(config: schema.Config, name: str, file: str) -> None:
+    holder: Any = config
+    for part in name.split("."):
+        spec = isinstance(holder, dict)
+        items = holder if spec else {field.name: getattr(holder, field.name) for field in section_fields(holder)}
+        if part not in items:
+            hint = " An argument of a spec can be overridden only if the file sets it." if spec else ""
+            sys.exit(f"--config.{name}: {file} has no such field.{diff.nearest_field(config, name)}{hint}")
+        holder = items[part]
+
+
+def section_fields(section: Any) -> tuple[dataclasses.Field, ...]:
+    """Returns the fields of a section of the config; () for a spec or a value."""
+    return dataclasses.fields(section) if dataclasses.is_dataclass(section) else ()

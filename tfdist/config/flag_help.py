@@ -1,0 +1,150 @@
+"""The text of --help: purpose, usage, flags in groups, and the fields of a config. Imports no TensorFlow."""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import flags
+
+from tfdist.config import schema
+
+WIDTH = 100
+_COLUMN = 28
+_WORDS = {"-h", "-help", "--help", "--helpfull", "--helpshort", "-?"}
+# Placeholders of values, by the name of the flag.
+_PLACEHOLDERS = {"config": "FILE", "json": "FILE", "workdir": "DIR", "checkpoint": "WHICH"}
+# The help of a flag that only tfdist itself uses starts with this word; it is not shown.
+_INTERNAL = "Internal"
+
+
+def is_requested(argv: Sequence[str]) -> bool:
+    """Returns True if the command line asks for help."""
+    return any(word in _WORDS or word.startswith("--help=") for word in argv[1:])
+
+
+def text(purpose: str, usage: str, run_flags: Sequence[str] = ()) -> str:
+    """Returns the help of a command whose flags are defined.
+
+    Args:
+        purpose: what the command does; its first line is a sentence.
+        usage: the form of the command line.
+        run_flags: the flags that belong to the run; they have a heading of their own.
+    """
+    own = own_flags()
+    of_run = [name for name in run_flags if name in own]
+    others = [name for name in own if name not in of_run]
+    lines = [f"usage: {usage}", "", *_wrapped(purpose)]
+    if of_run:
+        lines += ["", "the run:", *_described(of_run)]
+    if others:
+        lines += ["", "options:" if of_run else "flags:", *_described(others)]
+    stack = _row("--verbosity=1", "Shows the stack of an error as well.")
+    return "\n".join([*lines, "", *_row("-h, --help", "Prints this text."), *stack])
+
+
+def own_flags() -> list[str]:
+    """Returns the names of the flags that tfdist defines and users may set, in order of definition."""
+    names = []
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if not module.startswith(("absl.", "ml_collections.", "tensorflow")):
+            names += [flag.name for flag in defined if not f"{flag.help}".startswith(_INTERNAL)]
+    return names
+
+
+def _wrapped(paragraphs: str) -> list[str]:
+    lines = []
+    for paragraph in paragraphs.strip().split("\n\n"):
+        indented = paragraph.startswith(" ")
+        lines += ["", *(paragraph.splitlines() if indented else textwrap.wrap(paragraph, WIDTH))]
+    return lines[1:]
+
+
+def _described(names: Sequence[str]) -> list[str]:
+    lines = []
+    for flag in (flags.FLAGS[name] for name in names):
+        lines += _row(_form(flag), _meaning(flag))
+        if flag.name == "config":
+            lines += _row("--config.NAME=VALUE", "Overrides a field of the config. --config=FILE --help lists them.")
+    return lines
+
+
+def _row(form: str, meaning: str) -> list[str]:
+    lines = textwrap.wrap(meaning, WIDTH - 4 - _COLUMN, break_on_hyphens=False)
+    if len(form) >= _COLUMN:
+        return [f"  {form}", *(f"  {'':{_COLUMN}}{line}" for line in lines)]
+    return [f"  {word:{_COLUMN}}{line}" for word, line in zip([form, *[""] * len(lines)], lines, strict=False)]
+
+
+def _form(flag: flags.Flag) -> str:
+    if flag.boolean:
+        return f"--[no]{flag.name}"
+    values = getattr(flag.parser, "enum_values", None)
+    if values:
+        return f"--{flag.name}={'|'.join(values)}"
+    kind = {"int": "N", "float": "X", "comma separated list of strings": "A,B,..."}.get(flag.flag_type(), "TEXT")
+    return f"--{flag.name}={_PLACEHOLDERS.get(flag.name, kind)}"
+
+
+def _meaning(flag: flags.Flag) -> str:
+    meaning = flag.help.removeprefix(f"<{'|'.join(getattr(flag.parser, 'enum_values', []))}>: ")
+    if flag.default is None or "Default:" in meaning or (flag.boolean and not flag.default):
+        return meaning
+    default = flag.default_as_str.strip("'")
+    return f"{meaning} Default: {default}."
+
+
+def fields(path: str, config: Any) -> str:
+    """Returns the fields of a config, with their values and the comments of `schema`."""
+    return "\n".join(
+        [f"fields of {path}, with their values:", *_section(config, ""), "", "none means None."],
+    )
+
+
+def _section(section: Any, prefix: str) -> Iterator[str]:
+    meanings = comments(type(section))
+    for field in dataclasses.fields(section):
+        name, value = f"{prefix}{field.name}", getattr(section, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, schema.Every):
+            yield ""
+            yield from textwrap.wrap(f"{name}: {inspect.getdoc(type(value))}", WIDTH, break_on_hyphens=False)
+            yield from _section(value, f"{name}.")
+            continue
+        yield from _leaves(name, value)
+        comment = meanings.get(field.name, "")
+        yield from textwrap.wrap(
+            comment, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
+        )
+
+
+def _leaves(name: str, value: Any) -> Iterator[str]:
+    """Yields `  --config.NAME=VALUE` for a field, or for each part of an interval or a spec."""
+    if dataclasses.is_dataclass(value):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(f"{name}.{key}", item)
+    else:
+        yield f"  --config.{name}={_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else repr(value)
+
+
+def comments(kind: type) -> dict[str, str]:
+    """Returns the comment above each field of a dataclass, in one line."""
+    found, lines = {}, []
+    for line in inspect.getsource(kind).splitlines():
+        comment, field = re.match(r" +# (.*)", line), re.match(r"    (\w+): ", line)
+        if comment:
+            lines.append(comment[1])
+            continue
+        if field:
+            found[field[1]] = " ".join(lines)
+        lines = []
+    return found

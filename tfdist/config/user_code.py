@@ -1,0 +1,86 @@
+"""Explains an error that was raised in a user's function: file, line and code, in one paragraph. No TensorFlow."""
+
+import difflib
+import linecache
+import os
+import re
+import site
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_NOT_THE_USERS = tuple(
+    os.path.join(path, "")
+    for path in {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])),
+    }
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] | None = None) -> str:
+    """Returns a paragraph about an error, or "" if no user's code is in its stack and `function` is not given.
+
+    Args:
+        error: the error.
+        function: the function that failed, such as "config.objective"; "": not known.
+        batch: the batch that it received, to name its keys, shapes and dtypes.
+    """
+    place = next(_places(error), None)
+    if place is None and not function:
+        return ""
+    if place is None:
+        where = f"{function} failed"
+    else:
+        file, line = place
+        code = linecache.getline(file, line).strip()
+        relative = os.path.relpath(file)
+        shown = file if relative.startswith("..") else relative
+        where = f"{function}{' failed at ' if function else ''}{shown}, line {line}{f', `{code}`' if code else ''}"
+    text = message(error)
+    parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith(".") else ".")]
+    if batch is not None:
+        close = difflib.get_close_matches(text.strip("'"), list(batch), n=1) if isinstance(error, KeyError) else []
+        parts += [f"Did you mean {close[0]!r}?"] if close else []
+        parts.append(f"The batch has {describe(batch)}.")
+    return " ".join(parts)
+
+
+def describe(batch: Mapping[str, Any]) -> str:
+    """Returns the keys, dtypes and shapes of a batch: "image float32 (64, 8, 8, 1), label int64 (64,)"."""
+    return ", ".join(
+        f"{name} {getattr(value.dtype, 'name', value.dtype)} {value.shape}" for name, value in batch.items()
+    )
+
+
+def message(error: BaseException) -> str:
+    """Returns the message of an error in one line, without colours, and without the stack that TensorFlow prepends."""
+    traced = getattr(error, "ag_error_metadata", None)
+    text = traced.cause_message.removeprefix(f"{type(error).__name__}: ") if traced is not None else str(error)
+    _, found, inner = text.rpartition(f"{type(error).__name__}: ")
+    if found and text.lstrip().startswith("in user code:"):
+        text = inner
+    return " ".join(without_colours(text).split())
+
+
+def without_colours(text: str) -> str:
+    """Removes the terminal's colour codes, which Keras writes into its messages."""
+    return _COLOURS.sub("", text)
+
+
+def _places(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Yields file and line of the frames in the user's code, innermost first."""
+    traced = getattr(error, "ag_error_metadata", None)
+    if traced is not None and traced.translated_stack:
+        frames = [(frame.filename, frame.lineno) for frame in traced.translated_stack]
+    else:
+        frames = [(frame.filename, frame.lineno) for frame in reversed(traceback.extract_tb(error.__traceback__))]
+        # AutoGraph writes the place in the user's file into the message: the last one is the innermost.
+        named = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
+        frames = [*((file, int(line)) for file, line in reversed(named)), *frames]
+    for file, line in frames:
+        if os.path.isfile(file) and not file.startswith(_NOT_THE_USERS) and "__autograph_generated" not in file:
+            yield file, line

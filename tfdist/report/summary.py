@@ -1,0 +1,52 @@
+"""The first and last lines of a run's log: what is trained, on what, and where the results are."""
+
+from pathlib import Path
+from typing import Any
+
+from tfdist.report import formats
+
+
+def start_lines(run: Any, resumed_step: int | None) -> list[str]:
+    """Returns the lines before the first step.
+
+    Args:
+        run: a `tfdist.training.run.Run` of a config.
+        resumed_step: the step of the restored checkpoint; None: a new run.
+    """
+    config, replicas, workers = run.config, run.cluster.num_replicas, run.cluster.num_workers
+    state = "a new run" if resumed_step is None else f"resumed after step {resumed_step}"
+    evaluated = "" if run.evaluation_examples is None else f", {run.evaluation_examples:,} for evaluation"
+    per_replica = f", {run.batch_size // replicas} per replica" if replicas > 1 else ""
+    epochs = run.total_steps / run.steps_per_epoch
+    parameters = run.context.model.count_params()
+    return [
+        *([f"config     {run.config_file}"] if run.config_file else []),
+        f"workdir    {run.workdir}, {state}",
+        f"data       {run.training_examples or 0:,} examples for training{evaluated}",
+        f"batch      {run.batch_size:,} examples{per_replica}; {run.steps_per_epoch:,} steps per epoch, "
+        f"{run.total_steps:,} steps in {epochs:.4g} epochs",
+        f"model      {config.model.get('target')}, {parameters:,} parameters, {config.train.precision}",
+        f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
+    ]
+
+
+def end_lines(config: Any, workdir: Path, *, seconds: float, best: float | None, best_step: int) -> list[str]:
+    """Returns the lines after the end of a run.
+
+    Args:
+        config: the `tfdist.config.Config` of the run.
+        workdir: of the run.
+        seconds: since its start, or since it was resumed.
+        best: the best value of `config.checkpoint.best_metric`; None: no evaluation, or not set.
+        best_step: its step.
+    """
+    lines = [f"time       {formats.duration(seconds)} for training in this start"]
+    if best is not None:
+        lines.append(f"best       {config.checkpoint.best_metric} {formats.number(best)} at step {best_step}")
+    exported = "model.keras, " if config.checkpoint.export else ""
+    lines.append(f"results    {workdir}: {exported}metrics.jsonl, checkpoints")
+    if config.data.evaluation_split is not None:
+        lines.append(f"evaluate   the same command with --mode=eval{'' if best is None else ' --checkpoint=best'}")
+    if config.report.tensorboard:
+        lines.append(f"curves     tensorboard --logdir {workdir / 'tensorboard'}")
+    return lines

@@ -1,0 +1,105 @@
+"""Completion of the command `tfdist` in bash and zsh: commands, flags, config files and config fields.
+
+    eval "$(tfdist completion bash)"    # in ~/.bashrc
+    eval "$(tfdist completion zsh)"     # in ~/.zshrc
+
+The shell calls `tfdist completion words COMMAND ARGUMENT...` for each Tab; it takes about as long as --help.
+"""
+
+import contextlib
+import importlib
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Bash splits words at "=": the words are taken from the line, and the part before the last "=" is removed again.
+_BASH = """_tfdist() {
+    local line="${COMP_LINE:0:$COMP_POINT}" last
+    local -a words
+    read -ra words <<< "$line"
+    [[ "$line" == *" " ]] && words+=("")
+    last="${words[${#words[@]}-1]}"
+    local IFS=$'\\n' prefix=""
+    [[ "$last" == *=* ]] && prefix="${last%=*}="
+    COMPREPLY=($(tfdist completion words "${words[@]:1}" 2>/dev/null))
+    COMPREPLY=("${COMPREPLY[@]#"$prefix"}")
+    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" != *= ]] && COMPREPLY=("${COMPREPLY[0]} ")
+}
+complete -o nospace -F _tfdist tfdist
+"""
+_ZSH = """_tfdist() {
+    local -a found
+    found=("${(@f)$(tfdist completion words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    compadd -Q -S '' -- ${(@)found:#}
+}
+compdef _tfdist tfdist
+"""
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
+
+
+def main(arguments: Sequence[str], commands: Mapping[str, str]) -> None:
+    """Prints the script of a shell, or the words that complete a command line: `words COMMAND ARGUMENT...`.
+
+    Args:
+        arguments: of the command line.
+        commands: name -> module of the commands.
+    """
+    if arguments[:1] == ["words"]:
+        print("\n".join(words(arguments[1:], commands)))
+    elif len(arguments) == 1 and arguments[0] in SCRIPTS:
+        print(SCRIPTS[arguments[0]], end="")
+    else:
+        help_asked = arguments and arguments[0] in ("-h", "--help")
+        text = f"usage: tfdist completion {'|'.join(SCRIPTS)}\n\n{__doc__.strip()}"
+        sys.exit(print(text) if help_asked else f"tfdist completion: give one of bash, zsh.\n\n{text}")
+
+
+def words(arguments: Sequence[str], commands: Mapping[str, str]) -> list[str]:
+    """Returns the words that complete the last of `arguments`; the others are complete.
+
+    Args:
+        arguments: the command and its arguments so far; the last one may be empty.
+        commands: name -> module of the commands.
+    """
+    if len(arguments) <= 1:
+        return sorted(name for name in (*commands, "completion") if name.startswith("".join(arguments)))
+    if arguments[0] not in commands:
+        return sorted(name for name in SCRIPTS if name.startswith(arguments[-1]))
+    last = arguments[-1]
+    flag, equals, value = last.partition("=")
+    if flag == "--config" and equals:
+        return [f"--config={path}" for path in _configs(value)]
+    if not last.startswith("-"):
+        return _configs(last)
+    return sorted(word for word in _flags(commands[arguments[0]], arguments[1:-1]) if word.startswith(last))
+
+
+def _configs(start: str) -> list[str]:
+    """Returns the Python files and the folders whose path begins with `start`."""
+    folder = Path(start if start.endswith("/") or not start else start.rpartition("/")[0] or ".")
+    prefix = f"{start.rpartition('/')[0]}/" if "/" in start else ""
+    with contextlib.suppress(OSError):
+        names = [f"{prefix}{each.name}{'/' if each.is_dir() else ''}" for each in sorted(folder.glob("[!.]*"))]
+        return [name for name in names if name.startswith(start) and name.endswith(("/", ".py"))]
+    return []
+
+
+def _flags(module: str, arguments: Sequence[str]) -> list[str]:
+    """Returns the flags of a command, as `--name=`, and the fields of the config that `arguments` name."""
+    from absl import flags
+
+    from tfdist.config import diff, flag_errors, flag_help
+    from tfdist.config import flags as config_flags
+
+    getattr(importlib.import_module(module), "define_flags", config_flags.define_run_flags)()
+    found = [f"--{name}{'' if flags.FLAGS[name].boolean else '='}" for name in flag_help.own_flags()]
+    argv = ["tfdist", *config_flags.with_config_flag(arguments)]
+    path = flag_errors.config_path(argv)
+    if "config" in flags.FLAGS and path and not flag_errors.file_problem(path):
+        with (
+            contextlib.suppress(Exception),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):  # A broken config has no fields.
+            found += [f"--config.{name}=" for name, _ in diff.flatten(flag_errors.load(path))]
+    return found

@@ -1,0 +1,212 @@
+"""The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
+
+Devices and versions, links, all-reduce against the links, the step of a residual network in each precision, and the
+fields to set. Exit code 1, with one line that says why: there is no GPU.
+"""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist import config as config_lib
+from tfdist.cluster.devices import host_gpus
+from tfdist.tools import measure, tables
+
+MEGABYTES = (1, 2, 4, 8, 16, 32, 64, 256)
+# Four times as wide as in its paper: its products fill a large GPU.
+MODEL = {"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, "num_classes": 10, "width": 64}
+_PRECISIONS = ("float32", "bfloat16", "float16")
+# A size of packs, or a precision, is preferred if it is better than that of the smaller ones by these factors.
+_WORTHWHILE_BANDWIDTH, _WORTHWHILE_SPEED = 0.9, 1.1
+# GB/s in one direction of an NVLink, by the major compute capability, and of a lane of PCIe, by its generation.
+_NVLINK = {6: 20.0, 7: 25.0, 8: 25.0, 9: 25.0, 10: 50.0}
+_PCIE_LANE = {3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
+
+
+def run() -> int:
+    """Measures and prints the table on the chief; returns the exit code."""
+    from tfdist.cluster import cluster as cluster_lib
+    from tfdist.cluster import strategy
+
+    options = config_lib.Cluster()
+    try:
+        plan = strategy.plan(options)
+    except ValueError as error:
+        return _no_gpu(str(error))
+    if not plan.gpus:
+        return _no_gpu(host_gpus.why_none(os.environ))
+    cluster = strategy.connect(plan)
+    rows = measured_rows(cluster, links(plan.gpus) if plan.num_workers == 1 else None)
+    if cluster.is_chief:
+        print("\n".join(cluster.roster))
+        print(tables.text(("GPU", "result"), rows))
+    cluster_lib.leave(cluster)
+    return 0
+
+
+def _no_gpu(reason: str) -> int:
+    print(f"tfdist doctor --gpu: no GPU: {' '.join(reason.split())}", file=sys.stderr)
+    return 1
+
+
+def measured_rows(
+    cluster: Any,
+    link: tuple[str, float] | None,
+    *,
+    megabytes: Sequence[float] = MEGABYTES,
+    batch: int = 256,
+    model: Mapping[str, Any] = MODEL,
+    steps: int = 20,
+) -> list[tuple[str, str]]:
+    """Returns the rows of the table. Collective: all workers call it.
+
+    Args:
+        cluster: the connected workers.
+        link: the result of `links`; None: unknown, such as a network.
+        megabytes: sizes of the all-reduces, ascending.
+        batch: examples per replica of a step.
+        model: the spec of a model for images of 32x32x3 and 10 classes.
+        steps: number of steps to measure in each precision.
+    """
+    from tfdist.cluster.devices import gpu_software
+    from tfdist.cluster.devices import precision as precision_lib
+
+    found = gpu_software.describe(os.environ)
+    rows = [("devices", _devices(found, cluster)), ("links", _link_text(link))]
+    rows += [("code", note) for note in gpu_software.notes(found)]
+    best_pack = None
+    if cluster.num_replicas > 1:
+        rates = {size: all_reduce_gigabytes(cluster, size) for size in megabytes}
+        best_pack = recommended_megabytes(rates)
+        text = ", ".join(f"{size:g} MB {rate:.3g}" for size, rate in rates.items())
+        rows.append(("all-reduce", f"GB/s each way, by size: {text}{_of_link(max(rates.values()), link)}"))
+    seconds: dict[str, float] = {}
+    for precision in _PRECISIONS:
+        seconds[precision] = step_seconds(cluster, precision, batch, model, steps)
+        rate = batch * cluster.num_replicas / seconds[precision]
+        rows.append((f"step {precision}", f"{1e3 * seconds[precision]:.3g} ms, {rate:,.0f} examples/s"))
+    precision = recommended_precision(seconds)
+    gain = seconds["float32"] / seconds[precision]
+    chosen = precision_lib.choose(precision_lib.find_device(cluster))
+    text = f"config.train.precision={precision}: {gain:.2f} times the speed of float32; auto chooses {chosen}"
+    rows.append(("precision", text))
+    if best_pack is not None:
+        rows.append(("packs", f"config.communication.bytes_per_pack={round(best_pack * 1e6)}"))
+    return rows
+
+
+def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
+    """GB/s that each replica sends in an all-reduce of so many MB: 2 (N - 1) / N times the bytes, as in nccl-tests."""
+    sums = max(1, min(50, round(256 / megabytes)))
+    seconds = measure.all_reduce_seconds(cluster, round(megabytes * 1e6), sums=sums)
+    return 2 * (cluster.num_replicas - 1) / cluster.num_replicas * megabytes * 1e-3 / seconds
+
+
+def step_seconds(cluster: Any, precision: str, batch: int, model: Mapping[str, Any], steps: int) -> float:
+    """Seconds of a step of a model on images of 32x32 pixels, from memory; see `measured_rows`."""
+    from tfdist.training import setup
+
+    examples = 4 * batch * cluster.num_replicas
+    config = config_lib.Config(
+        model=dict(model),
+        data=config_lib.Data(
+            source={"target": "tfdist.zoo.sources:synthetic", "num_examples": examples},
+            evaluation_split=None,
+            batch_size=batch * cluster.num_replicas,
+            cache="prepared",
+        ),
+        train=config_lib.Train(steps=steps, precision=precision),
+        checkpoint=config_lib.Checkpoint(export=False),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return measure.step_seconds(setup.build_run(config, Path(folder), cluster), steps)
+
+
+def recommended_megabytes(rates: Mapping[float, float]) -> float:
+    """Returns the smallest size that reaches 0.9 of the highest rate: larger packs overlap less with the computation.
+
+    Args:
+        rates: size of an all-reduce -> its rate.
+    """
+    return min(size for size, rate in rates.items() if rate >= _WORTHWHILE_BANDWIDTH * max(rates.values()))
+
+
+def recommended_precision(seconds: Mapping[str, float]) -> str:
+    """Returns the fastest precision, or float32 if no other is faster by a tenth.
+
+    Args:
+        seconds: precision -> seconds of a step.
+    """
+    # bfloat16 first: it needs no loss scaling.
+    fastest = "bfloat16" if seconds["bfloat16"] <= _WORTHWHILE_SPEED * seconds["float16"] else "float16"
+    return fastest if _WORTHWHILE_SPEED * seconds[fastest] < seconds["float32"] else "float32"
+
+
+def links(gpus: Sequence[int]) -> tuple[str, float] | None:
+    """Returns the slowest link between these GPUs of this host, and its GB/s in one direction (0: unknown).
+
+    Args:
+        gpus: indices among those that the process sees.
+    """
+    visible = host_gpus.assigned(os.environ)
+    on_host = host_gpus.query()
+    index = {name: gpu.index for gpu in on_host for name in (gpu.uuid, str(gpu.index))}
+    places = [index.get(visible[gpu]) for gpu in gpus if gpu < len(visible)]
+    if len(gpus) < 2 or len(places) < len(gpus) or None in places:
+        return None
+    return slowest_link(host_gpus.topology() or "", places, {gpu.index: gpu for gpu in on_host})
+
+
+def slowest_link(
+    topology: str, places: Sequence[int], gpus: Mapping[int, host_gpus.HostGpu]
+) -> tuple[str, float] | None:
+    """Returns the same as `links`, from the text of `nvidia-smi topo -m` and the GPUs by their index on the host."""
+    kinds = [kind for (a, b), kind in parse_topology(topology).items() if a != b and {a, b} <= set(places)]
+    if not kinds:
+        return None
+    gpu = gpus[places[0]]
+    major = (gpu.compute_capability or (0, 0))[0]
+    speeds = {}
+    for kind in kinds:
+        if kind.startswith("NV"):
+            speeds[f"{kind} (NVLink)"] = int(kind[2:]) * _NVLINK.get(major, 0.0)
+        else:
+            speeds[f"{kind} (PCIe through the host)"] = gpu.pcie_width * _PCIE_LANE.get(gpu.pcie_generation, 0.0)
+    return min(speeds.items(), key=lambda item: item[1])
+
+
+def parse_topology(text: str) -> dict[tuple[int, int], str]:
+    """Parses the matrix of `nvidia-smi topo -m`: (index, index) of two GPUs -> "NV12", "PIX", "SYS", ..."""
+    rows = [re.sub(r"\x1b\[[\d;]*m", "", line).split() for line in text.splitlines()]
+    names = next((row for row in rows if row[:1] == ["GPU0"] and row[1:2] != ["X"]), [])
+    columns = [int(name[3:]) for name in names if re.fullmatch(r"GPU\d+", name)]
+    found = {}
+    for row in rows:
+        if row and re.fullmatch(r"GPU\d+", row[0]) and row is not names:
+            for column, kind in zip(columns, row[1:], strict=False):
+                if kind != "X":
+                    found[int(row[0][3:]), column] = kind
+    return found
+
+
+def _devices(found: Mapping[str, Any], cluster: Any) -> str:
+    if not found:
+        return f"{cluster.num_replicas} replica(s) on the CPU"
+    names = {f"{gpu['name']} (compute capability {gpu['compute_capability']})": None for gpu in found["gpus"]}
+    versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
+    return f"{cluster.num_replicas} x {', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
+
+
+def _link_text(link: tuple[str, float] | None) -> str:
+    if link is None:
+        return "none between GPUs of one process, or unknown"
+    kind, speed = link
+    return f"{kind}, {speed:.3g} GB/s each way" if speed else f"{kind}, unknown speed"
+
+
+def _of_link(rate: float, link: tuple[str, float] | None) -> str:
+    return f"; {rate / link[1]:.0%} of the link" if link and link[1] else ""
