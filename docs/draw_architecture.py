@@ -36,6 +36,7 @@ BLUE, GREEN, ORANGE, VIOLET, GREY, WHITE = "#dbe9fb", "#dff3e4", "#fdebd3", "#ec
 # Entry points: modules of the top level and commands. Drawn above the wings that they import.
 DOORS = {
     "__init__": ("import tfdist", Box(240, 84, 260, 66, WHITE, "for scripts: connect, fit ...")),
+    "run": ("python -m tfdist.run", Box(30, 84, 204, 66, WHITE, "an unchanged script")),
     "main": ("python -m tfdist.main", Box(510, 84, 220, 66, WHITE, "trains or evaluates")),
     "__main__": ("python -m tfdist TOOL", Box(740, 84, 240, 66, WHITE, "doctor, scaling ...")),
     "launch.__main__": ("python -m tfdist.launch", Box(1000, 84, 240, 66, WHITE, "several local workers")),
@@ -133,7 +134,7 @@ def draw(architecture: Architecture) -> str:
     if found != DOORS.keys() | WINGS.keys():
         raise ValueError(f"boxes and wings differ: {sorted(found ^ (DOORS.keys() | WINGS.keys()))}")
     boxes = WINGS | {name: box for name, (_, box) in DOORS.items()}
-    parts = [_text(40, 48, "tfdist: ten wings and four entry points", 24, weight="bold")]
+    parts = [_text(40, 48, "tfdist: ten wings and five entry points", 24, weight="bold")]
     parts.append(_text(WIDTH - 40, 48, "an arrow means: imports", 14, anchor="end", color="#5b6675"))
     for start, end in architecture.drawn():
         parts.append(_arrow(boxes[start], boxes[end], f"{start} -> {end}"))

@@ -1,19 +1,27 @@
 """Fixtures that several files of tests use, what each test is, and which files come first."""
 
 import collections
+import gc
 import itertools
+import os
 import pathlib
 import signal
 
+import accelerators
+import forked
 import pytest
 from processes import REPOSITORY
 from slurm_cluster import slurm_cluster, slurm_missing
 
 TESTS = pathlib.Path(__file__).parent
 # What the tests of a directory are where they do not say it themselves; files of tests/ itself are unit tests.
-KINDS = {"unit": "unit", "golden": "workers", "workers": "workers", "slurm": "slurm", "docs": "docs"}
+KINDS = {"unit": "unit", "golden": "workers", "workers": "workers", "slurm": "slurm", "docs": "docs", "gpu": "gpu"}
 # A line a file: how many seconds its tests have taken, and its path; `--record-durations` writes it anew.
 DURATIONS = TESTS / "durations.txt"
+
+# Only the tests marked gpu use GPUs: the others give the same results on every machine.
+os.environ.setdefault(accelerators.VISIBLE, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds, path = line.split()
         durations[TESTS / path] = float(seconds)
     items.sort(key=lambda item: (-durations.get(item.path, 0.0), str(item.path)))
+
+
+def pytest_collection_finish() -> None:
+    """Excludes what the imports created from garbage collection, which `keras.utils.clear_session` runs each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*forked.GC_THRESHOLD)
 
 
 @pytest.fixture(scope="module")

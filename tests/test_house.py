@@ -23,12 +23,14 @@ WINGS = {
     "zoo": {"config", "data"},
     "__main__": {"config", "tools"},
     "main": {"config", "cluster", "training"},
+    "run": {"config", "cluster", "keras_fit"},
 }
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
     *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat", "cluster.malloc"),
+    "checkpoint.workdir_lock",
 ]
 # Besides cluster/: launch/ writes launchers' variables, and parameter servers have a strategy of their own.
 DISTRIBUTION_MAY_BE_NAMED = (
@@ -48,6 +50,7 @@ MOST_ENTRIES = 15
 # Private names of TensorFlow and Keras: imports, and attributes with a leading underscore. TensorFlow 2.21 and Keras 3
 # have no public replacement for them. A name that is no longer used must go from here: the list can only shrink.
 PRIVATE_NAMES = {
+    "tfdist.cluster.collective_guard": {"_distribute_strategy": "Model.predict on one worker only"},
     "tfdist.cluster.distributed_dataset": {
         "tensorflow.python.data.ops.multi_device_iterator_ops": "device datasets have no options",
         "_create_device_dataset": "patched while an iterator is made, for the same reason",
@@ -87,8 +90,6 @@ PRIVATE_NAMES = {
         "rebuilds a pipeline with its maps behind its batches; without one of these it warns and shards batches",
     ),
     "tfdist.keras_fit.api": {
-        "_flatten_layers": "removes what step.seed_generators installed",
-        "_seed_generators": "removes what step.seed_generators installed",
         "_flatten_metrics_in_order": "the order of Model.evaluate's list",
     },
     "tfdist.keras_fit.compiled_objective": dict.fromkeys(
@@ -108,16 +109,15 @@ PRIVATE_NAMES = {
         "_compile_loss": "the losses that compile() made",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},
-    "tfdist.training.callbacks.callback_runner": {"_distribute_strategy": "Model.predict on the chief only"},
-    "tfdist.training.loop": {"_learning_rate": "the schedule; Optimizer.learning_rate is its value"},
     "tfdist.training.step.context": {
         "_flatten_layers": "layers of all depths, those in lists and dicts included",
         "_non_trainable_variables": "variables made non-trainable, not those of frozen layers",
     },
-    "tfdist.training.step.objective": {"_flatten_layers": "layers of all depths"},
     "tfdist.training.step.optimizer": {
         "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping",
         "_get_variable_index": "the slots of a variable",
+        "_learning_rate": "the schedule; Optimizer.learning_rate is its value",
+        "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
         "_momentums": "Adam's slots",
         "_velocities": "Adam's slots",
     },
@@ -125,6 +125,11 @@ PRIVATE_NAMES = {
         "_flatten_layers": "layers of all depths",
         "_seed_generators": "a layer's seed generators, whose `next` is replaced",
     },
+    "tfdist.training.step.stateful_random": {
+        "keras.src.random.seed_generator": "keras.random without a seed would create a variable in the step",
+        "tensorflow.python.ops.gen_random_ops": "tf.random's functions call it: their ops become stateless in a step",
+    },
+    "tfdist.training.step.normalization.synchronized_norm": {"_flatten_layers": "layers of all depths"},
     "tfdist.zoo.normalization": {"_flatten_layers": "layers of all depths"},
 }
 # Names of files that collect what belongs nowhere.

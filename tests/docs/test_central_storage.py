@@ -1,9 +1,9 @@
 """The script of docs/consistency.md: weights in one place make the same run as a copy on each device."""
 
 import re
-import subprocess
 import sys
 
+import forked
 from launching import REPOSITORY, worker_environment
 
 
@@ -14,7 +14,7 @@ def test_weights_in_one_place_are_those_of_mirrored_ones(tmp_path):
     script += "print('moved:', max(np.abs(b).max() for b in central[1::2]))\n"
     path = tmp_path / "central_storage.py"
     path.write_text(script)
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, str(path)], env=worker_environment(), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ def documents():
 
 
 def configs():
-    return sorted((ROOT / "configs").glob("*.py"))
+    return sorted((ROOT / "configs").rglob("*.py"))
 
 
 def load(path):
@@ -203,7 +203,9 @@ python -m tfdist doctr --config=configs/digits.py
 @pytest.mark.parametrize("path", configs(), ids=lambda path: path.name)
 def test_shipped_configs_are_valid_and_their_specs_can_be_called(path):
     config, text = load(path), docstring_as_document(path)
-    assert path_problems(text) + flag_problems(text) + field_problems(text) == [] and f"configs/{path.name}" in text
+    assert (
+        path_problems(text) + flag_problems(text) + field_problems(text) == [] and str(path.relative_to(ROOT)) in text
+    )
     validate.validate(config)
     for name, (positional, keywords) in CALLS.items():
         expected = dict.fromkeys(keywords)

@@ -6,7 +6,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 
+import forked
 import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
@@ -19,10 +21,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-def run(command: str, directory: pathlib.Path) -> str:
-    """Runs a command of README with this Python, and returns what it printed."""
+def run(command: str, directory: pathlib.Path, start: Callable = forked.run) -> str:
+    """Runs a command of README with this Python, and returns what it printed; `start` is as subprocess.run."""
     words = [sys.executable if word in ("python", ".venv/bin/python") else word for word in shlex.split(command)]
-    done = subprocess.run(
+    done = start(
         words, cwd=directory, env=worker_environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
@@ -33,7 +35,7 @@ def test_the_first_command_trains_to_what_readme_says_and_is_finished_the_second
     install, train = blocks("bash")[0].strip().rsplit(" && ", 1)
     assert "pip install" in install
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
-    run(train, tmp_path)
+    run(train, tmp_path, subprocess.run)
     lines = [json.loads(line) for line in (tmp_path / "runs/digits/metrics.jsonl").read_text().splitlines()]
     assert [line for line in lines if line["kind"] == "evaluation"][-1]["accuracy"] > 0.97
     for name in ("config.json", "environment.json", "finished.json", "model.keras", "tensorboard", "checkpoints"):

@@ -12,10 +12,8 @@ import pytest
 from launching import REPOSITORY, run_all
 from topologies import command, environments
 
-# Those of Keras' guides that run together: the first two in every run of the tests.
+# Those of Keras' guides that run together.
 SETS = [("mnist_convnet", "transfer_learning"), ("timeseries", "text_classification", "autoencoder")]
-# In the second set.
-slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +37,8 @@ def found(tmp_path_factory):
     return of_script
 
 
-@pytest.mark.parametrize(
-    "name", ["transfer_learning", pytest.param("timeseries", marks=slow), pytest.param("autoencoder", marks=slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transfer_learning", "timeseries", "autoencoder"])
 def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, name):
     before, after = found(name)
     assert list(after["history"]) == list(before["history"])
@@ -52,7 +49,8 @@ def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, nam
     np.testing.assert_allclose(after["predicted"], before["predicted"], rtol=1e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("name", ["mnist_convnet", pytest.param("text_classification", marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist_convnet", "text_classification"])
 def test_with_dropout_they_learn_as_much(found, name):
     before, after = found(name)
     assert list(after["history"]) == list(before["history"])
@@ -105,6 +103,18 @@ def test_from_fit(lab):
     with open(lab / "log.csv") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
     assert (lab / "mnist.keras").exists() and (lab / "runs/mnist/finished.json").exists()
+
+
+def test_own_step(lab):
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (REPOSITORY / "docs/own_step.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    for number, text in enumerate(blocks):
+        compile(text, f"block {number}", "exec")
+    (lab / "my_vae.py").write_text(blocks[0] + "print(*history.history['loss'])\n")
+    (output,) = on_workers(lab, [sys.executable, "my_vae.py"], 1)
+    first, second = map(float, output.splitlines()[-1].split())
+    assert second < first
 
 
 def test_from_horovod(lab):

@@ -30,7 +30,8 @@ OLD_WORKDIRS = HERE / "workdir_ebcda36"
 # (workers, logical devices of each)
 TOPOLOGIES = {"one_device": (1, 1), "two_devices": (1, 2), "two_workers": (2, 1)}
 _DIGITS = [
-    *("--config=configs/digits.py", "--config.train.epochs=none", "--config.train.steps=24"),
+    *("--config=configs/digits.py", "--config.train.precision=float32"),
+    *("--config.train.epochs=none", "--config.train.steps=24"),
     *("--config.learning_rate.warmup_epochs=0.2", "--config.learning_rate.peak=0.02"),
     *("--config.train.micro_batches=2", "--config.data.cache=prepared", "--config.train.call_seconds=1e-6"),
     *("--config.evaluation.every.epochs=1", "--config.checkpoint.every.epochs=1", "--config.report.every.steps=1"),
@@ -96,7 +97,7 @@ def machine_class() -> str:
 
 
 def _environments(workers: int) -> list[dict[str, str]]:
-    """The environments of the workers of a script, which find each other by TF_CONFIG."""
+    """The environments of the workers, which find each other by TF_CONFIG."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
     env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
     if workers == 1:
@@ -128,7 +129,7 @@ def _run_all(command: list[str], environments: list[dict[str, str]], code: int) 
         outputs = [process.communicate(timeout=300)[0].decode() for process in processes]
     finally:
         for process in processes:
-            process.terminate()  # A launcher that is killed would leave its workers behind.
+            process.terminate()
         for process in processes:
             try:
                 process.wait(timeout=15)
@@ -149,15 +150,14 @@ def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | N
     """
     workers, devices = TOPOLOGIES[topology]
     workdir, result = directory / "workdir", directory / "result.json"
-    environments = _environments(workers if name == "script" else 1)
+    environments = _environments(workers)
     if stop_after is not None:
         environments = [env | {"GOLDEN_STOP_AFTER": str(stop_after)} for env in environments]
     if name == "script":
         command = [sys.executable, "tests/golden/script.py", str(result), str(workdir), str(devices)]
     else:
-        launcher = ["tfdist.launch", f"--workers={workers}", "--"] if workers > 1 else ["tfdist.main"]
         flags = [*RUNS[name], f"--workdir={workdir}", f"--config.cluster.logical_devices={devices}"]
-        command = [sys.executable, "-m", *launcher, *flags]
+        command = [sys.executable, "-m", "tfdist.main", *flags]
     _run_all(command, environments, 0 if stop_after is None else 75)
     found = {"records": _records(workdir)}
     arrays = final_arrays(workdir)

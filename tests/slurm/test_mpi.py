@@ -39,6 +39,7 @@ def test_two_ranks_of_mpirun_are_two_processes_of_tf_config(two_processes, tmp_p
     assert_weights_agree(weights(tmp_path), two_processes, atol=0)
 
 
+@pytest.mark.slow
 def test_mpirun_over_two_hosts(alone, tmp_path):
     """In a Slurm allocation, mpirun starts its ranks on the hosts of that, and tells none which rank is where."""
     if shutil.which("mpirun") is None:

@@ -6,13 +6,16 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from launching import ATOL, REPOSITORY, assert_weights_agree, train_command, weights
+import pytest
+from launching import ATOL, REPOSITORY, assert_weights_agree, run_all, train_command, weights
 from processes import until
 from slurm_cluster import SlurmCluster
+from topologies import environments
 
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
+@pytest.mark.slow
 def test_two_tasks_on_two_nodes_are_the_run_of_one(slurm, alone, tmp_path):
     srun = ["srun", "-N2", "-n2", *train_command(tmp_path)]
     done = slurm.run(srun, env=ON_CPUS, cwd=REPOSITORY, timeout=300)
@@ -25,7 +28,7 @@ def test_a_missing_task_is_named(slurm, tmp_path):
     train = shlex.join(train_command(tmp_path, "--config.cluster.connect_seconds=5"))
     command = f"if [ $SLURM_PROCID = 1 ]; then exit 3; else exec {train}; fi"
     done = slurm.run(["srun", "-N2", "--ntasks-per-node=1", "bash", "-c", command], env=ON_CPUS, cwd=REPOSITORY)
-    assert done.returncode == 3
+    assert done.returncode == 76  # srun's is the largest: 3, and 76 of the worker that a restart could help.
     assert re.search(r"worker 0: 1 of 2 workers did not connect within 5 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL)
 
 
@@ -55,8 +58,11 @@ def job_state(slurm: SlurmCluster, job: str) -> dict[str, str]:
 
 
 def wait_for(condition: Callable[[], bool], log: pathlib.Path, seconds: float = 300.0) -> None:
-    """Waits until `condition()` holds; shows the job's log when it is too late."""
-    until(condition, seconds, lambda: log.read_text() if log.exists() else "the job has not begun", pause=0.1)
+    """Waits until `condition()` holds; shows the job's log when it is too late.
+
+    A second between two looks: each starts scontrol, and many of them would cost more than the training.
+    """
+    until(condition, seconds, lambda: log.read_text() if log.exists() else "the job has not begun", pause=1.0)
 
 
 def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, str]:
@@ -67,6 +73,7 @@ def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, 
     return state
 
 
+@pytest.mark.slow
 def test_the_batch_file_trains(slurm, alone, tmp_path):
     job, log = submit(slurm, tmp_path, ["--ntasks-per-node=2", "--gpus-per-node=2", "--distribution=cyclic"])
     state = wait_for_end(slurm, job, log)
@@ -135,6 +142,6 @@ def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing
     assert wait_for_end(slurm, job, log)["Restarts"] == "3"
     assert log.read_text().count("resumed from") == 4
 
-    srun = ["srun", "-N2", "--ntasks-per-node=1", *train_command(tmp_path / "uninterrupted", *steps)]
-    assert slurm.run(srun, env=ON_CPUS, cwd=REPOSITORY, timeout=300).returncode == 0
+    # Outside of Slurm: the same two workers.
+    run_all([train_command(tmp_path / "uninterrupted", *steps)] * 2, environments(2))
     assert_weights_agree(weights(tmp_path / "run"), weights(tmp_path / "uninterrupted"), atol=0)

@@ -24,7 +24,9 @@ from tfdist.cluster import interruption
 MARK = "TFDIST_CHAOS_CREW"
 # What begins a start; what a start that needs no supervisor's word begins with.
 STARTS = r"tfdist\.launch: .*Restart \d+ of|chaos: started"
-STEP = r"\[0\] step (\d+)/"
+# Of the first lines of the chief's log: the steps of the run.
+_TOTAL = r"\[0\] batch .* ([\d,]+) steps in "
+STEP = r"\[0\] [\d:]{8} +\S+/\S+ +(\d+) "
 _GOES_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST)
 
 
@@ -137,9 +139,14 @@ class Crew:
     def steps_left(self) -> int:
         """How many steps the newest report leaves to be made."""
         with self.heard:
-            found = (re.search(STEP + r"(\d+)", text) for _, text in reversed(self.lines))
-            match = next(filter(None, found), None)
-        return int(match[2]) - int(match[1]) if match else 10**9
+            newest = [
+                next(filter(None, (re.search(pattern, text) for _, text in reversed(self.lines))), None)
+                for pattern in (_TOTAL, STEP)
+            ]
+        if None in newest:
+            return 10**9
+        total, step = (int(match[1].replace(",", "")) for match in newest)
+        return total - step
 
     def pid(self, rank: int) -> int:
         """The process of a worker, as soon as it is one.

@@ -168,13 +168,14 @@ def wait_for_phase(crew: Crew, phase: str, rng: random.Random, since: int) -> No
     if phase == "training":
         time.sleep(rng.uniform(0.0, 1.5))
     elif phase == "evaluation":
-        steps = rf"\[0\] step ({'|'.join(str(n) for n in range(EVALUATION_STEPS, 9999, EVALUATION_STEPS))})/"
-        crew.find(steps, len(crew.lines), _NEVER)
-        time.sleep(rng.uniform(0.0, 0.1))
+        # The line of an evaluated step comes after its evaluation: wait for the step before.
+        steps = "|".join(str(n - 1) for n in range(EVALUATION_STEPS, 9999, EVALUATION_STEPS))
+        crew.find(rf"\[0\] [\d:]{{8}} +\S+/\S+ +({steps}) ", len(crew.lines), _NEVER)
+        time.sleep(rng.uniform(0.0, 0.2))
     elif phase == "saving":
         wait_for_save(crew)
     elif phase == "end":
-        crew.find(r"\[0\] step (\d+)/\1 ", since, _NEVER)
+        crew.find(r"\[0\] [\d:]{8} +(\S+)/\1 ", since, _NEVER)
         time.sleep(rng.uniform(0.0, 0.5))
 
 

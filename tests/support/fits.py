@@ -14,13 +14,16 @@ from typing import Any
 
 import keras
 import numpy as np
+import own_steps
 import tensorflow as tf
 from launching import run_all
 from topologies import environments
 
 import tfdist
 from tfdist import config as c
+from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit import metric_state
 from tfdist.training.step import optimizer as optimizer_lib
 
 RANDOM = np.random.default_rng(0)
@@ -222,7 +225,10 @@ def repeated_tokens() -> Case:
 
 
 def transfer() -> Case:
-    """A frozen body with frozen moving statistics, and normalisation over the global batch in the new head."""
+    """A frozen body with frozen moving statistics, and normalisation over the global batch in the new head.
+
+    The last batch has three examples: one of four replicas has none.
+    """
 
     def build():
         layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization()]
@@ -233,7 +239,7 @@ def transfer() -> Case:
         outputs = keras.layers.Dense(3, activation="softmax")(features)
         return compiled(keras.Model(inputs, outputs), "sgd", metrics=["accuracy"])
 
-    return Case(build=build, batch_size=15)
+    return Case(build=build, batch_size=25)
 
 
 def by_xla() -> Case:
@@ -260,7 +266,16 @@ class Memory:
         return {"x": tf.gather(self.x, ids), "label": tf.gather(self.labels, ids)}
 
 
+def _own_step(made: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
+    @functools.wraps(made)
+    def case() -> Case:
+        return Case(**({"batch_size": None} | made()))
+
+    return case
+
+
 CASES = [
+    *map(_own_step, own_steps.CASES),
     *(regression, outputs_in_dicts, outputs_in_lists, masked_sequences, transfer, classification, subclass),
     *(transformer, repeated_tokens, by_xla),
 ]
@@ -290,6 +305,12 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
         "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
         "left_patched": [
             *(name for name in optimizer_lib.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)),
+            *(layer.name for layer in model._flatten_layers() if "call" in vars(layer)),
+            *(
+                name
+                for name in ("apply", "assign")
+                if name in {*vars(keras.optimizers.Optimizer), *vars(keras.Variable)}
+            ),
             *(one.name for layer in model._flatten_layers() for one in layer._seed_generators if "next" in vars(one)),
         ],
     }
@@ -303,7 +324,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
         eager = simple(run_eagerly=True)
         accumulating = simple(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
         uncompiled = dense(3)
-        own_step = compiled(OwnStep(), loss="mse")
         preprocessing = compiled(Preprocessing(), loss="mse")
         vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
         frozen = dense(3)
@@ -316,11 +336,14 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "uncompiled": lambda: tfdist.fit(cluster, uncompiled, X, LABELS),
         "eager": lambda: tfdist.fit(cluster, eager, X, LABELS),
         "accumulating": lambda: tfdist.fit(cluster, accumulating, X, LABELS),
-        "own_step": lambda: tfdist.fit(cluster, own_step, X, TARGETS),
         "preprocessing": lambda: tfdist.fit(cluster, preprocessing, X, TARGETS),
         "vectors": lambda: tfdist.fit(cluster, vectors, X, X[:, :3]),
         "frozen": lambda: tfdist.fit(cluster, frozen, X, X[:, :3]),
         "lengths": lambda: tfdist.fit(cluster, good, X, LABELS[:9]),
+        "no_cluster": lambda: tfdist.fit(None, good, X, LABELS),
+        "no_model": lambda: tfdist.fit(good, X, LABELS),
+        "arrays_for_model": lambda: tfdist.evaluate(cluster, X, LABELS),
+        "lists": lambda: tfdist.fit(cluster, good, X.tolist(), LABELS),
         "objects": lambda: tfdist.fit(cluster, good, {"x": object()}, LABELS),
         "targets_twice": lambda: tfdist.fit(cluster, good, dataset.batch(8), LABELS),
         "weights_twice": lambda: tfdist.fit(cluster, good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS),
@@ -332,16 +355,49 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "batch_size": lambda: tfdist.evaluate(cluster, good, X, LABELS, batch_size=0),
         "empty": lambda: tfdist.predict(cluster, good, X[:0]),
     }
+    return messages_of(attempts)
+
+
+def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
+    """Returns the errors of attempts, by name."""
     messages = {}
     for name, attempt in attempts.items():
         try:
             attempt()
-        except ValueError as error:
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
             messages[name] = str(error)
     return messages
 
 
-def resumed(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
+def refused_steps(cluster: Cluster) -> dict[str, str]:
+    """Returns the errors for steps that cannot be distributed, by name; on several replicas."""
+
+    def attempt(step: str, **keywords: Any) -> None:
+        with cluster.scope():
+            model = own_steps.Improper(step)
+            model.compile(optimizer="sgd", **keywords)
+        tfdist.fit(cluster, model, X, TARGETS, batch_size=16, verbose=0)
+
+    own_steps.FOREIGN["optimizer"] = keras.optimizers.SGD()
+    attempts = {step: functools.partial(attempt, step) for step in own_steps.STEPS}
+    return messages_of(attempts | {"by_xla": lambda: attempt("assigns", jit_compile=True)})
+
+
+def noisy() -> keras.Model:
+    """A model with random numbers and state in its own step."""
+    model = own_steps.Noisy()
+    model.compile()
+    model.other_optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)]
+    return model
+
+
+def with_dropout() -> keras.Model:
+    layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
+
+
+def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras.Model]) -> dict[str, Any]:
     """Stops a training by a signal, resumes with a new model, and compares it to an uninterrupted training."""
     reads = itertools.count()
 
@@ -360,9 +416,7 @@ def resumed(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
         keras.utils.set_random_seed(7)
         data = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53).batch(16).map(watched)
         with cluster.scope():
-            layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model = compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
+            model = build()
         return model, tfdist.fit(cluster, model, data, epochs=6, verbose=0, workdir=directory / name)
 
     code = None
@@ -377,6 +431,38 @@ def resumed(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
         "difference": max(float(np.max(np.abs(mine - theirs))) for mine, theirs in pairs),
         "histories": [history.history, expected.history],
     }
+
+
+def metric_parts(cluster: Cluster) -> dict[str, float]:
+    """Sums that continue from a saved state against sums that were not interrupted: the largest differences.
+
+    "parts": the state holds each replica's part; "sums": it holds the sums, as in earlier releases.
+    """
+    with cluster.scope():
+        metrics = [keras.metrics.Mean(name=f"mean{i}") for i in range(50)]
+    state = metric_state.make_metric_state(cluster, lambda: [v for metric in metrics for v in metric.variables])
+
+    @tf.function
+    def update(values: tf.Tensor) -> None:
+        def add() -> None:
+            row = values[cluster_lib.replica_id()]
+            for i, metric in enumerate(metrics):
+                metric.update_state(row[i])
+
+        cluster.strategy.run(add)
+
+    values = RANDOM.normal(size=(2, cluster.num_replicas, len(metrics))).astype(np.float32) ** 3
+    update(tf.constant(values[0]))
+    parts = state.read()
+    sums = [keras.ops.convert_to_numpy(v).tolist() for metric in metrics for v in metric.variables]
+    results = []
+    for saved in (None, parts, sums):
+        if saved is not None:
+            state.assign(saved)
+        update(tf.constant(values[1]))
+        results.append(np.array([float(metric.result()) for metric in metrics]))
+    whole, *resumed = results
+    return dict(zip(("parts", "sums"), (float(np.abs(one - whole).max()) for one in resumed), strict=True))
 
 
 def application(cluster: Cluster) -> dict[str, Any]:
@@ -404,13 +490,6 @@ class Preprocessing(keras.Sequential):
         return self.preprocessor(x), y, sample_weight
 
 
-class OwnStep(keras.Sequential):
-    """Applies its gradients itself."""
-
-    def train_step(self, data):
-        return super().train_step(data)
-
-
 def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, devices: int = 1) -> list[dict]:
     """Runs the cases and trials `names` on a topology; returns the results of each worker, by name."""
     paths = [directory / f"worker{rank}.json" for rank in range(workers)]
@@ -422,11 +501,16 @@ def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, 
 def main() -> None:
     """Writes {name: result} to the path of the command line; names that begin with "keras:" are for Keras' own fit."""
     path, devices = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    # Graph optimizers take a sixth of the time of these small trainings. tests/golden uses them, with fit too.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     cluster = tfdist.connect(c.Cluster(logical_devices=devices, connect_seconds=240))
     cases = {case.__name__: case for case in CASES}
     trials = {
         "refused": lambda: refused(cluster),
-        "resumed": lambda: resumed(cluster, path.parent),
+        "resumed": lambda: resumed(cluster, path.parent, with_dropout),
+        "resumed_step": lambda: resumed(cluster, path.parent, noisy),
+        "refused_steps": lambda: refused_steps(cluster),
+        "metric_parts": lambda: metric_parts(cluster),
         "application": lambda: application(cluster),
     }
     results = {}

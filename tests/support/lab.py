@@ -51,6 +51,16 @@ def normalised(num_classes: int = 10, input_shape=(8, 8, 1), momentum: float = 0
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="normalised")
 
 
+def synchronised(num_classes: int = 10, input_shape=(8, 8, 1), masked: bool = False) -> keras.Model:
+    """Returns synchronised batch normalisation of the rows of the images, dark ones masked, and a dense layer."""
+    inputs = keras.Input(tuple(input_shape), name="image")
+    outputs = keras.layers.Reshape((8, 8), name="rows")(inputs)
+    mask = keras.ops.any(outputs[:, :, 3:4] > 0.5, axis=-1) if masked else None
+    norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.9, name="norm")
+    outputs = keras.layers.Flatten(name="flatten")(norm(outputs, mask=mask))
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="synchronised")
+
+
 def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
     """Returns two dropout layers beside each other and one weight for each of their outputs: [logits, both outputs]."""
     inputs = keras.Input((features,), name="image")
@@ -135,6 +145,16 @@ def sum_of_outputs(model, batch, *, training, inputs: str) -> Mapping[str, tf.Te
     return {"loss": tf.reduce_sum(outputs, axis=list(range(1, outputs.shape.rank)))}
 
 
+def wrong_key(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """An objective that reads a feature that the batch does not have."""
+    return {"loss": model(batch["images"], training=training)[:, 0]}
+
+
+def wrong_type(batch, seeds, *, training) -> Mapping[str, tf.Tensor]:
+    """A prepare that divides numbers by text."""
+    return {"image": tf.cast(batch["image"], tf.float32) / "16", "label": batch["label"]}
+
+
 def averaged(model, batch, *, training) -> Mapping[str, tf.Tensor]:
     """Breaks the contract: one mean instead of one value per example."""
     values = objectives.classification(model, batch, training=training)
@@ -189,6 +209,31 @@ def flips_a_bit(model, batch, *, training, epoch: int, replica: int) -> Mapping[
         flipped = tf.tensor_scatter_nd_update(bits, [[5, 3]], [tf.bitwise.bitwise_xor(bits[5, 3], 1 << 10)])
         kernel.assign(tf.where(now, tf.bitcast(flipped, tf.float32), kernel))
     return values
+
+
+class Noise(keras.layers.Layer):
+    """Adds noise in training and evaluation, drawn without a seed."""
+
+    def call(self, inputs):
+        return inputs + 0.1 * keras.random.normal(keras.ops.shape(inputs))
+
+
+def noise(num_classes: int = 10) -> keras.Model:
+    """Returns a layer of noise and a dense layer."""
+    inputs = keras.Input((8, 8, 1), name="image")
+    outputs = keras.layers.Flatten(name="flatten")(Noise(name="noise")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="noisy")
+
+
+def noisy(model, batch, *, training, looped: bool = False) -> Mapping[str, tf.Tensor]:
+    """Classification of images with noise from tf.random in training: of the batch, or of one example after another."""
+    images = batch["image"]
+    if training and looped:
+        images = tf.map_fn(lambda image: image + tf.random.normal(image.shape, name="of_one"), images)
+    elif training:
+        images = tf.random.shuffle(images + tf.random.normal(tf.shape(images)))
+        images = images[:, ::-1] if tf.random.uniform([]) > 0.5 else images
+    return objectives.classification(model, batch | {"image": images}, training=training)
 
 
 class Drifting:

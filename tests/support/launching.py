@@ -15,7 +15,7 @@ import numpy as np
 import processes
 from processes import REPOSITORY as REPOSITORY
 
-from tfdist.cluster.rendezvous import rpc
+from tfdist.cluster.wire import listener
 
 # Left by the launcher of the tests; and a setting that would make TensorFlow talk more than tfdist lets it.
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")
@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
         port = int(file.read() or 0)
         while len(ports) < count:
             port = port + 1 if _PORTS[0] <= port < _PORTS[1] else random.randrange(*_PORTS)
-            with contextlib.suppress(OSError), rpc.listen(port):
+            with contextlib.suppress(OSError), listener.listen(port):
                 ports.append(port)
         file.truncate(0)
         file.write(str(port))

@@ -10,6 +10,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import lab
@@ -21,12 +22,15 @@ from topologies import environments
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import restore
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit import api, same_data
+from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
-from tfdist.training.step import gradients, local_sgd, multi_step, train_step
+from tfdist.training.step import gradients, multi_step, train_step
 
 Arrays = dict[str, np.ndarray]
 # One gradient per variable, for each of two replicas: of about 1, of very different sizes, a scalar.
@@ -49,7 +53,7 @@ def measure(directory: pathlib.Path, *names: str, workers: int = 1, devices: int
     """
     paths = [directory / f"worker{rank}.npz" for rank in range(workers)]
     commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
-    run_all(commands, environments(workers))
+    run_all(commands, environments(workers), timeout=900)
     measured = []
     for path in paths:
         with np.load(path) as file:
@@ -83,10 +87,8 @@ def start(options: c.Cluster, **changes) -> run_lib.Run:
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
     iterator = run.cluster.distribute(run.training_data(first, last))
-    call = multi_step.make_multi_step_fn(
-        run.context, functools.partial(local_sgd.choose_step(run.config.train), run.context)
-    )
-    vector, _ = call(iterator, tf.constant(last - first, tf.int64), tf.zeros([], tf.float64))
+    call = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context))
+    vector, _ = call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return run.objective.results(run.context.execution_layout.to_dict(vector))
 
 
@@ -276,6 +278,30 @@ def statistics(options: c.Cluster) -> Arrays:
     }
 
 
+def synchronised(options: c.Cluster) -> Arrays:
+    """Three steps of synchronised batch normalisation: in one piece, in two, and with a mask."""
+    found = {}
+    for name, pieces, masked in (("whole", 1, False), ("pieces", 2, False), ("masked", 2, True)):
+        model = {"target": "lab:synchronised", "num_classes": 10, "masked": masked}
+        run = start(options, model=model, train=c.Train(steps=20, micro_batches=pieces))
+        run_steps(run, 3)
+        found |= {f"{name}/{key}": value for key, value in weights(run).items()}
+    return found
+
+
+def averages(options: c.Cluster) -> Arrays:
+    """Three steps of an optimizer with `use_ema`: the weights before and after each, and those that are evaluated."""
+    optimizer = {"target": "keras.optimizers:SGD", "use_ema": True, "ema_momentum": 0.75}
+    run = start(options, optimizer=optimizer)
+    found = {"0": weights(run)["model/logits/kernel"]}
+    for step in range(3):
+        run_steps(run, step + 1, step)
+        found[f"{step + 1}"] = weights(run)["model/logits/kernel"]
+    with run.evaluated_weights():
+        found["evaluated"] = on_each(run.cluster, run.context.model.trainable_variables[0].value)
+    return found | {"after": on_each(run.cluster, run.context.model.trainable_variables[0].value)}
+
+
 def masks(options: c.Cluster, micro_batches: int = 1) -> Arrays:
     """The dropout masks of three steps, as replica -> [step and micro-batch, examples, features of both layers]."""
     seen: dict[int, list[np.ndarray]] = {}
@@ -333,8 +359,7 @@ def traces(options: c.Cluster) -> Arrays:
     lab.TRACED.clear()
     tools, state = checkpointing.open_run(run)
     loop.train_loop(tools, state)
-    assert tools.checkpointer.wait()
-    tools.report.close()
+    checkpointing.close(tools)
     runners = {"train": tools.train_steps, "evaluation": tools.evaluation_steps}
     counts = {name: np.array(runner.run_steps.experimental_get_tracing_count()) for name, runner in runners.items()}
     prepared = {f"prepared for {name}": np.array(lab.TRACED.count(t)) for name, t in (("train", True), ("eval", False))}
@@ -345,16 +370,15 @@ def collectives(options: c.Cluster) -> Arrays:
     """How many collective operations stand in a step, and how many in the rest of a call, for some ways to sum."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10})
     iterator = run.cluster.distribute(run.training_data(0, 1))
-    found = {}
+    found = {"bytes per pack": np.array(run.context.communication_options.bytes_per_pack)}
     for name, communication in (
         ("one pack", c.Communication()),
         ("packs", c.Communication(bytes_per_pack=1024)),
         ("compressed", c.Communication(dtype="bfloat16")),
     ):
-        config = dataclasses.replace(run.config, communication=communication)
-        step_context = dataclasses.replace(run.context, config=config)
+        step_context = dataclasses.replace(run.context, communication_options=communication)
         call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context))
-        graph = call.get_concrete_function(iterator, tf.constant(1, tf.int64), tf.zeros([], tf.float64)).graph
+        graph = call.get_concrete_function(iterator, tf.constant(1, tf.int32), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()
         outside = [node for node in definition.node if node.op.startswith("Collective")]
         inside = [n for f in definition.library.function for n in f.node_def if n.op.startswith("Collective")]
@@ -403,10 +427,78 @@ def local_rounds(options: c.Cluster) -> Arrays:
     return found
 
 
+def restored(options: c.Cluster) -> Arrays:
+    """What a resumed run holds, and how often this worker opened the checkpoint's files for it."""
+    run = start(options, optimizer={"target": "keras.optimizers:SGD", "momentum": 0.9})
+    bits = np.random.default_rng(5).integers(0, 2**32, run.context.model.variables[0].shape, np.uint32)
+    bits.flat[:2] = 0x80000000, 0x7FC00001  # -0.0, and a NaN with a payload.
+    saved = checkpoint_format.snapshot(run.variables)
+    name = next(name for name in saved if name.endswith("kernel"))
+    saved[name] = bits.view(np.float32)
+    callback = {"callbacks/Mine/values": np.arange(5.0)}
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    if run.cluster.is_chief:
+        run.workdir.mkdir(exist_ok=True)
+        path = checkpoint_format.write(run.checkpoints, 7, saved | callback, {"best": float("inf")})
+        own = checkpoint_format.verify(path)
+    found = restore.broadcast_saved(run.cluster, own if run.cluster.is_chief else None)
+    restore.restore(run.cluster, found, run.variables)
+    (values,) = dict(restore.read(run.cluster, found, checkpoint_format.callback_names(found))).values()
+    reads = sum("step-00000007/arrays.npz" in path for path in opened)
+    after = checkpoint_format.snapshot(run.variables)
+    assert {n: a.tobytes() for n, a in after.items()} == {n: a.tobytes() for n, a in saved.items()}
+    assert restore.broadcast_saved(run.cluster, None) is None
+    state = np.array([found.step, found.state["best"], values.sum()])
+    return {"reads": np.array(reads), "state": state, "kernel": after[name].view(np.uint32)}
+
+
+def other_data(options: c.Cluster) -> Arrays:
+    """What each worker says of data that differ from those of worker 0, by what differs."""
+    cluster = strategy.connect(options)
+    texts = [f"word {index}" for index in range(20)]
+    strings, values = np.array(texts), np.float32(np.random.default_rng(0).normal(size=(20, 3)))
+    columns = {"text": np.array([text.encode() for text in texts], object).reshape(20, 1), "age": values}
+    dataset = tf.data.Dataset.from_tensor_slices((columns["text"].astype(bytes), strings)).batch(4)
+    cases: dict[str, tuple[Any, Any]] = {"same": ({"text": columns["text"].astype(bytes), "age": values}, strings)}
+    cases["strings"] = (dataset, None)
+    if cluster.rank == 1:
+        strings, other = strings.copy(), values.copy()
+        strings[19] = "another"
+        other[0, 0] += 1
+    else:
+        other = values
+    cases["last bits"] = (values * np.float32(1 + 1e-7 * cluster.rank), None)
+    cases["content"] = ({"text": columns["text"].astype(bytes), "age": values}, strings)
+    cases["floats"] = ({"a": values, "b": other}, None)
+    cases["size"] = ({"age": values[:, : 3 - cluster.rank]}, None)
+    cases["examples"] = (values[: 20 - cluster.rank], None)
+    found = {}
+    for name, (x, y) in cases.items():
+        data = make_adapter.make_data_adapter(x, y, None, base.DataOptions(batch_size=None if x is dataset else 4))
+        try:
+            same_data.check_same_data(cluster, data)
+            found[name] = np.array("")
+        except ValueError as error:
+            found[name] = np.array(str(error))
+    return found
+
+
+def predicted(options: c.Cluster) -> Arrays:
+    """The outputs that each worker gets from `tfdist.predict`, for each choice."""
+    cluster = strategy.connect(options)
+    with cluster.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    x = np.float32(np.random.default_rng(0).normal(size=(21, 2)))
+    found = {choice: api.predict(cluster, model, x, batch_size=4, outputs=choice) for choice in ("all", "chief")}
+    return {choice: np.array(0.0 if value is None else value) for choice, value in found.items()}
+
+
 PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, update, compressed, xla, embedding, loss_scale)},
     **{f.__name__: f for f in (regularization, statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
-    **{f.__name__: f for f in (traces, collectives, local_rounds, seeds)},
+    **{f.__name__: f for f in (synchronised, averages, traces, collectives, local_rounds, seeds)},
+    **{f.__name__: f for f in (restored, other_data, predicted)},
 }
 
 if __name__ == "__main__":

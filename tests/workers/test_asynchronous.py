@@ -65,6 +65,7 @@ def left_behind(workdir):
     return [words for words in found if any(str(workdir) in word for word in words)]
 
 
+@pytest.mark.slow
 def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
     options = [
         *("--config=configs/digits.py", f"--workdir={tmp_path}", "--config.cluster.connect_seconds=240"),

@@ -1,13 +1,16 @@
 """Keras callbacks under tfdist.fit: the same calls, decisions and files as under Keras' own fit."""
 
+import functools
 import json
 import os
+import pathlib
 import pty
 import re
 import signal
 import subprocess
 import sys
 import threading
+from typing import NamedTuple
 
 import forked
 import keras
@@ -62,53 +65,68 @@ def on_a_terminal(command: list[str]) -> str:
 # The trials of each topology that Keras can also run, and those that it cannot.
 TRIALS = {
     "two devices": ["epochs", "batches", "executions", "cut_short", "not_finite", "others", "own", "averaged"],
-    "two workers": ["epochs", "batches", "own", "averaged"],
+    "two workers": ["epochs", "own"],
+    "two workers, slow": ["batches", "averaged"],
 }
 OF_TFDIST = {"two devices": ["resumed"], "two workers": ["writers", "resumed"]}
 TOLD = ("epochs", "batches", "executions", "cut_short")
-PAIRS = [(topology, trial) for topology, trials in TRIALS.items() for trial in trials if trial in TOLD]
+
+
+def on_topologies(*names: str) -> list:
+    """Parameters (topology, trial) for the trials of these names."""
+    return [
+        pytest.param(topology, trial, marks=[pytest.mark.slow] if "slow" in topology else [])
+        for topology, trials in TRIALS.items()
+        for trial in trials
+        if trial in names
+    ]
+
+
+class Followed(NamedTuple):
+    """What a topology leaves behind: recorded results and output of each worker, and the directory of their files."""
+
+    results: list[dict]
+    printed: list[str]
+    directory: pathlib.Path
 
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """Recorded results and output of each worker of each topology, and the directories of their files."""
-    places = {name: tmp_path_factory.mktemp("followed") for name in ("keras", *TRIALS)}
+    """topology, or "keras" for Keras' own fit -> Followed."""
 
-    def line(name, *trials):
-        how = ["keras", "1"] if name == "keras" else ["tfdist", "2" if name == "two devices" else "1"]
-        return [sys.executable, "tests/support/followed.py", *how, str(places[name]), *trials]
+    @functools.cache
+    def follow(topology: str) -> Followed:
+        directory = tmp_path_factory.mktemp("followed")
+        how = {"keras": ["keras", "1"], "two devices": ["tfdist", "2"]}.get(topology, ["tfdist", "1"])
+        line = [sys.executable, "tests/support/followed.py", *how, str(directory)]
+        if topology == "two devices":
+            killed = forked.run(
+                [*line, "killed"], cwd=REPOSITORY, env=worker_environment(), capture_output=True, timeout=1500
+            )
+            assert killed.returncode == -signal.SIGKILL, killed.stderr
+        if topology == "keras":
+            printed = [on_a_terminal([*line, *TRIALS["two devices"]])]
+        elif topology == "two devices":
+            printed = [on_a_terminal([*line, *TRIALS[topology], *OF_TFDIST[topology]])]
+        else:
+            workers = [*line, *TRIALS[topology], *OF_TFDIST.get(topology, [])]
+            printed = run_all([workers] * 2, environments(2), timeout=1500.0)
+        results = [json.loads(path.read_text()) for path in sorted(directory.glob("followed-*.json"))]
+        return Followed(results, printed, directory)
 
-    killed = forked.run(
-        line("two devices", "killed"), cwd=REPOSITORY, env=worker_environment(), capture_output=True, timeout=1500
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    workers = line("two workers", *TRIALS["two workers"], *OF_TFDIST["two workers"])
-    printed = {
-        "keras": [on_a_terminal(line("keras", *TRIALS["two devices"]))],
-        "two devices": [on_a_terminal(line("two devices", *TRIALS["two devices"], *OF_TFDIST["two devices"]))],
-        "two workers": run_all([workers] * 2, environments(2), timeout=1500.0),
-    }
-    found = {
-        name: [json.loads(path.read_text()) for path in sorted(place.glob("followed-*.json"))]
-        for name, place in places.items()
-    }
-    return found, printed, places
+    return follow
 
 
-@pytest.mark.parametrize(("topology", "trial"), PAIRS)
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD))
 def test_callbacks_are_told_what_keras_tells_them(followed, topology, trial):
-    results, _, _ = followed
-    ((keras_own,), ours) = results["keras"], results[topology]
+    ((keras_own,), ours) = followed("keras").results, followed(topology).results
     for worker in ours:
         assert worker[trial]["seen"] == keras_own[trial]["seen"]
 
 
-@pytest.mark.parametrize(
-    ("topology", "trial"), [*PAIRS, *((name, trial) for name in TRIALS for trial in ("own", "averaged"))]
-)
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD, "own", "averaged"))
 def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial):
-    results, _, _ = followed
-    ((keras_own,), ours) = results["keras"], results[topology]
+    ((keras_own,), ours) = followed("keras").results, followed(topology).results
     expected = keras_own[trial]
     for worker in ours:
         assert list(worker[trial]["history"]) == list(expected["history"])
@@ -121,30 +139,30 @@ def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial)
 
 
 def test_plateau_lowers_the_rate_on_every_replica(followed):
-    for worker in [worker for workers in followed[0].values() for worker in workers]:
+    for worker in [w for name in ("keras", "two devices", "two workers") for w in followed(name).results]:
         assert worker["epochs"]["history"]["learning_rate"] == [0.5, 0.5, 0.25]
         assert worker["epochs"]["rate"] == 0.125
 
 
 def test_terminate_on_nan_ends_training_as_in_keras(followed):
-    ((keras_own,), (worker,)) = followed[0]["keras"], followed[0]["two devices"]
+    ((keras_own,), (worker,)) = followed("keras").results, followed("two devices").results
     assert worker["not_finite"] == keras_own["not_finite"]
     assert not worker["not_finite"]["finite"]
 
 
 def test_evaluate_and_predict_tell_their_callbacks(followed):
-    ((keras_own,), (worker,)) = followed[0]["keras"], followed[0]["two devices"]
+    ((keras_own,), (worker,)) = followed("keras").results, followed("two devices").results
     assert worker["others"]["seen"] == keras_own["others"]["seen"]
     np.testing.assert_allclose(worker["others"]["evaluated"], keras_own["others"]["evaluated"], atol=1e-5)
 
 
 def test_workers_that_disagree_end_together_with_the_chiefs_rate(followed):
-    for worker in followed[0]["two workers"]:
+    for worker in followed("two workers").results:
         assert worker["writers"]["epochs"] == [0, 1] and worker["writers"]["rates"] == [0.5, 0.25]
 
 
 def test_the_chief_alone_writes_files(followed):
-    directory = followed[2]["two workers"]
+    directory = followed("two workers").directory
     assert sorted(path.name for path in directory.glob("rank*")) == ["rank0"]
     names = {path.name for path in (directory / "rank0").iterdir()}
     # Batches are counted through the epochs, of 4 steps each: every third is saved.
@@ -157,19 +175,20 @@ def test_the_chief_alone_writes_files(followed):
 
 
 def test_callbacks_that_know_nothing_of_workers_write_once(followed):
-    results, _, places = followed
-    expected = results["keras"][0]["own"]["rows"]
-    for topology in TRIALS:
-        for worker in results[topology]:  # Attributes of callbacks are broadcast when `fit` returns.
+    keras_own = followed("keras")
+    expected = keras_own.results[0]["own"]["rows"]
+    for ours in (followed("two devices"), followed("two workers")):
+        for worker in ours.results:  # Attributes of callbacks are broadcast when `fit` returns.
             np.testing.assert_allclose(worker["own"]["rows"], expected, atol=1e-5)
-        lines = [(places[name] / "own" / "rows.csv").read_text().splitlines() for name in (topology, "keras")]
+        places = [one.directory / "own" for one in (ours, keras_own)]
+        lines = [(place / "rows.csv").read_text().splitlines() for place in places]
         assert lines[0][0] == "epoch,loss" and [len(one) for one in lines] == [4, 4]
-        files = [sorted(path.name for path in (places[name] / "own").iterdir()) for name in (topology, "keras")]
+        files = [sorted(path.name for path in place.iterdir()) for place in places]
         assert files[0] == files[1] and len(files[0]) == 4
 
 
 def test_what_needs_all_workers_is_refused_where_one_is_alone(followed):
-    chief, other = (worker["own"]["refused"] for worker in followed[0]["two workers"])
+    chief, other = (worker["own"]["refused"] for worker in followed("two workers").results)
     assert chief == other and len(chief) == 6
     for name, message in zip(("tfdist.evaluate", "model.evaluate"), chief[:2], strict=True):
         assert message == (
@@ -179,7 +198,7 @@ def test_what_needs_all_workers_is_refused_where_one_is_alone(followed):
 
 
 def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
-    for rank, worker in enumerate(followed[0]["two workers"]):
+    for rank, worker in enumerate(followed("two workers").results):
         found = worker["resumed"]
         assert found["crashed by"] == "Crash()"
         # Resumed from the end of an epoch, with another start's callbacks: to the bit, but for nothing.
@@ -188,14 +207,15 @@ def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
         assert ("log" in found["whole"]) == (rank == 0)
 
 
-def test_swapped_averages_go_on_after_a_crash(followed):
-    for worker in [worker for topology in TRIALS for worker in followed[0][topology]]:
-        again = worker["averaged"].pop("again")
-        assert again == worker["averaged"]
+@pytest.mark.parametrize(("topology", "trial"), on_topologies("averaged"))
+def test_swapped_averages_go_on_after_a_crash(followed, topology, trial):
+    for worker in followed(topology).results:
+        found = dict(worker[trial])
+        assert found.pop("again") == found
 
 
 def test_callbacks_go_on_in_the_midst_of_an_epoch(followed):
-    (worker,) = followed[0]["two devices"]
+    (worker,) = followed("two devices").results
     found = worker["resumed"]
     assert found["stopped by"] == "SystemExit(75)"
     assert found["stopped"] == found["whole"]
@@ -222,8 +242,7 @@ def assert_alike(line: str, expected: str) -> None:
 
 
 def test_a_terminal_shows_what_keras_shows(followed):
-    _, printed, _ = followed
-    expected, lines = (shown(printed[name][0]) for name in ("keras", "two devices"))
+    expected, lines = (shown(followed(name).printed[0]) for name in ("keras", "two devices"))
     assert len(lines) == len(expected) == 6 and lines[::2] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
     assert "━ TIME - accuracy: 0." in lines[1]
     for line, theirs in zip(lines, expected, strict=True):
@@ -231,10 +250,11 @@ def test_a_terminal_shows_what_keras_shows(followed):
 
 
 def test_a_log_file_has_a_line_an_epoch_of_the_chief_alone(followed):
-    _, printed, _ = followed
-    chief, other = (re.findall(r"^Epoch.*$", text, re.MULTILINE) for text in printed["two workers"])
+    chief, other = (re.findall(r"^Epoch.*$", text, re.MULTILINE) for text in followed("two workers").printed)
     assert len(chief) == 3 and other == []
-    for number, (line, theirs) in enumerate(zip(chief, shown(printed["keras"][0])[1::2], strict=True), start=1):
+    for number, (line, theirs) in enumerate(
+        zip(chief, shown(followed("keras").printed[0])[1::2], strict=True), start=1
+    ):
         head, dash, rest = line.partition(" - accuracy")
         assert re.fullmatch(rf"Epoch {number}/3 - 4/4 - \d+s - \d+[mu]?s/step", head), line
         assert_alike(dash + rest, "".join(theirs.partition(" - accuracy")[1:]))

@@ -65,7 +65,7 @@ def fails(capsys):
     [
         ("--config.data.batchsize=3", "no such field. Did you mean 'data.batch_size'?"),
         ("--config.model.num_clases=3", "no such field. Did you mean 'model.num_classes'?"),
-        ("--config.data.batch_size=many", "--config.data.batch_size=many: invalid literal for int()"),
+        ("--config.data.batch_size=many", "--config.data.batch_size=many: must be a whole number"),
         ("--config.data.batch_size=0", "config.data.batch_size must be at least 1. Received: 0"),
     ],
 )
@@ -140,8 +140,14 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
             r"config\.optimizer\.momentumm: .*SGD takes no argument 'momentumm'\. Did you mean 'momentum'\?",
         ),
         (
-            {"learning_rate": c.LearningRate(warmup_epochs=2)},
-            r"config\.learning_rate\.warmup_epochs=2 are 60 steps, more than the 4 of the run",
+            {"objective": {"target": "lab:wrong_key"}},
+            r"^config\.objective failed at tests/support/lab\.py, line \d+, `return .*\"images\"\].*`: KeyError: "
+            r"'images'\. Did you mean 'image'\? The batch has image float32 \(2, 8, 8, 1\), label int64 \(2,\)\.",
+        ),
+        (
+            {"data": data(prepare={"target": "lab:wrong_type"})},
+            r"^config\.data\.prepare failed at .*lab\.py, line \d+, .*: TypeError: .*tf\.string\. The batch "
+            r"has image uint8 \(48, 8, 8, 1\), label int64 \(48,\)\.",
         ),
         (
             {"checkpoint": c.Checkpoint(best_metric="accurracy")},

@@ -1,32 +1,58 @@
-"""`tfdist.fit`, `evaluate` and `predict` on 2 devices and 2 workers match Keras on one device."""
+"""`tfdist.fit`, `evaluate` and `predict` on several devices and workers match Keras on one device."""
 
+import functools
 import re
 
 import fits
 import numpy as np
 import pytest
 
-NAMES = [case.__name__ for case in fits.CASES]
-OF_KERAS = [name for name in NAMES if name != "repeated_tokens"]
+OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "repeated_tokens"]
+BOTH = ["regression", "outputs_in_dicts"]
+# Kinds of data are first tested on several workers, which divide the data; kinds of steps on several devices.
+DATA = ["outputs_in_lists", "masked_sequences", "subclass", "transformer", "transfer"]
+STEPS = ["classification", "repeated_tokens"]
+OWN_STEPS = ["vae", "gan", "wgan_gp", "simclr", "wrapped", "sequences"]
 # Compilation by XLA takes seconds: only on several devices, where most can go wrong.
 TOPOLOGIES = {
-    "two devices": NAMES,
-    "two workers": [name for name in NAMES if name != "by_xla"],
+    "two devices": [*BOTH, *STEPS, *OWN_STEPS, "by_xla"],
+    "four devices": ["transfer"],
+    "two workers": [*BOTH, *DATA, "simclr"],
+    "two devices, slow": DATA,
+    "two workers, slow": STEPS,
+    "one replica": ["vae"],
 }
-PAIRS = [(topology, name) for topology, names in TOPOLOGIES.items() for name in names if name in OF_KERAS]
+
+
+def on_topologies(names):
+    """Parameters (topology, name) for the cases of these names."""
+    return [
+        pytest.param(topology, name, marks=[pytest.mark.slow] if "slow" in topology else [])
+        for topology, cases in TOPOLOGIES.items()
+        for name in cases
+        if name in names
+    ]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Results of the cases, by topology and worker; on one device those of Keras' own fit."""
-    places = {topology: tmp_path_factory.mktemp("fits") for topology in ("one device", *TOPOLOGIES)}
-    devices, workers = TOPOLOGIES.values()
-    keras_own = [f"keras:{name}" for name in OF_KERAS]
-    return {
-        "one device": fits.measure(places["one device"], [*keras_own, "repeated_tokens", "refused"]),
-        "two devices": fits.measure(places["two devices"], devices, devices=2),
-        "two workers": fits.measure(places["two workers"], [*workers, "resumed", "application"], workers=2),
-    }
+    """topology -> results of the cases of each worker; on one device those of Keras' own fit."""
+
+    @functools.cache
+    def measure(topology):
+        directory = tmp_path_factory.mktemp("fits")
+        if topology == "one device":
+            return fits.measure(directory, [*(f"keras:{name}" for name in OF_KERAS), "repeated_tokens", "refused"])
+        if "devices" in topology:
+            devices = {"two": 2, "four": 4}[topology.split()[0]]
+            trials = {"two devices": ["resumed_step", "refused_steps"], "four devices": ["metric_parts"]}
+            return fits.measure(directory, [*TOPOLOGIES[topology], *trials.get(topology, [])], devices=devices)
+        if topology == "one replica":
+            return fits.measure(directory, TOPOLOGIES[topology])
+        trials = ["resumed", "application"] if "slow" in topology else []
+        return fits.measure(directory, [*TOPOLOGIES[topology], *trials], workers=2)
+
+    return measure
 
 
 def leaves(result):
@@ -48,16 +74,17 @@ def assert_close(ours, theirs):
             np.testing.assert_allclose(mine, yours, rtol=0, atol=2e-5, err_msg=part)
 
 
-@pytest.mark.parametrize(("topology", "name"), PAIRS)
+@pytest.mark.parametrize(("topology", "name"), on_topologies(OF_KERAS))
 def test_what_comes_out_is_what_keras_gives_on_one_device(found, topology, name):
-    for worker in found[topology]:
-        assert_close(worker[name], found["one device"][0][f"keras:{name}"])
+    for worker in found(topology):
+        assert_close(worker[name], found("one device")[0][f"keras:{name}"])
 
 
-def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
+@pytest.mark.parametrize(("topology", "name"), on_topologies(["repeated_tokens"]))
+def test_rows_that_come_twice_are_summed_before_they_are_squared(found, topology, name):
     # On any number of replicas. Keras squares the gradient of each token of an Embedding row separately.
-    for worker in (*found["two devices"], *found["two workers"]):
-        assert_close(worker["repeated_tokens"], found["one device"][0]["repeated_tokens"])
+    for worker in found(topology):
+        assert_close(worker[name], found("one device")[0][name])
 
 
 @pytest.mark.parametrize(
@@ -67,14 +94,20 @@ def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
         ("uncompiled", r"Call model\.compile\(optimizer=\.\.\., loss=\.\.\.\)"),
         ("eager", r"run_eagerly=True\) is not supported: remove it"),
         ("accumulating", r"gradient_accumulation_steps=2 does not work .* remove it"),
-        ("own_step", r"OwnStep overrides train_step, .* override compute_loss"),
         (
             "preprocessing",
             r"Preprocessing has a preprocessor, which keras-hub's own fit calls: map it over the data",
         ),
         ("vectors", r'^A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size"'),
         ("frozen", r"has no weights to train: of its 4 all are frozen"),
-        ("lengths", r"same number of examples\. Received: \[9, 53\]"),
+        ("lengths", r"same number of examples\. Received: x 53; y 9"),
+        (
+            "no_cluster",
+            r"^tfdist\.fit\(cluster, model, x, .*\): `cluster` must be what tfdist\.connect\(\) .*: NoneType",
+        ),
+        ("no_model", r"^tfdist\.fit\(cluster, model, x, .*\): `cluster` must be .* Received: Sequential"),
+        ("arrays_for_model", r"^tfdist\.evaluate\(.*\): `model` must be a keras\.Model\. Received: ndarray"),
+        ("lists", r"^Lists are several inputs, .* use numpy\.array\(.*Received: a list of 6 values of type float"),
         ("objects", r"Data must be arrays .* Received: ndarray of object"),
         ("targets_twice", r"Dataset contains targets and weights: remove y"),
         ("weights_twice", r"either class_weight or sample_weight"),
@@ -88,22 +121,60 @@ def test_rows_that_come_twice_are_summed_before_they_are_squared(found):
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_reason(found, name, words):
-    assert re.search(words, found["one device"][0]["refused"][name])
+    assert re.search(words, found("one device")[0]["refused"][name])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "assigns",
+            r"Improper\.train_step cannot be distributed\. After its first step the replicas have different .*:\n"
+            r"  model/\S+kernel\n    assigned in \S+own_steps\.py:\d+: variable\.assign_sub\(0\.1 \* gradient\)\n"
+            r"(.*\n)*"
+            r"Only the apply of an optimizer averages over the replicas: pass gradients to an optimizer",
+        ),
+        ("branches", r"applied inside a tf\.cond, .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients"),
+        ("returns_vector", r"Improper\.train_step must return scalars: 'losses' has shape \(2,\)\. Return its mean"),
+        ("returns_tensor", r"Improper\.train_step must return a dict of scalars by name\. Received: \w*Tensor"),
+        ("gathers_other_rows", r"all_gather takes one row per example: gather the parts .* Rows:.*3.*examples:.*8"),
+        ("gathers_scalar", r"all_gather takes one row per example\. Received: shape \(\)"),
+        ("applies_foreign", r"The optimizer 'sgd\w*' of Improper was made outside of cluster\.scope\(\)"),
+        ("by_xla", r"jit_compile=True\) is not supported with the train_step of Improper, .* remove it"),
+    ],
+)
+def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name, words):
+    assert re.search(words, found("two devices")[0]["refused_steps"][name])
+
+
+def test_random_numbers_and_state_of_a_step_resume_exactly(found):
+    run = found("two devices")[0]["resumed_step"]
+    assert (run["code"], run["difference"]) == (75, 0.0)
+    assert run["histories"][0] == run["histories"][1]
+    # The last batch has 5 examples of 6 numbers on two replicas, drawn in two ways.
+    assert set(run["histories"][1]["distinct"]) == {60.0}
 
 
 def test_all_workers_have_the_same_results(found):
-    first, second = found["two workers"]
+    first, second = found("two workers")
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_network_of_keras_applications_trains(found):
-    for worker in found["two workers"]:
+    for worker in found("two workers, slow"):
         assert np.isfinite(worker["application"]["loss"]).all() and np.isfinite(worker["application"]["norms"]).all()
         assert np.mean(worker["application"]["moved"]) > 0.9
 
 
+def test_metrics_continue_to_the_bit_from_the_part_of_each_replica(found):
+    differences = found("four devices")[0]["metric_parts"]
+    assert differences["parts"] == 0.0 < differences["sums"]
+
+
+@pytest.mark.slow
 def test_what_was_stopped_by_a_signal_goes_on_to_the_same_weights(found):
-    for worker in found["two workers"]:
+    for worker in found("two workers, slow"):
         run = worker["resumed"]
         assert (run["code"], run["difference"]) == (75, 0.0)
         assert run["histories"][0] == run["histories"][1]

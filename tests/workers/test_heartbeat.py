@@ -25,26 +25,42 @@ LOST, KILL, STOP = interruption.EXIT_PEER_LOST, signal.SIGKILL, signal.SIGSTOP
 SEEN_WITHIN = 15.0
 # A worker whose main thread does what its argument says, without TensorFlow: it hangs where another one is lost.
 WORKER = """
-import os, sys, threading, time
+import ctypes, os, sys, threading, time
 from tfdist import config
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.liveness import heartbeat, peer_loss
+from tfdist.cluster.liveness import heartbeat, peer_loss, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.wire import keys
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
 listener = heartbeat.listen(found)
+watchdog = startup_watchdog.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
+port["watchdog_port"] = watchdog.getsockname()[1]
 members = preflight.rendezvous(found, must_match={}, seconds=60, metadata=port)
-options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0 if what == "stall" else None)
+own = keys.load(None, os.environ)
+with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
+    pass
+options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
 watching = heartbeat.start(rank=rank, members=members, listener=listener, options=options)
 watching.heartbeat(step := 1)
 print("ready", flush=True)
-until = time.monotonic() + {"leave": 1.0, "fail": 1.0, "write": 1.0, "wait": 1.0, "stall": 0.0}.get(what, 600.0)
+until = time.monotonic() + {"run": 600.0, "stall": 0.0}.get(what, 1.0)
 while time.monotonic() < until:
     watching.heartbeat(step := step + 1)
     time.sleep(0.05)
 if what == "wait":
     time.sleep(600)
+if what == "collect":
+    with watching.in_collective("an exchange of values"):
+        time.sleep(600)
+if what == "callback":  # Or a last save.
+    with watching.paused():
+        time.sleep(8)
+if what == "behind":  # In the next execution, which begins when the callback has ended.
+    time.sleep(4.5)
+if what == "busy":
+    ctypes.PyDLL(None).sleep(5)  # As json.loads of a large file does: without letting any thread of Python run.
 if what == "write":
     threading.Thread(target=lambda: (time.sleep(4.5), print("written", flush=True))).start()
 def nowhere():
@@ -55,7 +71,7 @@ if what == "fail":
     peer_loss.claim_exit()
     peer_loss.announce_failure("the disk is full.")
     os._exit(1)
-watching.finish(60)
+watching.finish(3.0 if what == "behind" else 60.0)
 """
 
 
@@ -82,14 +98,33 @@ def started(commands, environments, popen=forked.Popen):
 
 
 @contextlib.contextmanager
-def plain(*tasks, seconds=2.0):
-    """Starts workers without TensorFlow that do these tasks."""
+def plain(*tasks, seconds=2.0, hosts=None):
+    """Starts workers without TensorFlow that do these tasks, on this host or as `on_two_hosts` says."""
     commands = [[sys.executable, "-c", WORKER, task, str(seconds)] for task in tasks]
-    with started(commands, topologies.environments(len(tasks)), subprocess.Popen) as workers:
+    environments = topologies.environments(len(tasks))
+    if hosts:
+        commands, environments = on_two_hosts(hosts, commands)
+    with started(commands, environments, subprocess.Popen) as workers:
         for process in workers.processes:
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
         time.sleep(1.6)  # The second beat names a step.
         yield workers
+
+
+def on_two_hosts(hosts, commands):
+    """Returns the commands and environments of three workers: two on n9, the chief among them, and one on n10."""
+    addresses = [f"{address(rank == 2)}:{port}" for rank, port in enumerate(topologies.free_ports(3))]
+    cluster = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}} for rank in range(3)]
+    environments = [worker_environment(TF_CONFIG=json.dumps(one)) for one in cluster]
+    return [[*hosts[rank == 2], *command] for rank, command in enumerate(commands)], environments
+
+
+def assert_lost_on_both_sides(codes, said, workers, seconds):
+    """Asserts that n9's workers name n10's, and n10's the chief, after so many seconds of silence."""
+    assert codes == [LOST] * 3, said
+    silent = (seconds, SEEN_WITHIN)
+    assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=silent)
+    assert_named({2: said[2]}, 0, workers.processes[0], host="n9", silent=silent)
 
 
 def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
@@ -112,6 +147,32 @@ def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(number, victi
         assert codes == [LOST, LOST], said
         silent = (0.0 if number == KILL else 2.0, SEEN_WITHIN)
         assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
+
+
+@pytest.mark.parametrize("tasks", [("leave", "busy"), ("busy", "leave")])
+def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(tasks):
+    """Silent for twice the limit; a call of 25 s ended a run of the default limit of 10 s."""
+    with plain(*tasks) as workers:
+        codes, said = workers.ends([0, 1])
+    assert codes == [0, 0] and said == ["", ""]
+
+
+def test_a_worker_that_is_stopped_while_it_is_busy_is_named():
+    with plain("run", "busy") as workers:
+        time.sleep(3.0)
+        assert workers.processes[0].poll() is None
+        workers.hit(1, STOP)
+        codes, said = workers.ends([0])
+    assert codes == [LOST]
+    assert_named({0: said[0]}, 1, workers.processes[1], silent=(3.0, SEEN_WITHIN))
+
+
+@pytest.mark.skipif(namespaces_missing() is not None, reason=namespaces_missing() or "")
+def test_workers_on_both_sides_of_a_pulled_cable_name_each_other():
+    with two_hosts() as hosts, plain("run", "run", "run", hosts=hosts) as workers:
+        set_cable(hosts[1], "down")
+        codes, said = workers.ends([0, 1, 2])
+        assert_lost_on_both_sides(codes, said, workers, 2.0)
 
 
 def test_all_that_are_stopped_together_go_on():
@@ -181,6 +242,49 @@ def test_what_is_being_written_is_written_before_a_survivor_ends():
         workers.processes[0].wait(20)
         assert workers.processes[0].returncode == LOST
         assert workers.processes[0].stdout.read() == "written\n"
+
+
+def test_a_worker_that_waits_for_one_that_has_finished_names_it():
+    """As after a sys.exit on one worker: all others waited for ten minutes."""
+    with plain("collect", "leave") as workers:
+        codes, said = workers.ends([0, 1])
+    assert codes == [LOST, LOST], said
+    for rank, text in enumerate(said):
+        line = (
+            rf"tfdist: worker {rank}: worker 1 \(host .*\) has finished, but worker 0 \(host .*\) has waited for all "
+            r"workers for \d+\.\d s, in an exchange of values: every worker must call the same functions of tfdist\. "
+        )
+        assert re.match(line, text), text
+
+
+def test_a_slow_callback_or_save_does_not_end_the_run():
+    """Longer than the limits, of 3 s, of an execution and of the end of a run."""
+    with plain("callback", "behind") as workers:
+        codes, said = workers.ends([0, 1])
+    assert codes == [0, 0] and said == ["", ""]
+
+
+ABSENT = """
+import time
+from tfdist import config
+from tfdist.cluster import first_collective, process_exit, strategy
+check = first_collective.check
+def check_soon(made, monitor, seconds):
+    time.sleep(600 * monitor.rank)
+    check(made, monitor, 8.0)
+first_collective.check = check_soon
+process_exit.run_and_exit(lambda: strategy.connect(config.Cluster(connect_seconds=240.0)))
+"""
+
+
+def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
+    """As where NCCL cannot connect: TensorFlow waits without a limit."""
+    with started([[sys.executable, "-c", ABSENT]] * 2, topologies.environments(2)) as workers:
+        codes, said = workers.ends([0, 1])
+        pid = workers.processes[1].pid
+    assert codes == [LOST, LOST], said
+    line = rf"the first all-reduce did not end within 8 s \(.*\): worker 1 \(host .*, pid {pid}\) did not reach it"
+    assert all(re.search(line, text) for text in said), said
 
 
 STARTING = """
@@ -256,7 +360,11 @@ def await_steps(workdir, workers):
     time.sleep(1.5)
 
 
-@pytest.mark.parametrize(("number", "victim"), [(KILL, 0), (KILL, 2), (STOP, 1)])
+@pytest.mark.parametrize(
+    ("number", "victim"),
+    [(KILL, 0), (KILL, 2), (STOP, 1)],
+)
+@pytest.mark.slow
 def test_a_training_ends_when_a_worker_is_killed_or_stopped(tmp_path, number, victim):
     others = [rank for rank in range(3) if rank != victim]
     command = training(tmp_path, "--config.cluster.heartbeat_seconds=6")
@@ -269,19 +377,11 @@ def test_a_training_ends_when_a_worker_is_killed_or_stopped(tmp_path, number, vi
         assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(namespaces_missing() is not None, reason=namespaces_missing() or "")
 def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
-    # Two workers on n9, the chief among them, and one on n10.
-    ports = topologies.free_ports(3)
-    addresses = [f"{address(rank == 2)}:{port}" for rank, port in enumerate(ports)]
-    cluster = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}} for rank in range(3)]
-    environments = [worker_environment(TF_CONFIG=json.dumps(one)) for one in cluster]
-    with two_hosts() as hosts:
-        commands = [[*hosts[rank == 2], *training(tmp_path)] for rank in range(3)]
-        with started(commands, environments) as workers:
-            await_steps(tmp_path, workers)
-            set_cable(hosts[1], "down")
-            codes, said = workers.ends([0, 1, 2])
-        assert codes == [LOST] * 3, said
-        assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=(10.0, SEEN_WITHIN))
-        assert_named({2: said[2]}, 0, workers.processes[0], host="n9", silent=(10.0, SEEN_WITHIN))
+    with two_hosts() as hosts, started(*on_two_hosts(hosts, [training(tmp_path)] * 3)) as workers:
+        await_steps(tmp_path, workers)
+        set_cable(hosts[1], "down")
+        codes, said = workers.ends([0, 1, 2])
+        assert_lost_on_both_sides(codes, said, workers, 10.0)

@@ -21,7 +21,8 @@ import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
 from processes import children, command_line, environment, until
 
-from tfdist.cluster.rendezvous import rpc
+from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.wire import listener
 from tfdist.launch import __main__ as launch
 from tfdist.launch import local_workers
 
@@ -104,12 +105,12 @@ def rank_of(worker):
     return int(re.search(r'"index": (\d+)', environment(worker)["TF_CONFIG"])[1])
 
 
-def saved(process, workdir):
-    """Waits for a first checkpoint."""
+def saved(process, workdir, before=-1):
+    """Waits for a checkpoint of a step after `before`."""
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        return launch.newest_step(workdir) >= 0
+        return launch.newest_step(workdir) > before
 
     return until(found, 240)
 
@@ -122,29 +123,25 @@ def undisturbed(tmp_path_factory):
     return topologies.arrays(workdir, STEPS)
 
 
-def test_a_killed_worker_is_replaced_and_nothing_changes(undisturbed, tmp_path):
-    with launched(launching(tmp_path)) as process:
-        saved(process, tmp_path)
-        rank = random.randrange(2)
-        os.kill(ready(process)[rank], signal.SIGKILL)
-        code, output = finish(process)
-    assert code == 0, output
-    said = f"worker {rank} was killed by SIGKILL. Restart 1 of 3, with 2 worker(s), from the checkpoint of step"
-    assert f"tfdist.launch: {said}" in output
-    assert "[0] resumed from" in output and f"[0] finished after step {STEPS}" in output
-    assert all(re.match(r"\[[01]\] |tfdist\.launch: ", line) for line in output.splitlines()), output
-    assert_weights_agree(undisturbed, topologies.arrays(tmp_path, STEPS), atol=0)
-
-
-def test_sigterm_to_the_launcher_saves_and_the_same_command_goes_on(undisturbed, tmp_path):
-    with launched(launching(tmp_path)) as process:
+def test_sigterm_to_the_launcher_saves_and_a_killed_worker_is_replaced_and_nothing_changes(undisturbed, tmp_path):
+    command = launching(tmp_path, "--config.objective.seconds=0.05")
+    with launched(command) as process:
         saved(process, tmp_path)
         process.terminate()
         code, output = finish(process)
     assert code == 75 and "and saved" in output, output
-    with launched(launching(tmp_path, QUICKLY, "--allow_config_changes")) as process:
+    stopped = launch.newest_step(tmp_path)
+    with launched(command) as process:
+        rank = random.randrange(2)
+        victim = ready(process)[rank]
+        saved(process, tmp_path, stopped)
+        os.kill(victim, signal.SIGKILL)
         code, output = finish(process)
-    assert code == 0 and "[0] resumed from" in output, output
+    assert code == 0, output
+    said = f"worker {rank} was killed by SIGKILL. Restart 1 of 3, with 2 worker(s), from the checkpoint of step"
+    assert f"tfdist.launch: {said}" in output
+    assert output.count("[0] resumed from") == 2 and f"[0] finished after step {STEPS}" in output
+    assert all(re.match(r"\[[01]\] |tfdist\.launch: ", line) for line in output.splitlines()), output
     assert_weights_agree(undisturbed, topologies.arrays(tmp_path, STEPS), atol=0)
 
 
@@ -184,6 +181,7 @@ def test_nor_one_that_is_killed_at_the_instant_of_their_start(tmp_path):
             until(lambda: not processes_with(str(tmp_path)), 5)
 
 
+@pytest.mark.slow
 def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
     with launched(launching(tmp_path, "--config.data.batch_size=47")) as process:
         code, output = finish(process)
@@ -317,7 +315,8 @@ else:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workers=2"], 'Separate the workers\' flags with "--": python -m tfdist.launch --workers=2 --'),
+        (["--workers=2"], "Missing --config: give a config file"),
+        (["--workers", "2", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
         (["--", f"--config={CONFIG}"], "Set the number of workers to start, such as --workers=2"),
         (["--workers=0", "--", f"--config={CONFIG}"], "--workers=0"),
         (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
@@ -388,15 +387,15 @@ def test_alone_in_a_step_or_a_job_it_starts():
 
 
 def test_gpus_are_divided_among_the_workers():
-    assert local_workers.gpus({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
-    assert local_workers.gpus({"CUDA_VISIBLE_DEVICES": ""}) == local_workers.gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+    assert host_gpus.assigned({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
+    assert host_gpus.assigned({"CUDA_VISIBLE_DEVICES": ""}) == host_gpus.assigned({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
     listed = (
         "GPU 0: NVIDIA A100 (UUID: GPU-aa)\n"
         "GPU 1: NVIDIA A100 (UUID: GPU-bb)\n"
         "  MIG 3g.20gb Device 0: (UUID: MIG-cc)\n"
         "  MIG 3g.20gb Device 1: (UUID: MIG-dd)\n"
     )
-    assert local_workers.parse_list(listed) == ("GPU-aa", "MIG-cc", "MIG-dd")
+    assert host_gpus.parse_list(listed) == ("GPU-aa", "MIG-cc", "MIG-dd")
     assert local_workers.divide_gpus(("0", "1", "2", "3", "4"), 2) == [("0", "1"), ("2", "3")]
     assert local_workers.divide_gpus((), 2) == [(), ()]
     with pytest.raises(ValueError, match=r"--workers=3, but there are 2 GPU\(s\)"):
@@ -427,7 +426,7 @@ def test_ports_stay_reserved_and_workers_can_listen_at_them():
     reserved = local_workers.reserve_ports(20)
     ports = [sock.getsockname()[1] for sock in reserved]
     assert len(set(ports)) == 20
-    listening = rpc.listen(ports[0])
+    listening = listener.listen(ports[0])
     with pytest.raises(OSError), contextlib.closing(socket.socket()) as stranger:
         stranger.bind(("", ports[1]))
     for sock in [listening, *reserved]:

@@ -12,7 +12,7 @@ from tfdist.training import checkpointing
 OPTIONS = [
     "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10, 'l2': 1e-3}",
     *("--config.data.batch_size=24", "--config.data.evaluation_batch_size=24"),
-    *("--config.checkpoint.keep=2", "--config.checkpoint.export=false"),
+    *("--config.evaluation.every.steps=none", "--config.checkpoint.keep=2", "--config.checkpoint.export=false"),
 ]
 
 
@@ -24,7 +24,7 @@ def on_four(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 2), (3, 1), (1, 8)])
+@pytest.mark.parametrize(("workers", "devices"), [pytest.param(1, 2, marks=pytest.mark.slow), (3, 1), (1, 8)])
 def test_a_run_of_four_workers_goes_on_elsewhere(on_four, tmp_path, workers, devices):
     moved = tmp_path / "moved"
     shutil.copytree(on_four, moved)

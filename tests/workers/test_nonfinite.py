@@ -26,6 +26,7 @@ def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
     made.data.shuffle = False
     made.data.prepare |= {"target": "tests.support.lab:with_nan", "examples": [OF_STEPS[step] for step in steps]}
     made.checkpoint = c.Checkpoint(every=c.Every(steps=4), keep=9, export=False)
+    made.evaluation = c.Evaluation(every=c.Every())
     made.train.nonfinite, made.train.nonfinite_limit = nonfinite, limit
     return made
 
@@ -44,7 +45,8 @@ def options(*steps: int, nonfinite: str) -> list[str]:
         f"--config.data.prepare={{'target': 'tests.support.lab:with_nan', 'examples': {examples}, "
         "'scale': 0.0625, 'pad': 1, 'flip': True}",
         *("--config.data.shuffle=false", "--config.checkpoint.every.steps=4", "--config.checkpoint.keep=9"),
-        *("--config.checkpoint.export=false", f"--config.train.nonfinite={nonfinite}"),
+        *("--config.evaluation.every.steps=none", "--config.checkpoint.export=false"),
+        f"--config.train.nonfinite={nonfinite}",
     ]
 
 
@@ -77,7 +79,7 @@ def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
     ]
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("workers", "devices"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
 def test_a_step_is_skipped_alike_on_any_topology(skipped, tmp_path, workers, devices):
     topologies.train(tmp_path, *options(7, nonfinite="skip"), workers=workers, devices=devices)
     assert topologies.largest_difference(topologies.arrays(skipped), topologies.arrays(tmp_path)) < 1e-5
@@ -125,6 +127,7 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
     assert same_bits(run(copy, made), expected)
 
 
+@pytest.mark.slow
 def test_two_workers_go_back_alike_and_are_resumed_to_the_same_bits(tmp_path):
     whole = tmp_path / "whole"
     topologies.train(whole, *options(7, nonfinite="rollback"), workers=2)

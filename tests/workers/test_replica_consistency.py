@@ -9,13 +9,14 @@ import pytest
 import tensorflow as tf
 import topologies
 
-from tfdist.training import replica_consistency
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.training.consistency import hashing, replicas
 
 HASH = r"[0-9a-f]{16}"
 
 
 def hashed(array: np.ndarray) -> int:
-    return int(replica_consistency.hash_words(replica_consistency.as_int64_words(tf.constant(array))))
+    return int(hashing.hash_tensor(tf.constant(array)))
 
 
 @pytest.mark.parametrize(
@@ -53,26 +54,40 @@ def test_truth_values_and_texts_are_hashed():
     assert hashed(np.zeros([0], np.float32)) == 0
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, bool])
+def test_large_variables_are_hashed_in_slices_of_which_each_bit_counts(monkeypatch, dtype):
+    monkeypatch.setattr(hashing, "_TOGETHER", 16)  # Slices of 128 bytes.
+    array = np.random.default_rng(0).integers(0, 2, 1001).astype(dtype)
+    seen = {hashed(array), hashed(np.roll(array, 32))}
+    for place in (0, 127, 128, 999, 1000):
+        other = array.copy()
+        other[place] = not other[place]
+        seen.add(hashed(other))
+    assert len(seen) == 7
+    whole = [tf.constant(part) for part in (array, array[:3], array[3:10])]
+    assert len({int(hashing.hash_tensors(whole)), int(hashing.hash_tensors(whole[::-1]))}) == 2
+
+
 def test_what_differs_is_put_into_words():
     places = [f"worker {rank}" for rank in range(4)]
     found = np.array([[1, 7, 3], [1, 7, 4], [1, 8, 3], [1, 7, 3]])
-    lines, who = replica_consistency.describe_mismatch(["a", "b", "c"], found, places)
+    lines, who = replicas.describe_mismatch(["a", "b", "c"], found, places)
     assert lines == [
         "b: 0000000000000007 on worker 0, worker 1, worker 3, 0000000000000008 on worker 2",
         "c: 0000000000000003 on worker 0, worker 2, worker 3, 0000000000000004 on worker 1",
     ]
     assert who == "worker 1, worker 2 differ from the chief"
-    lines, who = replica_consistency.describe_mismatch(["a"], np.array([[-1], [5], [5], [5]]), places)
+    lines, who = replicas.describe_mismatch(["a"], np.array([[-1], [5], [5], [5]]), places)
     assert lines == ["a: 0000000000000005 on worker 1, worker 2, worker 3, ffffffffffffffff on worker 0"]
     assert who == "worker 0 differs from most others"
-    lines, _ = replica_consistency.describe_mismatch(
+    lines, _ = replicas.describe_mismatch(
         [f"v{i}" for i in range(13)], np.stack([np.zeros(13), np.ones(13)]).astype(int), places
     )
     assert len(lines) == 11 and lines[-1] == "and 3 more"
 
 
-def run(workdir, *options: str, workers: int) -> list[str]:
-    """Runs workers that all end with 1; returns what they say."""
+def run(workdir, *options: str, workers: int, code: int = 1) -> list[str]:
+    """Runs workers that all end with `code`; returns what they say."""
     base = [
         "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10}",
         "--config.data.prepare={'target': 'tests.support.lab:with_epoch'}",
@@ -82,7 +97,7 @@ def run(workdir, *options: str, workers: int) -> list[str]:
     ]
     line = topologies.command(workdir, *base, *options)
     codes, outputs = processes.run([line] * workers, topologies.environments(workers), timeout=600)
-    assert codes == [1] * workers, outputs
+    assert codes == [code] * workers, outputs
     assert "Traceback" not in "".join(outputs), outputs
     return outputs
 
@@ -102,6 +117,29 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
             r"To continue, remove the checkpoints"
         )
         assert len(re.findall(words, output)) == 1, output
+    # The work of the chief is kept, and no run resumes from it by itself.
+    found = checkpoint_format.verify(tmp_path / "mismatch" / "step-00000004")
+    assert found.state["step"] == 4 and not list(tmp_path.glob("checkpoints/step-00000004"))
+
+
+def test_copying_continues_with_the_chiefs_state_a_few_times(tmp_path):
+    # Three steps of epoch 1 flip a bit of the second worker.
+    flip = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': %d, 'replica': 1}"
+    copy = ("--config.agreement.action=copy", "--config.train.steps=6", "--config.checkpoint.every.steps=3")
+    outputs = run(tmp_path / "flipped", flip % 1, *copy, workers=2, code=0)
+    assert [output.count("All replicas now have the chief's state: copy 3 of at most 3") for output in outputs] == [
+        1,
+        0,
+    ]
+    run(tmp_path / "sound", flip % 99, *copy, workers=2, code=0)
+    flipped, sound = (topologies.arrays(tmp_path / name, step=6) for name in ("flipped", "sound"))
+    assert topologies.largest_difference(flipped, sound) == 0.0
+    limited = ("--config.agreement.limit=1", "--config.cluster.logical_devices=2")
+    for output in run(tmp_path / "limited", flip % 1, *copy, *limited, workers=1):
+        assert "copy 1 of at most 1" in output
+        assert re.search(
+            r"after step 5:\n.*\n.*They were last equal after step 4\. .* was copied 1 times before", output
+        )
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY, run_all
-from processes import started
+from processes import run, started, until
 
 from tfdist import config as c
 from tfdist.checkpoint import directory
@@ -111,7 +111,12 @@ def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "interruptions"), [(1, [(KILL, 0), (TERM, 0), (INT, 0)]), (2, [(KILL, 1), (KILL, 0), (USR1, 1)])]
+    ("workers", "interruptions"),
+    [
+        (1, [(KILL, 0), (TERM, 0), (INT, 0)]),
+        (2, [(KILL, 1), (KILL, 0)]),
+        pytest.param(2, [(KILL, 1), (USR1, 1), (KILL, 0)], marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, tmp_path, workers, interruptions):
     command = topologies.command(tmp_path, config=CONFIG)
@@ -122,6 +127,7 @@ def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, t
     assert_same_run(uninterrupted(workers), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_number_of_workers(tmp_path):
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     # Dropout differs between topologies; all else does not: synchronised statistics, augmentation, order.
@@ -265,6 +271,28 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
             shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
     (workdir / "checkpoints" / "best.json").unlink()
     opened, _ = checkpointing.open_run(in_process(workdir))  # No more: nothing better shall be found.
-    opened.report.close()
-    assert opened.checkpointer.wait()
+    checkpointing.close(opened)
     assert directory.read_best(workdir / "checkpoints") == best
+
+
+def test_a_second_start_in_a_live_workdir_is_refused_and_changes_nothing(tmp_path):
+    """The first run goes on to its end; an evaluation may read beside it; after a kill -9 the next start takes over."""
+    command = topologies.command(tmp_path, config=CONFIG)
+    with started([command], topologies.environments(1)) as (killed,):
+        until(lambda: saved_steps(tmp_path), shown=lambda: killed.communicate()[0].decode())
+        killed.kill()
+    with started([command], topologies.environments(1)) as (first,):
+        until(lambda: max(saved_steps(tmp_path)) > 8, shown=lambda: first.communicate()[0].decode())
+        beside = [command, [*command, "--mode=eval"]]
+        codes, (refused, evaluated) = run(beside, [topologies.environments(1)[0]] * 2)
+        output = first.communicate(timeout=300)[0].decode()
+    assert first.returncode == 0, output
+    assert f"took over {tmp_path} from a run that no longer exists: host " in output
+    made = "image float32 [48, 8, 8, 1], label int64 [48]"
+    assert f"config.data.prepare: tfdist.zoo.prepare:image(scale=0.0625, pad=1) returns per replica {made}" in output
+    assert codes == [1, 0], refused + evaluated
+    assert f"tfdist: {tmp_path} is in use by another run: host " in refused and f"process {first.pid}" in refused
+    assert json.loads(evaluated.splitlines()[-1])["num_examples"] == 355
+    steps = [line["step"] for line in topologies.records(tmp_path, "train")]
+    assert steps == [*range(5, STEPS, 5), STEPS]
+    assert not list(tmp_path.glob("checkpoints/*.damaged")) and not list(tmp_path.glob(".tfdist-run*"))

@@ -1,0 +1,307 @@
+"""The canary for new releases of TensorFlow and Keras: every private name in use exists and behaves as tfdist expects.
+
+It fails first, and names what has changed, before a run gives wrong results. `.ci/nightly` runs it with the newest
+releases.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import forked
+import keras
+import pytest
+import tensorflow as tf
+import test_house
+from launching import REPOSITORY, worker_environment
+
+USED = sorted({name for names in test_house.PRIVATE_NAMES.values() for name in names})
+DATA = "tensorflow.python.data"
+ADAPTERS = "keras.src.trainers.data_adapters"
+
+
+def model() -> keras.Model:
+    """A compiled model with normalisation, dropout and a penalty, after one batch of Keras' own training."""
+    inputs = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(3, kernel_regularizer="l2")(inputs))
+    outputs = keras.layers.Dense(2)(keras.layers.Dropout(0.5)(hidden))
+    built = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    built.compile(keras.optimizers.Adam(), loss=loss, metrics=["accuracy"])
+    built.train_on_batch(tf.zeros([2, 4]), tf.zeros([2], tf.int32))
+    return built
+
+
+def averaging(built: keras.Model) -> keras.Optimizer:
+    """An optimizer that keeps moving averages of the model's weights."""
+    optimizer = keras.optimizers.SGD(use_ema=True)
+    optimizer.build(built.trainable_variables)
+    return optimizer
+
+
+@pytest.fixture(scope="module")
+def built():
+    """`model()`, once."""
+    return model()
+
+
+def dataset(kind: str) -> tf.data.Dataset:
+    """A dataset whose last transformation is `kind`."""
+    source = tf.data.Dataset.range(8)
+    return {
+        "map": lambda: source.map(lambda x: x + 1),
+        "batch": lambda: source.batch(2, drop_remainder=True),
+        "shuffle": lambda: source.shuffle(4, seed=1, reshuffle_each_iteration=False),
+        "repeat": lambda: source.repeat(3),
+        "take": lambda: source.take(3),
+        "options": lambda: source.with_options(tf.data.Options()),
+    }[kind]()
+
+
+# What tfdist calls of a private module, with the parameters that it passes, in order.
+FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    f"{DATA}.ops.multi_device_iterator_ops": {"_create_device_dataset": ()},
+    f"{DATA}.ops.dataset_ops": {"_VariantDataset": ("dataset_variant", "element_spec")},
+    f"{DATA}.util.structure": {"from_tensor_list": ("element_spec", "tensor_list")},
+    "tensorflow.core.protobuf.config_pb2": {"ConfigProto": ()},
+    "tensorflow.python.autograph.core.ag_ctx": {"ControlStatusCtx": ("status",)},
+    "tensorflow.python.autograph.impl.api": {"tf_convert": ("f", "ctx")},
+    "tensorflow.python.distribute.collective_all_reduce_strategy": {
+        "CollectiveAllReduceExtended._initialize_local_devices": ("self", "cluster_resolver", "worker_device")
+    },
+    "tensorflow.python.eager.context": {
+        "Context.configure_coordination_service": (
+            *("service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"),
+        ),
+        "context": (),
+        "global_seed": (),
+    },
+    "tensorflow.python.framework.op_def_registry": {"get": ("name",)},
+    "tensorflow.python.ops.gen_dataset_ops": {
+        "shuffle_dataset_v3": (
+            *("input_dataset", "buffer_size", "seed", "seed2", "seed_generator", "output_types", "output_shapes"),
+            *("reshuffle_each_iteration", "metadata"),
+        ),
+        "dummy_seed_generator": (),
+    },
+    "keras.src.losses.loss": {
+        "reduce_weighted_values": ("values", "sample_weight", "mask", "reduction", "dtype"),
+        "scale_loss_for_distribution": ("value",),
+        "unscale_loss_for_distribution": ("value",),
+        "apply_mask": ("sample_weight", "mask", "dtype", "reduction"),
+        "squeeze_or_expand_to_same_rank": ("x1", "x2", "expand_rank_1"),
+    },
+    f"{ADAPTERS}.array_slicing": {"train_validation_split": ("arrays", "validation_split")},
+    f"{ADAPTERS}.data_adapter_utils": {
+        "class_weight_to_sample_weights": ("y", "class_weight"),
+        "get_tensor_spec": ("batches",),
+    },
+    f"{ADAPTERS}.tf_dataset_adapter": {"make_class_weight_map_fn": ("class_weight",)},
+    "keras.src.random.seed_generator": {"global_seed_generator": ()},
+    "tensorflow.python.ops.gen_random_ops": {
+        "random_standard_normal": ("shape", "dtype", "seed", "seed2"),
+        "random_uniform": ("shape", "dtype", "seed", "seed2"),
+        "random_uniform_int": ("shape", "minval", "maxval", "seed", "seed2"),
+        "truncated_normal": ("shape", "dtype", "seed", "seed2"),
+        "multinomial": ("logits", "num_samples", "seed", "seed2", "output_dtype"),
+        "random_shuffle": ("value", "seed", "seed2"),
+    },
+}
+# Private attributes: how to get the object from a model, and what must be true of it; a tuple: its parameters.
+ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
+    "_aggregate_additional_loss": (lambda m: m._aggregate_additional_loss, ("loss",)),
+    "_all_reduce_sum_gradients": (lambda m: m.optimizer._all_reduce_sum_gradients, ("grads_and_vars",)),
+    "_batch_size": (lambda m: int(dataset("batch")._batch_size), lambda found: found == 2),
+    "_buffer_size": (lambda m: int(dataset("shuffle")._buffer_size), lambda found: found == 4),
+    "_call_has_training_arg": (lambda m: m._call_has_training_arg, lambda found: found is True),
+    "_common_args": (lambda m: dataset("map")._common_args, lambda found: {"output_types", "metadata"} <= set(found)),
+    "_compile_loss": (lambda m: m._compile_loss, lambda found: isinstance(found, keras.Loss)),
+    "_compile_metrics": (lambda m: m._compile_metrics, lambda found: isinstance(found, keras.Metric)),
+    "_compute_loss": (lambda m: m._compute_loss, ("x", "y", "y_pred", "sample_weight", "training")),
+    "_config": (lambda m: hasattr(eager_context(), "_config"), lambda found: found),
+    "_count": (lambda m: int(dataset("repeat")._count), lambda found: found == 3),
+    "_create_device_dataset": (
+        lambda m: attribute(f"{DATA}.ops.multi_device_iterator_ops", "_create_device_dataset"),
+        lambda found: callable(found),
+    ),
+    "_distribute_strategy": (lambda m: hasattr(m, "_distribute_strategy"), lambda found: found),
+    "_drop_remainder": (lambda m: bool(dataset("batch")._drop_remainder), lambda found: found),
+    "_flatten_layers": (lambda m: len(list(m._flatten_layers())), lambda found: found == 6),
+    "_flatten_metrics_in_order": (lambda m: m._flatten_metrics_in_order, ("logs",)),
+    "_functions": (lambda m: dataset("map")._functions(), lambda found: "graph" in dir(found[0].function)),
+    "_get_variable_index": (
+        lambda m: [m.optimizer._get_variable_index(v) for v in m.trainable_variables],
+        lambda found: found == list(range(len(found))),
+    ),
+    "_initialize_local_devices": (
+        lambda m: attribute(
+            "tensorflow.python.distribute.collective_all_reduce_strategy",
+            "CollectiveAllReduceExtended._initialize_local_devices",
+        ),
+        lambda found: callable(found),
+    ),
+    "_input_dataset": (lambda m: dataset("map")._input_dataset, lambda found: isinstance(found, tf.data.Dataset)),
+    "_inputs": (lambda m: dataset("map")._inputs(), lambda found: isinstance(found[0], tf.data.Dataset)),
+    "_learning_rate": (
+        lambda m: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9))._learning_rate,
+        lambda found: isinstance(found, keras.optimizers.schedules.LearningRateSchedule),
+    ),
+    "_loss_tracker": (lambda m: m._loss_tracker, lambda found: isinstance(found, keras.metrics.Mean)),
+    "_map_func": (lambda m: dataset("map")._map_func.function, lambda found: "graph" in dir(found)),
+    "_model_variables_moving_average": (
+        lambda m: averaging(m)._model_variables_moving_average,
+        lambda found: len(found) == 6 and all(isinstance(one, keras.Variable) for one in found),
+    ),
+    "_momentums": (lambda m: len(m.optimizer._momentums), lambda found: found == 6),
+    "_non_trainable_variables": (
+        lambda m: [len(layer._non_trainable_variables) for layer in m._flatten_layers()],
+        lambda found: max(found) == 2,
+    ),
+    "_options_attr": (lambda m: dataset("options")._options_attr, lambda found: isinstance(found, tf.data.Options)),
+    "_reshuffle_each_iteration": (lambda m: dataset("shuffle")._reshuffle_each_iteration, lambda found: found is False),
+    "_seed": (lambda m: dataset("shuffle")._seed, lambda found: found is not None),
+    "_seed2": (lambda m: int(dataset("shuffle")._seed2), lambda found: found == 1),
+    "_seed_generators": (
+        lambda m: [g for layer in m._flatten_layers() for g in layer._seed_generators],
+        lambda found: len(found) == 1 and isinstance(found[0], keras.random.SeedGenerator),
+    ),
+    "_should_trace": (lambda m: keras.callbacks.TensorBoard()._should_trace, lambda found: found is False),
+    "_symbolic_build": (lambda m: m._symbolic_build, ("data_batch",)),
+    "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
+    "_VariantDataset": (
+        lambda m: attribute(f"{DATA}.ops.dataset_ops", "_VariantDataset"),
+        lambda found: issubclass(found, tf.data.Dataset),
+    ),
+    "_variant_tensor": (lambda m: dataset("map")._variant_tensor.dtype, lambda found: found == tf.variant),
+    "_velocities": (lambda m: len(m.optimizer._velocities), lambda found: found == 6),
+}
+# Public methods that tfdist replaces on objects, with their parameters.
+REPLACED = {
+    "keras.random.SeedGenerator.next": ("ordered",),
+    "keras.optimizers.Optimizer.update_step": ("gradient", "variable", "learning_rate"),
+    "keras.Metric.update_state": (),
+}
+# Classes that tfdist recognises by name.
+CLASSES = {"map": "_MapDataset", "batch": "_BatchDataset", "shuffle": "_ShuffleDataset", "options": "_OptionsDataset"}
+
+THREE_STEPS = """
+import json, sys
+import keras
+import numpy as np
+import tfdist
+
+def build():
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((6,)), keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01)),
+              keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(0.01), loss=loss, metrics=["accuracy"])
+    return model
+
+random = np.random.default_rng(0)
+x, y = random.normal(size=(48, 6)).astype("float32"), random.integers(0, 3, 48)
+options = {"batch_size": 16, "epochs": 1, "shuffle": False, "verbose": 0, "class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}
+theirs = build()
+their_history = theirs.fit(x, y, **options).history
+cluster = tfdist.connect()
+with cluster.scope():
+    ours = build()
+our_history = tfdist.fit(cluster, ours, x, y, **options).history
+moved = max(float(np.abs(a - b).max()) for a, b in zip(theirs.get_weights(), build().get_weights()))
+differ = max(float(np.abs(a - b).max()) for a, b in zip(theirs.get_weights(), ours.get_weights()))
+print(json.dumps({"moved": moved, "differ": differ, "theirs": their_history, "ours": our_history}))
+"""
+
+
+def eager_context() -> Any:
+    """TensorFlow's eager context."""
+    return attribute("tensorflow.python.eager.context", "context")()
+
+
+def attribute(module: str, dotted: str) -> Any:
+    """The object at a dotted name in a module."""
+    found = importlib.import_module(module)
+    for part in dotted.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def assert_takes(function: Callable, wanted: tuple[str, ...]) -> None:
+    """Asserts that a function can be called with these parameters, in this order; () for any parameters."""
+    assert callable(function)
+    if not wanted:
+        return
+    names = list(inspect.signature(function).parameters)
+    missing = [name for name in wanted if name not in names]
+    said = f"{function} takes {names} in TensorFlow {tf.__version__}, Keras {keras.__version__}; tfdist needs {wanted}"
+    assert not missing and sorted(wanted, key=names.index) == list(wanted), said
+
+
+def test_the_canary_knows_every_private_name_in_use():
+    assert {name for name in USED if "." in name} == set(FUNCTIONS)
+    assert {name for name in USED if "." not in name} == set(ATTRIBUTES)
+
+
+@pytest.mark.parametrize("module", FUNCTIONS)
+def test_a_private_module_has_what_tfdist_calls(module):
+    for name, parameters in FUNCTIONS[module].items():
+        assert_takes(attribute(module, name), parameters)
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_private_attribute_is_what_tfdist_expects(built, name):
+    get, expected = ATTRIBUTES[name]
+    found = get(built)
+    if isinstance(expected, tuple):
+        assert_takes(found, expected)
+    else:
+        assert expected(found), f"{name} is {found!r} in TensorFlow {tf.__version__}, Keras {keras.__version__}"
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_method_that_tfdist_replaces_is_there(name):
+    module, _, dotted = name.partition(".")
+    assert_takes(attribute(module, dotted), REPLACED[name])
+
+
+def test_losses_use_the_function_that_tfdist_replaces(monkeypatch):
+    loss = importlib.import_module("keras.src.losses.loss")
+    calls = []
+    original = loss.reduce_weighted_values
+
+    def counted(*args, **keywords):
+        calls.append(args)
+        return original(*args, **keywords)
+
+    monkeypatch.setattr(loss, "reduce_weighted_values", counted)
+    keras.losses.MeanSquaredError()(tf.zeros([2, 1]), tf.ones([2, 1]))
+    assert len(calls) == 1
+
+
+def test_kinds_of_datasets_have_their_names():
+    assert {kind: type(dataset(kind)).__name__ for kind in CLASSES} == CLASSES
+
+
+def test_coordination_and_session_options():
+    collective = importlib.import_module("tensorflow.python.distribute.collective_all_reduce_strategy")
+    job = collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2)
+    assert (job.name, job.num_tasks) == ("worker", 2)
+    options = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
+    options.experimental.recv_buf_max_chunk = 1 << 20
+    assert options.experimental.recv_buf_max_chunk == 1 << 20
+    assert importlib.import_module("tensorflow.python.autograph.core.ag_ctx").Status.ENABLED
+
+
+@pytest.mark.workers
+def test_three_steps_are_those_of_keras_own_fit(tmp_path):
+    words = [sys.executable, "-c", THREE_STEPS]
+    done = forked.run(words, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["moved"] > 0.02 and found["differ"] < 2e-6, found
+    for name, values in found["theirs"].items():
+        assert found["ours"][name] == pytest.approx(values, abs=2e-6), found
