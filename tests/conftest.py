@@ -6,6 +6,7 @@ import itertools
 import os
 import pathlib
 import signal
+import sys
 
 import accelerators
 import forked
@@ -56,7 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Excludes what the imports created from garbage collection, which `keras.utils.clear_session` runs each time."""
+    """Sets up this process as `forked` does its children: without graph optimizers.
+
+    Also excludes what the imports created from garbage collection, which `keras.utils.clear_session` runs each time.
+    """
+    if "tensorflow" in sys.modules:
+        forked.disable_graph_optimizers()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*forked.GC_THRESHOLD)

@@ -13,6 +13,7 @@ import pytest
 def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves the imports of each run; see tests/unit/test_forked.py for what stays equal to the bit."""
     monkeypatch.setattr(golden, "Popen", forked.Popen)
+    monkeypatch.setenv(forked.OPTIMIZE, "1")
 
 
 @pytest.fixture(autouse=True)

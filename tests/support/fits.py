@@ -501,8 +501,6 @@ def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, 
 def main() -> None:
     """Writes {name: result} to the path of the command line; names that begin with "keras:" are for Keras' own fit."""
     path, devices = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-    # Graph optimizers take a sixth of the time of these small trainings. tests/golden uses them, with fit too.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     cluster = tfdist.connect(c.Cluster(logical_devices=devices, connect_seconds=240))
     cases = {case.__name__: case for case in CASES}
     trials = {

@@ -323,8 +323,6 @@ class Trials:
 
 
 def main(how: str, devices: str, directory: str, *chosen: str) -> None:
-    # Graph optimizers take a sixth of the time of these small trainings. tests/golden uses them, with fit too.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     trials = Trials(how, int(devices), pathlib.Path(directory))
     found = {name: getattr(trials, name)() for name in chosen}
     (trials.directory / f"followed-{trials.rank}.json").write_text(json.dumps(found))

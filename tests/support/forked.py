@@ -8,10 +8,11 @@ environment, directory and files, runs the command as `__main__`, and ends as an
 C++'s destructors. Everything else, and what sets a variable that is read while TensorFlow is imported, is started by
 `subprocess` itself.
 
-What differs from a process of its own: the strings of all children of a server have the same hashes (so `Popen` takes
-turns between two servers: workers that must agree do not share them), `/proc/PID/cmdline` and `environ` are the
-server's, and `mallopt` comes after the import. Tests of these, of what a start costs, of what a module imports, and of
-commands as users type them take `subprocess`.
+Differences to a separate process: the strings of all children of a server have the same hashes (so `Popen` takes turns
+between two servers: workers that must agree do not share them), `/proc/PID/cmdline` and `environ` are the server's,
+`mallopt` comes after the import, and TensorFlow's graph optimizers are off unless the environment has TESTS_OPTIMIZE=1:
+they take a fifth of the time of short trainings. Tests of these, of the cost of a start, of the imports of a module,
+and of commands as users type them use `subprocess`.
 
 usage: python forked.py FD   -> serves the socket FD until its other end is closed
 """
@@ -59,6 +60,8 @@ _READ_AT_IMPORT = (
 )
 # Tracing creates many objects that live on: at Python's threshold of 700, collections take 5 % of a short training.
 GC_THRESHOLD = (50_000, 20, 100)
+# Keeps TensorFlow's graph optimizers in a child. tests/golden and test_same_run.py train with them.
+OPTIMIZE = "TESTS_OPTIMIZE"
 # TensorFlow's messages at the import, which nobody would read.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 _SERVERS = 2
@@ -293,7 +296,16 @@ def _become(request: Request, files: list[int]) -> None:
         sys.modules["numpy"].random.seed()
     random.seed()
     sys.orig_argv[:] = request.words
+    if OPTIMIZE not in request.env:
+        disable_graph_optimizers()
     _find_modules_in(request.env.get("PYTHONPATH", ""))
+
+
+def disable_graph_optimizers() -> None:
+    """Has the functions of this process run as they are traced. It must have executed none yet."""
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def _find_modules_in(paths: str) -> None:
