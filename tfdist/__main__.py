@@ -14,8 +14,9 @@ TOOLS = {
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
-    "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),
-    "trajectories": ("tfdist.tools.trajectories", "Plot the parameters of a linear model during training."),
+    "scaling": ("tfdist.tools.studies.scaling", "Measure the training time for several numbers of replicas."),
+    "trajectories": ("tfdist.tools.studies.trajectories", "Plot the parameters of a linear model during training."),
+    "plot": ("tfdist.tools.pictures.command", "Draw curves of one or several runs, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
     "benchmark": ("tfdist.tools.benchmark.command", "Compare tfdist with a minimal loop, Keras fit and PyTorch DDP."),
     "asynchronous": ("tfdist.tools.parameter_server.command", "Train asynchronously with parameter servers."),
@@ -54,8 +55,9 @@ def main() -> None:
 
     tool = importlib.import_module(TOOLS[name][0])
     tool.define_flags()
-    form = "--config=FILE [flags]" if "config" in flags.FLAGS else "[flags]"
-    config_flags.run(tool.main, purpose=tool.__doc__, usage=f"python -m tfdist {name} {form}")
+    form = "--config=FILE [flags]" if "config" in flags.FLAGS else getattr(tool, "USAGE", "[flags]")
+    usage = f"python -m tfdist {name} {form}"
+    config_flags.run(tool.main, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
 
 
 def overview() -> str:

@@ -1,5 +1,6 @@
 """metrics.jsonl: one JSON object per line, trimmed when a run resumes. Imports no TensorFlow."""
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -43,3 +44,15 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
     if len(kept) < len(lines):
         files.replace_file(path, b"".join(kept))
     return removed
+
+
+def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the complete lines of a metrics.jsonl, in order: the last one may be incomplete while the run writes."""
+    records = []
+    with open(path, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if line.endswith(b"\n") and isinstance(record, dict):
+                    records.append(record)
+    return records

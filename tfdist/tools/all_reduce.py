@@ -2,10 +2,12 @@
 
 Start it like tfdist.main, under any launcher. It measures the all-reduce of tensors of several sizes over all replicas,
 and fits the latency and bandwidth of a ring all-reduce, which sends 2(N-1)/N times the bytes in 2(N-1) messages. Then
-it measures steps of the config with and without communication, and predicts the step time for more workers.
+it measures steps of the config with and without communication, and predicts the step time for more workers. Tables
+and a picture are written into the workdir.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from absl import flags
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.tools import measure, tables
+from tfdist.tools.pictures import measured, style
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
 STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
@@ -24,7 +27,7 @@ STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     config_flags.define_config()
-    flags.DEFINE_string("workdir", None, "Directory of all_reduce.csv. Default: runs/NAME-all_reduce.")
+    flags.DEFINE_string("workdir", None, "Directory of the table and the picture. Default: runs/NAME-all_reduce.")
     flags.DEFINE_integer("steps", 10, "Number of steps of the config to measure.", lower_bound=1)
     flags.DEFINE_float("largest_mb", 64.0, "Size of the largest tensor, in MiB.", lower_bound=0.001)
 
@@ -112,8 +115,17 @@ def run() -> int:
         print(tables.text(HEADER, rows))
         print(f"fitted ring: {1e3 * ring.latency:.3f} ms per message, {8e-9 * ring.bandwidth:.3f} Gbit/s")
         print(f"step without communication: {1e3 * without_comm:.3f} ms; gradients: {num_bytes:,} bytes")
-        print(tables.text(STEP_HEADER, predictions(ring, without_comm, num_bytes, replicas, whole)))
+        steps = predictions(ring, without_comm, num_bytes, replicas, whole)
+        print(tables.text(STEP_HEADER, steps))
         tables.write_csv(workdir / "all_reduce.csv", HEADER, rows)
+        caption = (
+            f"{config_flags.config_name()}, {replicas} replicas by {cluster.implementation.upper()}, "
+            f"{measure.machine()}; fitted ring: {1e3 * ring.latency:.3g} ms per message, "
+            f"{8e-9 * ring.bandwidth:.3g} Gbit/s per replica"
+        )
+        formula = functools.partial(ring.seconds, replicas=replicas)
+        draw = functools.partial(measured.draw_all_reduce, rows, steps, formula, caption=caption)
+        print(style.save(workdir / "all_reduce", draw))
     cluster_lib.leave(cluster)
     return 0
 

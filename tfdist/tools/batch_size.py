@@ -16,7 +16,8 @@ from absl import flags
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
-from tfdist.tools import batch_size_trial, child_runs, tables
+from tfdist.tools import batch_size_trial, child_runs, measure, tables
+from tfdist.tools.pictures import measured, style
 
 HEADER = ("batch_per_replica", "batch_size", "replicas", "result", "memory_mb_per_replica", "step_ms")
 
@@ -97,7 +98,7 @@ class TrialRunner:
 
 
 def find(argv: list[str]) -> None:
-    """Runs the search, and prints and writes its table."""
+    """Runs the search, prints and writes its table, and draws it."""
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-batch_size").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
@@ -111,6 +112,13 @@ def find(argv: list[str]) -> None:
     rows = sorted(runner.rows)
     print(tables.text(HEADER, rows))
     tables.write_csv(workdir / "batch_size.csv", HEADER, rows)
+    caption = f"{config_flags.config_name()}, {measure.machine()}"
+    print(
+        style.save(
+            workdir / "batch_size",
+            lambda: measured.draw_batches(rows, best, fits=batch_size_trial.FITS, caption=caption),
+        )
+    )
     if best is None:
         raise ValueError(f"A per-replica batch of {flags.FLAGS.multiple_of} does not fit. Use a smaller model.")
     replicas = next(row[2] for row in rows if row[0] == best)

@@ -1,10 +1,11 @@
 """Runs trainings as child processes, for the tools that compare them. Imports no TensorFlow."""
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tfdist.report import metrics_file
 
 # How replicas are started: as workers on this machine, as logical devices of one process, as tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
+_POLL_SECONDS = 0.05
 
 
 def define_by() -> None:
@@ -65,8 +67,9 @@ def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Pat
         command = [*launch, "--", *arguments]
     code = run(command, log, dict(os.environ) | gpus)
     if code:
-        end = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])
-        raise ValueError(f"The training on {replicas} replica(s) exited with code {code}; the end of {log}:\n{end}")
+        raise ValueError(
+            f"The training on {replicas} replica(s) exited with code {code}; the end of {log}:\n{_end(log)}"
+        )
 
 
 def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> int:
@@ -85,7 +88,53 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None)
                 process.wait()
 
 
+def run_workers(command: Sequence[str], *, workers: int, backend: str, folder: Path) -> None:
+    """Runs a command as each of several connected workers: processes of this machine, or tasks of a Slurm step.
+
+    Args:
+        command: of every worker.
+        workers: their number.
+        backend: "processes" or "slurm"; see `choose_backend`.
+        folder: gets worker-RANK.log, or workers.log from srun.
+
+    Raises:
+        ValueError: a worker failed, and the others were killed; contains the end of its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if backend == "slurm":
+        log = folder / "workers.log"
+        code = run(["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", *command], log)
+        if code:
+            raise ValueError(f"The workers exited with code {code}; the end of {log}:\n{_end(log)}")
+        return
+    reserved = local_workers.reserve_ports(workers)
+    ports = [sock.getsockname()[1] for sock in reserved]
+    started: list[subprocess.Popen] = []
+    with processes.cleanup_on_sigterm(), contextlib.ExitStack() as stack:
+        stack.callback(lambda: [process.wait() for process in started])
+        stack.callback(lambda: [process.kill() for process in started])
+        for rank, env in enumerate(local_workers.environments(os.environ, ports, [("",)] * workers)):
+            file = stack.enter_context((folder / f"worker-{rank}.log").open("wb"))
+            bound = processes.die_with_parent(os.getpid()) if sys.platform == "linux" else None
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+            started.append(subprocess.Popen(command, env=env, preexec_fn=bound, **pipes))
+        for sock in reserved:
+            sock.close()
+        codes: list[int | None] = [None]
+        while None in codes and not any(codes):
+            time.sleep(_POLL_SECONDS)
+            codes = [process.poll() for process in started]
+    failed = next((rank for rank, code in enumerate(codes) if code), None)
+    if failed is not None:
+        log = folder / f"worker-{failed}.log"
+        raise ValueError(f"Worker {failed} exited with code {codes[failed]}; the end of {log}:\n{_end(log)}")
+
+
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
     """The records of one kind in the metrics.jsonl of a training, in order."""
-    lines = (json.loads(line) for line in (workdir / metrics_file.METRICS).read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
+    records = metrics_file.read_records(workdir / metrics_file.METRICS)
+    return [record for record in records if record.get("kind") == kind]
+
+
+def _end(log: Path) -> str:
+    return "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])

@@ -1,8 +1,13 @@
-"""Measures all-reduces, training steps and free memory, for the tools. Imports TensorFlow in functions only."""
+"""Measures all-reduces, training steps and free memory, and names the machine. Imports TensorFlow in functions only."""
 
 import dataclasses
 import functools
+import os
+import platform
+import re
+import socket
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import numpy as np
 import psutil
 
 from tfdist import config as config_lib
+from tfdist.cluster.devices import host_gpus
 
 # (limit, usage) of a control group's memory, in versions 2 and 1.
 _CGROUP_FILES = (
@@ -94,3 +100,21 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
             if maximum.isdecimal():
                 free = min(free, max(0, int(maximum) - int(usage)))
     return free
+
+
+def machine() -> str:
+    """Returns this host's name and its GPUs or processor, for captions: "host n9, 4 x NVIDIA A100-SXM4-40GB"."""
+    gpus = Counter(gpu.name for gpu in host_gpus.query()) if host_gpus.assigned(os.environ) else {}
+    devices = [f"{count} x {name}" for name, count in gpus.items()]
+    if not devices:
+        named = re.search(r"^(?:model name|cpu)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        devices = [f"{cores} CPU cores ({named[1] if named else platform.machine()})"]
+    return ", ".join([f"host {socket.gethostname()}", *devices])
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -10,7 +10,7 @@ from launching import REPOSITORY, worker_environment
 from tfdist.tools import completion
 
 pytestmark = pytest.mark.unit
-COMMANDS = {"train": "tfdist.main", "scaling": "tfdist.tools.scaling"}
+COMMANDS = {"train": "tfdist.main", "scaling": "tfdist.tools.studies.scaling"}
 
 
 def test_commands_and_config_files_are_completed(monkeypatch):

@@ -1,6 +1,7 @@
 """The commands that compare trainings: scaling and trajectories, on real trainings of the line; and their tables."""
 
 import csv
+import dataclasses
 import struct
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import pytest
 from launching import REPOSITORY, worker_environment
 
 from tfdist.config import flags as config_flags
-from tfdist.tools import child_runs, scaling, tables, trajectories
+from tfdist.tools import child_runs, tables
+from tfdist.tools.studies import by_hand, published, results, scaling, stages, trajectories
+from tfdist.tools.studies.by_hand import Recipe
+from tfdist.tools.studies.results import Point, Study
 
 
 def study(tool, *options, code=0):
@@ -53,8 +57,11 @@ def test_scaling_trains_on_each_number_of_replicas_and_does_not_repeat_what_is_f
         assert float(row["first_epoch_seconds"]) == round(lines[0]["seconds"], 4)
         assert float(row["epoch_seconds"]) == round(np.mean([line["seconds"] for line in lines[1:]]), 4)
         assert "worker 0 of 2" in (tmp_path / "weak-2.log").read_text()
+    assert {"loss", "m", "n"} <= rows[0].keys() and float(rows[1]["communication_seconds"]) > 0
+    assert [point.replicas for point in results.read(tmp_path).points] == [1, 2]
     pytest.importorskip("matplotlib")
     assert min(size_of_picture(tmp_path / "scaling.png")) > 300
+    assert min(size_of_picture(tmp_path / "scaling-details.png")) > 300
     path = tmp_path / "weak-1" / "metrics.jsonl"
     path.write_text("")  # As if it had been tidied away, and the checkpoints had not.
     error = study("scaling", "--replicas=1", *options, code=1)
@@ -86,6 +93,55 @@ def test_trajectories_on_one_replica_and_on_two_are_one(tmp_path):
 
 
 @pytest.mark.workers
+def test_the_stages_of_the_laboratory_on_two_workers(tmp_path):
+    written = study(
+        "trajectories", "--stages", "--config.train.steps=20", "--config.data.batch_size=64", f"--workdir={tmp_path}"
+    )
+    rows = read(tmp_path / "stages.csv")
+    assert len(rows) == 4 * 2 * 20 and "the trajectory differs by" in written
+    ways = {
+        (name, rank): np.array(
+            [
+                (float(row["slope"]), float(row["intercept"]))
+                for row in rows
+                if (row["stage"], row["worker"]) == (name, rank)
+            ]
+        )
+        for name in stages.TITLES
+        for rank in "01"
+    }
+    apart = {name: np.abs(ways[name, "0"] - ways[name, "1"]).max(axis=1) for name in stages.TITLES}
+    assert apart["alone"][0] > 0.1 and apart["broadcast"][0] == 0 and apart["broadcast"][-1] > 1e-3
+    assert apart["average"].max() == apart["shard"].max() == 0
+    assert np.abs(ways["average", "0"] - ways["shard", "0"]).max() > 1e-3
+    with np.load(tmp_path / "points.npz") as points:
+        assert len(points["x"]) == 128
+        x, y = points["x"][:64], points["y"][:64]
+    weights = ways["shard", "0"][0]
+    for step in range(20):  # Of one process with all points.
+        np.testing.assert_allclose(ways["shard", "1"][step], weights, atol=1e-12)
+        error = weights[0] * x + weights[1] - y
+        weights = weights - 0.1 * np.array([np.mean(2 * error * x), np.mean(2 * error)])
+    pytest.importorskip("matplotlib")
+    assert all(min(size_of_picture(tmp_path / f"{name}.png")) > 300 for name in ("stages", "stages-loss"))
+    message = study("trajectories", "--stages", "--config.data.batch_size=63", f"--workdir={tmp_path}", code=1)
+    assert "a batch that 2 workers and the 64 points divide" in message
+
+
+def test_the_examples_of_workers_by_hand():
+    def of(rank, **changes):
+        recipe = Recipe(name="x", steps=1, batch=4, rate=1.0, **changes)
+        return [by_hand.own_examples(recipe, 12, step, rank, 2) for step in range(3)]
+
+    both = np.concatenate([*of(0), *of(1)])
+    np.testing.assert_array_equal(np.sort(both), np.arange(12))
+    assert len(np.unique(np.concatenate([*of(0, order="unseeded"), *of(1, order="unseeded")]))) < 12
+    np.testing.assert_array_equal(of(1, order="stored")[1], [6, 7])
+    firsts = sorted(int(ids[0]) for ids in of(0, order="batches"))
+    assert firsts == [0, 4, 8]
+
+
+@pytest.mark.workers
 def test_a_training_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.source.noise=lots", code=1)
     assert "--config.data.source.noise" in error
@@ -98,7 +154,8 @@ def test_a_training_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
 
 def test_the_commands_can_be_imported_side_by_side():
     """Each has flags of the same names, which exist only where the command runs."""
-    code = "from tfdist import main; from tfdist.launch import __main__; from tfdist.tools import scaling, trajectories"
+    code = "from tfdist import main; from tfdist.launch import __main__"
+    code += "; from tfdist.tools.studies import scaling, trajectories"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
@@ -114,11 +171,51 @@ def test_the_backend_follows_the_allocation():
 
 
 def test_speedup_is_against_the_first_and_its_replicas():
-    measured = [
-        scaling.Measured(replicas=n, batch_size=8 * n, first_epoch_seconds=9.0, epoch_seconds=seconds, examples=1600)
-        for n, seconds in ((2, 4.0), (4, 2.5))
+    times = {2: [4.0, 5.0, 3.0], 4: [2.5, 2.5]}
+    points = [
+        Point(
+            replicas=n,
+            batch_size=8 * n,
+            first_epoch_seconds=9.0,
+            later_epoch_seconds=seconds,
+            examples=1600,
+            values={"loss": 0.5 / n},
+            shares=[0.25, 0.75 - 0.1 * n, 0.1 * n],
+        )
+        for n, seconds in times.items()
     ]
-    assert scaling.rows(measured) == [(2, 16, 9.0, 4.0, 400.0, 2.0, 1.0), (4, 32, 9.0, 2.5, 640.0, 3.2, 0.8)]
+    study = Study(name="net", described="", points=points)
+    assert scaling.rows(study) == [(2, 16, 9.0, 4.0, 400.0, 2.0, 1.0), (4, 32, 9.0, 2.5, 640.0, 3.2, 0.8)]
+    header, rows = scaling.more_rows(study)
+    parts = ("input_seconds", "compute_seconds", "communication_seconds")
+    assert header == ("epoch_seconds_min", "epoch_seconds_max", *parts, "loss")
+    assert rows == [(3.0, 5.0, 1.0, 2.2, 0.8, 0.25), (2.5, 2.5, 0.625, 0.875, 1.0, 0.125)]
+    assert results.reason(study) == (
+        "On 4 replicas the speedup is 3.20 and not 4, mainly because of communication: an epoch takes 0.5 s longer "
+        "than the ideal 2 s (communication +0.6 s, input +0.125 s, compute -0.225 s)."
+    )
+    linear = dataclasses.replace(study, points=[points[0], dataclasses.replace(points[1], later_epoch_seconds=[2.0])])
+    assert results.reason(linear).endswith("the speedup is 4.00: at least linear, within the measurement.")
+    assert results.reason(dataclasses.replace(study, points=points[:1])) == ""
+
+
+def test_a_study_is_read_as_it_was_written(tmp_path):
+    study = published.study("bsc_resnet50v2")
+    assert [round(value, 2) for value in study.speedups()] == [1.0, 1.88, 3.75] and study.ideal_seconds(4) == 11.25
+    results.write(tmp_path, study)
+    assert results.read(tmp_path) == study
+    (tmp_path / results.FILE).write_text('{"points": [{}]}')
+    with pytest.raises(ValueError, match="damaged"):
+        results.read(tmp_path)
+    with pytest.raises(ValueError, match="there is no 'x'; there are bsc_resnet50v2"):
+        published.study("x")
+
+
+def test_the_shares_of_workers_are_averaged():
+    lines = [{"worker_shares": [[0.1, 0.6, 0.3], [0.3, 0.6, 0.1]], "input_wait_share": 0.5}]
+    np.testing.assert_allclose(scaling.shares(lines, 2), [0.2, 0.6, 0.2])
+    assert scaling.shares([{"input_wait_share": 0.25}], 1) == [0.25, 0.75, 0.0]
+    assert scaling.shares([{"input_wait_share": 0.25}], 2) is None
 
 
 def test_tables_and_what_is_handed_on(tmp_path):

@@ -9,6 +9,7 @@ repository. All take turns in one run, each in its own processes. The tables sho
 
 import contextlib
 import errno
+import functools
 import os
 import sys
 import tempfile
@@ -19,7 +20,9 @@ from absl import flags
 from tfdist.config import flags as config_flags
 from tfdist.launch import local_workers, processes
 from tfdist.report import files
+from tfdist.tools import measure as measure_lib
 from tfdist.tools.benchmark import rounds, sections, slow_link, workloads
+from tfdist.tools.pictures import measured, style
 
 
 def define_flags() -> None:
@@ -38,7 +41,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)
     flags.DEFINE_bool("pin", True, "Pin each worker to its own CPU core.")
     flags.DEFINE_string("link", None, "Join two workers by a link of this rate, such as 1gbit. Root only.")
-    flags.DEFINE_string("json", None, "Also write the numbers to this file.")
+    flags.DEFINE_string("json", None, "Also write the numbers to this file, and a picture of each section beside it.")
 
 
 def check_flags() -> None:
@@ -112,6 +115,12 @@ def measure() -> None:
                 if values.json:  # After each table: a later one may fail or be interrupted.
                     files.write_json(values.json, {"link": values.link, "rows": found})
                 sections.show(rows)
+            if values.json:
+                of_section = [row for row in found if row["section"] == section]
+                caption = f"medians of {values.rounds} turns, {measure_lib.machine()}"
+                path = Path(f"{os.path.splitext(values.json)[0]}-{section}")
+                draw = functools.partial(measured.draw_ratios, of_section, caption=caption)
+                print(style.save(path, draw), flush=True)
 
 
 def main(argv: list[str]) -> None:

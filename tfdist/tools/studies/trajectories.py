@@ -1,10 +1,14 @@
 """Plots trajectories over a line's loss surface: `python -m tfdist trajectories --config=configs/line.py`.
 
 Trains the config for each batch size on each number of replicas; its objective must report "m" and "n" in every step,
-as `tfdist.zoo.classic:line_error` does. Writes trajectories.csv and trajectories.png into the workdir, and prints the
+as `tfdist.zoo.classic:line_error` does. Writes trajectories.csv and a picture into the workdir, and prints the
 largest distance between the trajectories of one batch size: the batches are the same, so it is rounding only.
+
+`--stages` trains on workers alone, then with broadcast, average and shard, as the CSCS laboratory does: with
+configs/courses/cscs_line.py, whose data it has.
 """
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +20,10 @@ from absl import flags
 from tfdist import config
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
-from tfdist.tools import child_runs, scaling, tables
+from tfdist.tools import child_runs, tables
+from tfdist.tools.pictures import style
+from tfdist.tools.pictures import surface as pictures
+from tfdist.tools.studies import scaling
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
 Trajectories = dict[tuple[int, int], np.ndarray]
@@ -29,6 +36,10 @@ def define_flags() -> None:
     flags.DEFINE_list("batches", ["1", "8", "64"], "The global batch sizes.")
     flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
     child_runs.define_by()
+    flags.DEFINE_bool(
+        "stages", False, "Instead, the stages of the CSCS laboratory: workers alone, then broadcast, average, shard."
+    )
+    flags.DEFINE_integer("workers", 2, "The number of workers of --stages.", lower_bound=2)
     flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-trajectories for NAME.py.")
 
 
@@ -49,48 +60,14 @@ def run_one(arguments: Sequence[str], batch: int, replicas: int, *, backend: str
     return np.array([(line["m"], line["n"]) for line in lines])
 
 
-def surface(options: config.Config, m: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """The mean squared error over the training split on a grid, float64 [len(n), len(m)]."""
+def read_points(options: config.Config) -> tuple[np.ndarray, np.ndarray]:
+    """Returns x and y of the training points, float64 [points] each."""
     process_exit.import_tensorflow_quietly()
     from tfdist.training import setup
 
     source = setup.open_source(options, options.data.train_split)
     points = source.read(np.arange(len(source)))
-    x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
-    errors = m[np.newaxis, :, np.newaxis] * x + n[:, np.newaxis, np.newaxis] - y
-    return np.mean(errors**2, axis=-1)
-
-
-def draw(path: Path, trajectories: Trajectories, options: config.Config) -> bool:
-    """Plots one panel for each batch size; returns False if matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    every = np.concatenate(list(trajectories.values()))
-    low, high = every.min(axis=0), every.max(axis=0)
-    edge = 0.25 * (high - low) + 0.1
-    grid = [np.linspace(low[i] - edge[i], high[i] + edge[i], 80) for i in range(2)]
-    heights = surface(options, *grid)
-    batches = sorted({batch for batch, _ in trajectories})
-    figure, panels = pyplot.subplots(
-        1, len(batches), figsize=(4.2 * len(batches), 4), layout="constrained", sharey=True
-    )
-    for axes, batch in zip(np.atleast_1d(panels), batches, strict=True):
-        axes.contourf(*grid, np.log10(heights + 1e-3), levels=24, cmap="Greys", alpha=0.7)
-        for place, ((_, replicas), points) in enumerate(item for item in trajectories.items() if item[0][0] == batch):
-            # Equal trajectories cover each other.
-            style = ("-o", "--x", ":+")[place % 3]
-            axes.plot(*points.T, style, markersize=4 + 2 * place, linewidth=1, label=f"{replicas} replica(s)")
-        axes.set(title=f"batch of {batch}", xlabel="m", ylabel="n" if batch == batches[0] else "")
-        axes.legend()
-    figure.suptitle("loss surface (logarithmic) and trajectories")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return True
+    return tuple(np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
 
 
 def distance(trajectories: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[int, int, float]]:
@@ -106,16 +83,39 @@ def distance(trajectories: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[i
     return found
 
 
+def run_stages(workdir: Path, options: config.Config) -> None:
+    """Runs the stages of the CSCS laboratory; see `stages`."""
+    from tfdist.tools.studies import stages
+
+    source, workers = options.data.source, flags.FLAGS.workers
+    if not {"m", "n", "num_examples"} <= source.keys():
+        raise ValueError(
+            "--stages draws the points of each worker: config.data.source must be a line with m, n and num_examples, "
+            f"as in configs/courses/cscs_line.py. Received: {source}"
+        )
+    backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
+    if backend == "devices":
+        raise ValueError("--stages needs workers: give --by=processes or --by=slurm.")
+    of_all = dataclasses.replace(options.data, source=source | {"num_examples": workers * source["num_examples"]})
+    points = read_points(dataclasses.replace(options, data=of_all))
+    stages.run(options, points, workers=workers, backend=backend, workdir=workdir)
+
+
 def study(argv: list[str]) -> None:
     """Runs the trainings that the flags name, and writes the results."""
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-trajectories").expanduser()
+    if flags.FLAGS.stages:
+        run_stages(workdir, flags.FLAGS["config"].value)
+        return
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     numbers = scaling.parse_replicas(flags.FLAGS.replicas)
     trajectories: Trajectories = {}
+    skipped = []
     for batch in scaling.parse_replicas(flags.FLAGS.batches):
         for replicas in numbers:
             if batch % replicas:
-                print(f"batch {batch} is not divisible by {replicas} replicas: skipped")
+                skipped.append(f"batch {batch} is not divisible by {replicas} replicas: skipped")
+                print(skipped[-1])
                 continue
             print(f"batch {batch} on {replicas} replica(s) by {backend} ...", flush=True)
             to = workdir / f"batch-{batch}-replicas-{replicas}"
@@ -125,9 +125,19 @@ def study(argv: list[str]) -> None:
     lines = [(*key, step, *point) for key, steps in trajectories.items() for step, point in enumerate(steps.tolist())]
     tables.write_csv(workdir / "trajectories.csv", HEADER, lines)
     print(tables.text(("batch_size", "replicas", "distance"), distance(trajectories)))
-    drawn = draw(workdir / "trajectories.png", trajectories, flags.FLAGS["config"].value)
-    picture = "trajectories.png" if drawn else "no plot: pip install matplotlib, and run the command again"
-    print(f"{workdir / 'trajectories.csv'}, {picture}")
+    options = flags.FLAGS["config"].value
+    x, y = read_points(options)
+    caption = (
+        f"{len(x)} points, learning rate {options.learning_rate.peak:g}, "
+        f"largest distance between numbers of replicas {max(row[2] for row in distance(trajectories)):.1g}."
+    )
+    print(workdir / "trajectories.csv")
+    print(
+        style.save(
+            workdir / "trajectories",
+            lambda: pictures.draw(trajectories, x, y, caption=caption, skipped="; ".join(skipped)),
+        )
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,180 @@
+"""The pictures of the tools: each is drawn from made-up numbers, and its SVG file has the texts that it should have."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from launching import REPOSITORY, worker_environment
+from PIL import Image
+
+from tfdist.tools import all_reduce
+from tfdist.tools.pictures import curves, measured, scaling, stages, style, surface
+from tfdist.tools.studies import published
+from tfdist.tools.studies.results import Point, Study
+
+pytest.importorskip("matplotlib")
+RANDOM = np.random.default_rng(0)
+
+
+def texts(path, draw):
+    """Saves a picture, checks that it is not blank; returns the texts of the SVG file."""
+    assert style.save(path, draw) == f"{path}.png, {path.name}.svg"
+    files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "svg")]
+    with Image.open(files[0]) as image:
+        assert min(image.size) > 700 and round(image.info["dpi"][0]) == style.DPI
+        assert len(image.convert("RGB").resize((400, 300)).getcolors(400 * 300)) > 20
+    root = ElementTree.parse(files[1]).getroot()
+    return ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def write_run(workdir, *, loss, evaluated=True):
+    """Writes a metrics.jsonl as a run does, with a last line that is not complete."""
+    workdir.mkdir()
+    lines = []
+    for epoch in range(1, 6):
+        record = {"kind": "train", "epoch": epoch, "loss": loss / epoch, "accuracy": 1 - 0.5 / epoch, "seconds": 1.0}
+        record |= {"examples_per_second": 900.0 + epoch, "examples_per_second_per_replica": 450.0, "step": 10 * epoch}
+        lines.append(record)
+        if evaluated:
+            lines.append({"kind": "evaluation", "epoch": epoch, "step": 10 * epoch, "loss": loss, "accuracy": 0.5})
+    lines[0]["loss"] = None
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "train", "ep'
+    (workdir / "metrics.jsonl").write_text(text)
+    (workdir / "config.json").write_text(json.dumps({"model": {"target": "a:net"}, "data": {"batch_size": 64}}))
+    return workdir
+
+
+def a_study(name="net", factor=1.0):
+    points = [
+        Point(
+            replicas=n,
+            batch_size=64 * n,
+            first_epoch_seconds=5.0,
+            later_epoch_seconds=[factor * (4 / n + 0.2), factor * (4 / n + 0.4), factor * (4 / n + 0.3)],
+            examples=1000,
+            values={"loss": 0.5, "accuracy": 0.9},
+            shares=[0.1, 0.8 if n > 1 else 0.9, 0.1 if n > 1 else 0.0],
+        )
+        for n in (1, 2, 4)
+    ]
+    return Study(name=name, described="batch 64, made up", points=points)
+
+
+def test_curves_of_one_run_and_of_two(tmp_path):
+    one, two = write_run(tmp_path / "one", loss=1.0), write_run(tmp_path / "two", loss=2.0, evaluated=False)
+    runs = curves.read([one, two])
+    assert [run.names() for run in runs] == [["loss", "accuracy", "examples_per_second"]] * 2
+    found = texts(tmp_path / "both", lambda: curves.draw(runs))
+    assert {"loss", "accuracy", "examples per second", "one", "two", "training", "evaluation", "epoch"} <= {*found}
+    assert any("net, batch 64, 2 replicas" in text for text in found)
+    with pytest.raises(ValueError, match=r"no value 'acc'; they have loss, accuracy, examples_per_second"):
+        curves.draw(runs, ["acc"])
+    assert curves.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
+
+
+def test_the_command_draws_the_runs_in_these_directories(tmp_path):
+    def plot(*words, code=0):
+        command = [sys.executable, "-m", "tfdist", "plot", *map(str, words)]
+        done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    workdir = write_run(tmp_path / "one", loss=1.0)
+    assert plot(workdir, "--values=loss", "--log").strip() == f"{workdir}/curves.png, curves.svg"
+    assert (workdir / "curves.svg").stat().st_size > 1000
+    message = plot(tmp_path / "nowhere", code=1)
+    assert f"There is no {tmp_path}/nowhere/metrics.jsonl: give the workdir of a run" in message
+    assert "give the workdir of a run, such as runs/digits" in plot(code=1)
+
+
+def test_scaling_of_several_studies_with_published_results(tmp_path):
+    studies = [a_study(), a_study("larger net", 2.0), published.study("bsc_resnet50v2")]
+    found = texts(tmp_path / "scaling", lambda: scaling.draw(studies))
+    assert {"Time of an epoch", "Throughput", "Speedup", "replicas", "ideal", "net", "larger net", "45"} <= {*found}
+    assert any("NVIDIA V100 GPUs of 16 GB" in text for text in found)
+    found = texts(tmp_path / "details", lambda: scaling.draw_details(studies[:1]))
+    assert {"input", "compute", "communication", "Loss after the same epochs", "Accuracy after the same epochs"} <= {
+        *found
+    }
+    assert any("the speedup is 3.31 and not 4, mainly because of" in text for text in found)
+
+
+def test_trajectories_with_start_minimum_and_colour_bar(tmp_path):
+    x = RANDOM.uniform(-1, 1, 64)
+    y = 2 * x + 0.5
+    path = np.linspace([-1, 2], [2, 0.5], 20)
+    np.testing.assert_allclose(
+        surface.errors(x, y, np.array([1.0, 3.0]), np.array([-1.0, 0.5])),
+        [[np.mean((m * x + n - y) ** 2) for m in (1.0, 3.0)] for n in (-1.0, 0.5)],
+        atol=1e-12,
+    )
+    np.testing.assert_allclose(surface.minimum(x, y), [2, 0.5], atol=1e-12)
+    trajectories = {(1, 1): path, (8, 1): path, (8, 2): path}
+    found = texts(
+        tmp_path / "trajectories", lambda: surface.draw(trajectories, x, y, caption="64 points", skipped="batch 1: no")
+    )
+    expected = {"batch of 1", "batch of 8", "1 replica", "2 replicas", "start", "minimum", "slope m", "intercept n"}
+    assert expected <= {*found} and "mean squared error (logarithmic)" in found
+
+
+def test_stages_and_their_losses(tmp_path):
+    x = RANDOM.uniform(-0.5, 0.5, 50)
+    names = {"alone": "1", "broadcast": "2", "average": "3", "shard": "4"}
+    one = {"weights": np.linspace([0, 1], [2, 0], 31), "loss": np.linspace(1, 0.1, 30)}
+    found = {name: [one, {**one, "weights": one["weights"] + 0.1}] for name in names}
+    paths = {name: [each["weights"] for each in workers] for name, workers in found.items()}
+    written = texts(tmp_path / "paths", lambda: stages.draw_paths(paths, (x, 2 * x), (2, 0), names, caption="made up"))
+    assert {"worker 0", "worker 1", "true line", "slope", "offset", "mean squared error", *names.values()} <= {*written}
+    written = texts(tmp_path / "fit", lambda: stages.draw_fit(found, (x, 2 * x), (2, 0), caption="made up"))
+    assert {"points", "before training", "fitted: 2.00 x +0.00", "shard, worker 1"} <= {*written}
+
+
+def test_the_cost_of_an_all_reduce(tmp_path):
+    ring = all_reduce.RingCostModel(latency=1e-4, bandwidth=1e9)
+    rows = [(size, size, 1e3 * ring.seconds(size, 2) * 1.1, 0.0, 0.0) for size in (4, 1024, 2**20)]
+    steps = all_reduce.predictions(ring, 0.01, 1_000_000, 2, 0.013)
+    found = texts(
+        tmp_path / "ring",
+        lambda: measured.draw_all_reduce(rows, steps, lambda size: ring.seconds(size, 2), caption="x"),
+    )
+    assert {"measured", "formula of the ring", "predicted", "1 MiB", "replicas", "32"} <= {*found}
+
+
+def test_the_batches_that_fit(tmp_path):
+    rows = [
+        (8, 16, 2, "fits", 900.0, 5.0),
+        (16, 32, 2, "fits", 1100.0, 8.0),
+        (32, None, None, "out of memory", None, None),
+    ]
+    found = texts(tmp_path / "batch", lambda: measured.draw_batches(rows, 16, fits="fits", caption="x"))
+    assert {"Memory", "Throughput", "out of memory", "largest: 16", "1,100", "MiB per replica"} <= {*found}
+
+
+def test_the_ratios_of_a_benchmark(tmp_path):
+    rows = [
+        {"title": title, "name": name, "ratio": ratio, "milliseconds": 3 * ratio}
+        for title in ("MLP, 1 worker", "MLP, 2 workers", "ResNet-20, 1 worker")
+        for name, ratio in (("floor", 0.9), ("Keras fit", 4.5), ("tfdist float32", 1.0))
+    ]
+    found = texts(tmp_path / "steps", lambda: measured.draw_ratios(rows, caption="x"))
+    assert {"MLP, 2 workers", "Keras fit", "tfdist float32", "4.50  (13.5 ms)"} <= {*found}
+
+
+def test_equal_data_gives_equal_files(tmp_path):
+    def draw():
+        figure, (axes,) = style.figure("title", "caption", size=(5.0, 3.0))
+        axes.plot([1, 2], [3, 4], **style.series(1))
+        return figure
+
+    for name in ("one", "two"):
+        style.save(tmp_path / name, draw)
+    for suffix in ("png", "svg"):
+        assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
+
+
+def test_the_colours_are_those_for_all_readers():
+    assert len(style.COLORS) == len(style.MARKERS) == len({*style.COLORS}) == 7
+    assert {style.series(index)["color"] for index in range(7)} == {*style.COLORS}

@@ -1,0 +1,73 @@
+"""Draws curves of runs, or scaling studies: `python -m tfdist plot DIR...`.
+
+DIR is the workdir of a run, during the run or after it: the loss, the other values of the objective and examples per
+second are drawn by epoch, training and evaluation together, all runs in one picture. Or DIR is the workdir of `tfdist
+scaling`: all studies are drawn in one picture.
+
+    python -m tfdist plot runs/digits
+    python -m tfdist plot runs/digits runs/digits-large --values=loss,accuracy --out=comparison
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from tfdist.config import flag_errors
+from tfdist.config import flags as config_flags
+from tfdist.tools.pictures import curves, scaling, style
+from tfdist.tools.studies import published, results
+
+USAGE = "DIR... [flags]"
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_list("values", [], "The values to draw, as loss,accuracy. Default: all.")
+    flags.DEFINE_bool("log", False, "A logarithmic scale for the loss.")
+    flags.DEFINE_string(
+        "out", None, "The picture, without .png and .svg. Default: curves in DIR, or in the folder of all DIRs."
+    )
+    published.define_flag()
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; returns the program's name and the directories."""
+    flag_errors.check_names(argv)
+    try:
+        rest = flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(str(error).removeprefix("flag "))
+    if not rest[1:]:
+        sys.exit("tfdist plot: give the workdir of a run, such as runs/digits.")
+    return rest
+
+
+def plot(workdirs: list[Path]) -> None:
+    """Draws the runs or the studies in these directories, and prints the names of the files."""
+    values = flags.FLAGS
+    shared = workdirs[0] if len(workdirs) == 1 else Path(os.path.commonpath([path.absolute() for path in workdirs]))
+    studies = [results.read(path) for path in workdirs if (path / results.FILE).is_file()]
+    if studies and len(studies) < len(workdirs):
+        raise ValueError(f"Give the workdirs of runs, or those of tfdist scaling. Received: {_words(workdirs)}")
+    path = Path(values.out or shared / ("scaling" if studies else "curves")).expanduser()
+    path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if studies:
+        studies += [published.study(name) for name in values.published]
+        print(style.save(path, lambda: scaling.draw(studies)))
+        return
+    runs = curves.read(workdirs)
+    print(style.save(path, lambda: curves.draw(runs, values.values, log=values.log)))
+
+
+def main(argv: list[str]) -> int:
+    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
+    with config_flags.one_message("tfdist plot"):
+        plot([Path(word).expanduser() for word in argv[1:]])
+    return 0
+
+
+def _words(workdirs: list[Path]) -> str:
+    return " ".join(map(str, workdirs))

@@ -1,0 +1,133 @@
+"""Pictures of measurements: the cost of all-reduces, the batch sizes that fit, and the ratios of a benchmark."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist.tools.pictures import style
+
+# Points of a curve.
+_FINE = 200
+
+
+def draw_all_reduce(
+    rows: Sequence[tuple], predictions: Sequence[tuple], ring: Callable[[float], float], *, caption: str
+) -> Any:
+    """Returns a figure: all-reduce time by size, measured and by the ring's formula; step time by replicas.
+
+    Args:
+        rows: of `all_reduce.HEADER`.
+        predictions: of `all_reduce.STEP_HEADER`.
+        ring: the formula: bytes -> seconds.
+        caption: what was measured where.
+    """
+    import numpy as np
+    from matplotlib import ticker
+
+    figure, (left, right) = style.figure("Cost of an all-reduce", caption, columns=2, size=(12.5, 4.8))
+    sizes, measured = [row[0] for row in rows], [row[2] for row in rows]
+    fine = np.geomspace(sizes[0], sizes[-1], _FINE)
+    left.plot(fine, [1e3 * ring(size) for size in fine], color=style.GREY, linestyle="--", label="formula of the ring")
+    left.plot(sizes, measured, linestyle="none", **style.series(0), label="measured")
+    for size, each in zip(sizes, measured, strict=True):
+        style.value(left, size, each, f"{each:.3g}", color=style.COLORS[0])
+    left.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel="milliseconds", title="All-reduce")
+    left.set_xticks(sizes, [_bytes(size) for size in sizes])
+    left.set_xticks([], minor=True)
+    left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("")
+    left.margins(y=0.15)
+    numbers, predicted = [row[0] for row in predictions], [row[1] for row in predictions]
+    right.plot(
+        numbers, predicted, color=style.GREY, linestyle="--", marker="o", markerfacecolor="white", label="predicted"
+    )
+    observed = [(row[0], row[2]) for row in predictions if row[2] is not None]
+    right.plot(*zip(*observed, strict=True), linestyle="none", **style.series(0), label="measured")
+    for number, each, row in zip(numbers, predicted, predictions, strict=True):
+        style.value(right, number, each, f"{row[3]:.0%}", below=True)
+    style.whole_numbers(right, numbers)
+    right.set(title="Time of a step, and efficiency", xlabel="replicas", ylabel="milliseconds")
+    right.set_ylim(0, 1.2 * max(predicted + [each for _, each in observed]))
+    for axes in (left, right):
+        axes.legend(loc="upper left")
+    return figure
+
+
+def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption: str) -> Any:
+    """Returns a figure: memory of a replica and examples per second by batch; batches that do not fit are crosses.
+
+    Args:
+        rows: of `batch_size.HEADER`, by batch.
+        best: the largest per-replica batch that fits.
+        fits: the result of a batch that fits.
+        caption: what was measured where.
+    """
+    figure, (left, right) = style.figure("The largest batch that fits", caption, columns=2, size=(12.5, 4.8))
+    good = [row for row in rows if row[3] == fits]
+    bad = [row for row in rows if row[3] != fits]
+    memory = [row[4] for row in good]
+    speeds = [1e3 * row[1] / row[5] for row in good]
+    top = 1.25 * max(memory, default=1.0)
+    for axes, y, unit in ((left, memory, "MiB per replica"), (right, speeds, "examples per second")):
+        axes.plot([row[0] for row in good], y, **style.series(0), label="fits")
+        for row, each in zip(good, y, strict=True):
+            style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0])
+        axes.set(xlabel="batch per replica", ylabel=unit, ylim=(0, 1.25 * max(y, default=1.0)))
+        axes.set_xscale("log", base=2)
+        axes.margins(x=0.14)
+        axes.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
+        if best is not None:
+            axes.axvline(best, color=style.COLORS[2], linestyle="--", label=f"largest: {best:,}")
+    for result in dict.fromkeys(row[3] for row in bad):
+        place = [row[0] for row in bad if row[3] == result]
+        left.plot(place, [0.93 * top] * len(place), "x", color=style.COLORS[1], markeredgewidth=3, label=result)
+    left.set_title("Memory")
+    right.set_title("Throughput")
+    right.set_xlim(left.get_xlim())
+    left.legend(loc="lower right")
+    return figure
+
+
+def draw_ratios(rows: Sequence[Mapping[str, Any]], *, caption: str) -> Any:
+    """Returns a figure of a section of the benchmark: a panel for each table, bars of its ratios to tfdist's median.
+
+    Args:
+        rows: of one section, as the benchmark writes them to a JSON file.
+        caption: what was measured where.
+    """
+    titles = list(dict.fromkeys(row["title"] for row in rows))
+    most = max(sum(row["title"] == title for row in rows) for title in titles)
+    columns = min(2, len(titles))
+    lines = math.ceil(len(titles) / columns)
+    size = (8.0 * columns, lines * (1.3 + 0.46 * most))
+    figure, panels = style.figure(
+        "Time relative to tfdist: shorter bars are faster", caption, columns=columns, rows=lines, size=size
+    )
+    for axes, title in zip(panels, titles, strict=False):
+        _draw_bars(axes, title, [row for row in rows if row["title"] == title])
+    for axes in panels[len(titles) :]:
+        axes.remove()
+    return figure
+
+
+def _draw_bars(axes: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    longest = max(row["ratio"] for row in rows)
+    for place, row in enumerate(reversed(rows)):
+        ours = row["ratio"] == 1.0
+        axes.barh(place, row["ratio"], 0.7, color=style.COLORS[0 if ours else 5])
+        text = f"{row['ratio']:.2f}  ({row['milliseconds']:.3g} ms)"
+        style.value(axes, row["ratio"], place, text, beside=True)
+    axes.axvline(1.0, color=style.GREY, linestyle="--", linewidth=1.5, zorder=0)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)])
+    axes.set(xlabel="times tfdist's median", xlim=(0, 1.35 * longest))
+    axes.set_title(title, fontsize=13, wrap=True)
+    axes.grid(axis="y", visible=False)
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return ""

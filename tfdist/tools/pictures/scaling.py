@@ -1,0 +1,160 @@
+"""Pictures of scaling studies: the courses' three plots, and what the time was spent on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.tools.pictures import style
+from tfdist.tools.studies import results
+from tfdist.tools.studies.results import Study
+
+# Points of a curve.
+_FINE = 200
+
+
+def draw(studies: Sequence[Study]) -> Any:
+    """Returns a figure with three panels: time of an epoch, examples per second and speedup, each with its ideal.
+
+    A marker is the median of the later epochs, and its bar their range. Published studies are drawn in grey.
+    """
+    title = f"Scaling of {studies[0].name}" if len(studies) == 1 else "Scaling"
+    figure, panels = style.figure(title, _caption(studies), columns=3, size=(15.0, 4.6))
+    for index, study in enumerate(studies):
+        base = study.points[0].examples_per_second / study.points[0].replicas
+        seconds = [sorted(point.later_epoch_seconds) for point in study.points]
+        medians = [point.epoch_seconds for point in study.points]
+        examples = [point.examples for point in study.points]
+        for axes, amount in zip(
+            panels,
+            (
+                lambda number, time: time,
+                lambda number, time: number / time,
+                lambda number, time, b=base: number / time / b,
+            ),
+            strict=True,
+        ):
+            middle = [amount(number, time) for number, time in zip(examples, medians, strict=True)]
+            ends = [
+                sorted((amount(number, times[0]), amount(number, times[-1])))
+                for number, times in zip(examples, seconds, strict=True)
+            ]
+            below = axes is not panels[0]  # The ideal is above.
+            _draw_points(axes, study, middle, ends, index, values=len(studies) == 1, below=below)
+    own = [study for study in studies if not study.published] or list(studies)
+    _draw_ideals(panels, own)
+    titles = (
+        ("Time of an epoch", "seconds"),
+        ("Throughput", "examples per second"),
+        ("Speedup", "relative to 1 replica"),
+    )
+    for axes, (title, label) in zip(panels, titles, strict=True):
+        style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
+        axes.set(title=title, ylabel=label, xlabel="replicas", ylim=(0, 1.12 * axes.get_ylim()[1]))
+    handles, labels = panels[2].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+    return figure
+
+
+def draw_details(studies: Sequence[Study]) -> Any:
+    """Returns a figure of what an epoch's time was spent on, and of the values after the same epochs."""
+    values = _common_values(studies)
+    reasons = "\n".join(filter(None, (results.reason(study) for study in studies)))
+    measured = [study for study in studies if any(point.shares for point in study.points)]
+    columns = bool(measured) + len(values)
+    figure, panels = style.figure(
+        "Where the time goes, and what was learned",
+        f"{reasons}\n{_caption(studies)}".strip(),
+        columns=columns,
+        size=(5.0 * columns, 4.6),
+    )
+    if measured:
+        _draw_shares(panels[0], measured)
+    for axes, name in zip(panels[bool(measured) :], values, strict=True):
+        for index, study in enumerate(studies):
+            points = [point for point in study.points if name in point.values]
+            if points:
+                looks = _looks(study, index)
+                x, y = [point.replicas for point in points], [point.values[name] for point in points]
+                axes.plot(x, y, **looks, label=study.name)
+                for number, each in zip(x, y, strict=True):
+                    style.value(axes, number, each, f"{each:.3g}", color=looks["color"])
+        style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
+        title = f"{name.capitalize()} after the same epochs"
+        axes.set(title=title, xlabel="replicas", ylim=(0, 1.15 * axes.get_ylim()[1]))
+        if len(studies) > 1:
+            axes.legend()
+    return figure
+
+
+def has_details(studies: Sequence[Study]) -> bool:
+    """Returns True if `draw_details` has something to draw."""
+    return any(point.shares or point.values for study in studies for point in study.points)
+
+
+def _draw_points(
+    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, values: bool, below: bool
+) -> None:
+    looks = _looks(study, index)
+    numbers = [point.replicas for point in study.points]
+    lower = [value - low for value, (low, _) in zip(middle, ends, strict=True)]
+    upper = [high - value for value, (_, high) in zip(middle, ends, strict=True)]
+    axes.errorbar(numbers, middle, yerr=[lower, upper], **looks, label=study.name)
+    for number, value, (low, high) in zip(numbers, middle, ends, strict=True):
+        if values or study.published:
+            style.value(axes, number, low if below else high, _short(value), color=looks["color"], below=below)
+
+
+def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study]) -> None:
+    import numpy as np
+
+    for index, study in enumerate(studies):
+        first, last = study.points[0].replicas, study.points[-1].replicas
+        numbers = np.linspace(first, max(last, first + 1e-6), _FINE)
+        look = {"color": style.COLORS[index % len(style.COLORS)] if len(studies) > 1 else style.GREY, "linestyle": "--"}
+        look |= {"linewidth": 1.6, "zorder": 1}
+        rate = study.points[0].examples_per_second / first
+        panels[0].plot(numbers, study.ideal_seconds(numbers), **look)
+        panels[1].plot(numbers, rate * numbers, **look)
+        if index == 0:
+            panels[2].plot(numbers, numbers, **look | {"color": style.GREY}, label="ideal")
+
+
+def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
+    """Draws a stacked bar for each training: seconds of input, compute and communication in an epoch."""
+    labels, place = [], 0
+    for study in studies:
+        for point in (each for each in study.points if each.shares):
+            bottom = 0.0
+            for part, (name, seconds) in enumerate(point.part_seconds().items()):
+                color = style.COLORS[(4, 0, 1)[part]]
+                axes.bar(place, seconds, 0.7, bottom=bottom, color=color, label=name if not labels else None)
+                bottom += seconds
+            style.value(axes, place, bottom, f"{_short(bottom)} s")
+            axes.hlines(study.ideal_seconds(point.replicas), place - 0.42, place + 0.42, color="black", linestyle="--")
+            labels.append(f"{point.replicas}" if len(studies) == 1 else f"{study.name}\n{point.replicas}")
+            place += 1
+    axes.plot([], [], color="black", linestyle="--", label="ideal")
+    axes.set_xticks(range(place), labels)
+    axes.set(title="Time of an epoch", ylabel="seconds", xlabel="replicas", ylim=(0, 1.45 * axes.get_ylim()[1]))
+    axes.grid(axis="x", visible=False)
+    axes.legend(ncols=2, loc="upper right")
+
+
+def _common_values(studies: Sequence[Study]) -> list[str]:
+    """Returns the names of the values to draw: loss and accuracy, if there are any."""
+    found: Mapping[str, None] = dict.fromkeys(
+        name for study in studies for point in study.points for name in point.values
+    )
+    return [name for name in ("loss", "accuracy") if name in found]
+
+
+def _looks(study: Study, index: int) -> dict[str, Any]:
+    looks = style.series(index)
+    return looks | {"color": style.GREY, "linestyle": ":", "markerfacecolor": "white"} if study.published else looks
+
+
+def _caption(studies: Sequence[Study]) -> str:
+    return "\n".join(f"{study.name}: {study.described}." for study in studies)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,135 @@
+"""One style for all pictures: sizes, colours, captions, files. Imports matplotlib in functions only.
+
+The colours of series are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which readers with any of the
+common kinds of colour blindness can tell apart. Each series also has a marker of its own. Surfaces use matplotlib's
+cividis, for the same readers (Nunez et al. 2018, doi 10.1371/journal.pone.0199239). Equal data gives equal files.
+"""
+
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.report import files
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#6E6E6E"
+SURFACE = "cividis"
+DPI = 200
+# What a command prints instead of file names.
+MISSING = "no picture: pip install matplotlib, and run the command again"
+_SETTINGS = {
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 13.0,
+    "axes.titlesize": 15.0,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "legend.fontsize": 12.0,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 2.5,
+    "lines.markersize": 8.0,
+    "errorbar.capsize": 4.0,
+    "figure.constrained_layout.w_pad": 0.15,
+    "figure.constrained_layout.h_pad": 0.12,
+    # Text stays text, which can be searched and edited.
+    "svg.fonttype": "none",
+    # Names in the SVG file are random otherwise.
+    "svg.hashsalt": "tfdist",
+}
+
+
+def save(path: Path, draw: Callable[[], Any]) -> str:
+    """Draws a figure in this style, and writes it as a PNG and an SVG file.
+
+    Args:
+        path: of the files, without a suffix.
+        draw: returns the figure; called only if matplotlib is installed.
+
+    Returns:
+        The names of the files, for the user; `MISSING` without matplotlib.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return MISSING
+    with matplotlib.rc_context(_SETTINGS):
+        figure = draw()
+        for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+            content = io.BytesIO()
+            figure.savefig(content, format=suffix, dpi=DPI, metadata=metadata)
+            files.replace_file(f"{path}.{suffix}", content.getvalue())
+    return f"{path}.png, {path.name}.svg"
+
+
+def figure(
+    title: str, caption: str, *, columns: int = 1, rows: int = 1, size: tuple[float, float], share: str = ""
+) -> tuple[Any, list[Any]]:
+    """Returns a figure with a title above and a caption below, and its axes row by row.
+
+    Args:
+        title: one line.
+        caption: what was measured where; wrapped to the width.
+        columns: number of axes side by side.
+        rows: number of axes one above the other.
+        size: width and height of all axes together, in inches.
+        share: "x", "y" or "xy": these scales are the same in all axes.
+    """
+    from matplotlib.figure import Figure
+
+    lines = [line for part in caption.split("\n") for line in textwrap.wrap(part, int(12.5 * size[0]))]
+    made = Figure(figsize=(size[0], size[1] + 0.6 + 0.2 * len(lines)), layout="constrained")
+    axes = made.subplots(rows, columns, squeeze=False, sharex="x" in share, sharey="y" in share)
+    made.suptitle(title, x=0.01, ha="left", fontsize=18, fontweight="bold")
+    if lines:
+        made.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=10, color=GREY)
+    return made, [each for row in axes for each in row]
+
+
+def series(index: int) -> dict[str, Any]:
+    """Returns colour and marker of a series: keywords of `Axes.plot`."""
+    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+
+
+def whole_numbers(axes: Any, numbers: Sequence[int]) -> None:
+    """Marks exactly these numbers on the x axis: in proportion, or, over a factor of more than 8, as powers of two."""
+    numbers = sorted(set(numbers))
+    if numbers[-1] > 8 * numbers[0]:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(numbers[0] / 1.3, numbers[-1] * 1.3)
+    else:
+        axes.set_xlim(0, 1.12 * numbers[-1])
+    axes.set_xticks(numbers, [f"{number:,}" for number in numbers])
+    axes.set_xticks([], minor=True)
+
+
+def value(
+    axes: Any, x: float, y: float, text: str, *, color: str = "black", below: bool = False, beside: bool = False
+) -> None:
+    """Writes the value of a point above it, below it, or to its right."""
+    # (shift in points, horizontal and vertical alignment)
+    place = (
+        ((0, -10), "center", "top") if below else ((8, 0), "left", "center") if beside else ((0, 9), "center", "bottom")
+    )
+    shift, horizontal, vertical = place
+    axes.annotate(
+        text,
+        (x, y),
+        xytext=shift,
+        textcoords="offset points",
+        ha=horizontal,
+        va=vertical,
+        fontsize=11,
+        color=color,
+        bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6},
+    )

@@ -1,0 +1,54 @@
+"""Results that courses print, from published.json, to be drawn behind one's own with their hardware."""
+
+import json
+from pathlib import Path
+
+from absl import flags
+
+from tfdist.tools.studies.results import Point, Study
+
+_FILE = Path(__file__).with_name("published.json")
+
+
+def names() -> list[str]:
+    """Returns the names of the results."""
+    return list(json.loads(_FILE.read_text()))
+
+
+def define_flag() -> None:
+    """Defines the flag --published; not at import, because several tools have it."""
+    flags.DEFINE_list(
+        "published", [], f"Also draw the results that a course prints, with their hardware: {', '.join(names())}."
+    )
+
+
+def study(name: str) -> Study:
+    """Returns published results as a study.
+
+    Raises:
+        ValueError: there are none of this name.
+    """
+    every = json.loads(_FILE.read_text())
+    if name not in every:
+        raise ValueError(f"--published: there is no {name!r}; there are {', '.join(every)}.")
+    found = every[name]
+    rows = zip(
+        *(found[column] for column in ("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds", "accuracy")),
+        strict=True,
+    )
+    return Study(
+        name=found["name"],
+        described=f"{found['source']}; {found['hardware']}",
+        published=True,
+        points=[
+            Point(
+                replicas=replicas,
+                batch_size=batch,
+                first_epoch_seconds=first,
+                later_epoch_seconds=[seconds],
+                examples=found["examples"],
+                values={"accuracy": accuracy},
+            )
+            for replicas, batch, first, seconds, accuracy in rows
+        ],
+    )

@@ -1,0 +1,108 @@
+"""The results of a scaling study: times, values and time shares of each training. Imports no TensorFlow."""
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+from tfdist.report import files
+
+FILE = "scaling.json"
+PARTS = ("input", "compute", "communication")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One training: its times, and what it reached."""
+
+    replicas: int
+    batch_size: int
+    first_epoch_seconds: float
+    # Of each later epoch.
+    later_epoch_seconds: list[float]
+    # In an epoch.
+    examples: int
+    # The objective's values in the last epoch, such as loss and accuracy.
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Fractions of the later epochs in the order of `PARTS`, 0 to 1, means over the workers; None: not measured.
+    shares: list[float] | None = None
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Median of the later epochs."""
+        return statistics.median(self.later_epoch_seconds)
+
+    @property
+    def examples_per_second(self) -> float:
+        """In a later epoch, over all replicas."""
+        return self.examples / self.epoch_seconds
+
+    def part_seconds(self) -> dict[str, float]:
+        """Seconds of each of `PARTS` in a later epoch; {} if they were not measured."""
+        return {name: share * self.epoch_seconds for name, share in zip(PARTS, self.shares or (), strict=False)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Trainings of one config on increasing numbers of replicas."""
+
+    name: str
+    # What was trained how and where, in one line.
+    described: str
+    points: list[Point]
+    # Printed by a course, and not measured here.
+    published: bool = False
+
+    def speedups(self) -> list[float]:
+        """Examples per second relative to one replica of the first training."""
+        base = self.points[0].examples_per_second / self.points[0].replicas
+        return [point.examples_per_second / base for point in self.points]
+
+    def ideal_seconds(self, replicas: float) -> float:
+        """Seconds of an epoch if each of `replicas` were as fast as one of the first training."""
+        return self.points[0].epoch_seconds * self.points[0].replicas / replicas
+
+
+def write(workdir: Path, study: Study) -> None:
+    """Writes the study into the workdir, for `read`."""
+    files.write_json(workdir / FILE, dataclasses.asdict(study))
+
+
+def read(workdir: Path) -> Study:
+    """Reads the study in the workdir of `tfdist scaling`.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = workdir / FILE
+    try:
+        found = json.loads(path.read_text())
+        return Study(**found | {"points": [Point(**point) for point in found["points"]]})
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged ({error}): run tfdist scaling again.") from None
+
+
+def reason(study: Study) -> str:
+    """Returns one sentence that says, from the measured shares, why speedup is not linear; "" without shares.
+
+    The time of the largest number of replicas is compared with the ideal, part by part. Communication includes waiting
+    for the slowest worker.
+    """
+    first, last = study.points[0], study.points[-1]
+    if last.replicas == first.replicas or first.shares is None or last.shares is None:
+        return ""
+    ideal = first.examples_per_second / first.replicas * last.replicas
+    ideal_seconds = last.examples / ideal
+    scale = ideal_seconds / first.epoch_seconds
+    before, after = first.part_seconds(), last.part_seconds()
+    more = {name: after[name] - scale * before[name] for name in PARTS}
+    total = last.epoch_seconds - ideal_seconds
+    speedup, linear = study.speedups()[-1], last.replicas
+    if speedup >= 0.97 * linear:
+        return f"On {last.replicas} replicas the speedup is {speedup:.2f}: at least linear, within the measurement."
+    parts = ", ".join(f"{name} {seconds:+.3g} s" for name, seconds in sorted(more.items(), key=lambda each: -each[1]))
+    return (
+        f"On {last.replicas} replicas the speedup is {speedup:.2f} and not {linear}, mainly because of "
+        f"{max(more, key=more.get)}: an epoch takes {total:.3g} s longer than the ideal {ideal_seconds:.3g} s "
+        f"({parts})."
+    )

@@ -1,0 +1,141 @@
+"""The stages of the CSCS laboratory on connected workers, for `tfdist trajectories --stages`.
+
+Each worker fits a line by gradient descent (by_hand.py). The parts of data-parallel training are added one by one:
+
+    alone      each worker has its own start and its own points
+    broadcast  both start from worker 0's slope and intercept: the trajectories start together, and part
+    average    they also apply the mean of their gradients: the trajectories coincide
+    shard      one set of points is divided among them: the trajectory is that of one process with all points
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tfdist import config as config_lib
+from tfdist.tools import measure, tables
+from tfdist.tools.pictures import stages as pictures
+from tfdist.tools.pictures import style
+from tfdist.tools.studies import by_hand
+from tfdist.tools.studies.by_hand import Recipe
+
+TITLES = {
+    "alone": "alone: own start, own points",
+    "broadcast": "broadcast: one start",
+    "average": "average: one gradient",
+    "shard": "shard: one set of points, divided",
+}
+HEADER = ("stage", "distance_at_start", "distance_at_end", "slope", "intercept")
+CSV_HEADER = ("stage", "worker", "step", "slope", "intercept", "loss")
+
+
+class Line:
+    """A `by_hand.Problem`: the squared error of a line to points; the weights are slope and intercept."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray):
+        self.num_examples = len(x)
+        self._x, self._y = x, y
+
+    def start(self, seed: int) -> np.ndarray:
+        """Returns slope and intercept from N(0, 1)."""
+        return np.random.default_rng(seed).normal(size=2)
+
+    def gradient(self, weights: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, float]:
+        """See `by_hand.Problem`."""
+        x = self._x[ids]
+        error = weights[0] * x + weights[1] - self._y[ids]
+        return np.array([np.sum(2 * error * x), np.sum(2 * error)]), float(np.sum(error**2))
+
+    def test(self, weights: np.ndarray) -> float:
+        """Returns NaN: there are no other points."""
+        return float("nan")
+
+
+def line(path: str) -> Line:
+    """Returns the problem of the points in a file."""
+    points = np.load(path)
+    return Line(points["x"], points["y"])
+
+
+def recipes(options: config_lib.Config, points: int, workers: int) -> list[Recipe]:
+    """Returns the four stages.
+
+    Args:
+        options: batch, learning rate, steps and seed; the batch is that of a worker until the last stage divides it.
+        points: of each worker.
+        workers: their number.
+    """
+    shared = {
+        "steps": options.train.steps,
+        "rate": options.learning_rate.peak,
+        "seed": options.seed,
+        "order": "stored",
+        "batch": options.data.batch_size * workers,
+    }
+    return [
+        Recipe(name="alone", broadcast=False, average=False, **shared),
+        Recipe(name="broadcast", average=False, **shared),
+        Recipe(name="average", **shared),
+        Recipe(name="shard", examples=points, **shared | {"batch": options.data.batch_size}),
+    ]
+
+
+def run(
+    options: config_lib.Config, points: tuple[np.ndarray, np.ndarray], *, workers: int, backend: str, workdir: Path
+) -> None:
+    """Trains all stages, and prints and writes tables and pictures.
+
+    Args:
+        options: of the run; its source is a line.
+        points: x and y, float64 [workers * n] each: n points of each worker.
+        workers: number of processes or tasks.
+        backend: "processes" or "slurm".
+        workdir: of the results.
+
+    Raises:
+        ValueError: the config is not usable here, or a worker failed.
+    """
+    own = len(points[0]) // workers
+    if options.train.steps is None or options.data.batch_size % workers or own % options.data.batch_size:
+        raise ValueError(
+            f"--stages needs config.train.steps, and a batch that {workers} workers and the {own} points divide. "
+            f"Received: steps {options.train.steps}, batch {options.data.batch_size}"
+        )
+    workdir.mkdir(parents=True, exist_ok=True)
+    np.savez(workdir / "points.npz", x=points[0], y=points[1])
+    problem = {"target": "tfdist.tools.studies.stages:line", "path": str((workdir / "points.npz").absolute())}
+    chosen = recipes(options, own, workers)
+    found = by_hand.run_workers(problem, chosen, workers=workers, backend=backend, workdir=workdir / "workers")
+    paths = {name: [each["weights"] for each in ranks] for name, ranks in found.items()}
+    print(tables.text(HEADER, rows(paths)))
+    alone = by_hand.train(Line(*(each[:own] for each in points)), chosen[-1])["weights"]
+    difference = np.abs(paths["shard"][0] - alone).max()
+    print(f"shard: the trajectory differs by {difference:.1g} from that of one process with all points.")
+    lines = [
+        (name, rank, step, *each["weights"][step].tolist(), float(each["loss"][step]))
+        for name, ranks in found.items()
+        for rank, each in enumerate(ranks)
+        for step in range(len(each["loss"]))
+    ]
+    tables.write_csv(workdir / "stages.csv", CSV_HEADER, lines)
+    print(workdir / "stages.csv")
+    truth = tuple(options.data.source.get(name) for name in ("m", "n"))
+    caption = (
+        f"{workers} workers, {own:,} points each (shard: {own:,} in all), batch {options.data.batch_size:,}, learning "
+        f"rate {options.learning_rate.peak:g}, {options.train.steps} steps, {measure.machine()}"
+    )
+    shown = tuple(each[:own] for each in points)
+    print(style.save(workdir / "stages", lambda: pictures.draw_paths(paths, shown, truth, TITLES, caption=caption)))
+    print(style.save(workdir / "stages-loss", lambda: pictures.draw_fit(found, shown, truth, caption=caption)))
+
+
+def rows(paths: Mapping[str, Sequence[np.ndarray]]) -> list[tuple]:
+    """Rows of `HEADER`: the largest distance between workers 0 and others, and where worker 0 ends."""
+    found = []
+    for name, workers in paths.items():
+        start, end = (
+            max(float(np.abs(each[step] - workers[0][step]).max()) for each in workers[1:]) for step in (0, -1)
+        )
+        found.append((name, start, end, *(round(float(value), 4) for value in workers[0][-1])))
+    return found
