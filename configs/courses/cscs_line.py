@@ -1,7 +1,8 @@
-"""CSCS Piz Daint course, laboratory 1: the line y = 2 x through 1000 noisy points, by gradient descent.
+"""CSCS Piz Daint course, laboratories 1 and 2: the line y = 2 x through 1000 noisy points, by gradient descent.
 
     python -m tfdist.main --config=configs/courses/cscs_line.py
     python -m tfdist trajectories --config=configs/courses/cscs_line.py --batches=1,100,1000
+    python -m tfdist trajectories --config=configs/courses/cscs_line.py --stages
 
 | in the laboratory | here |
 |---|---|
@@ -9,6 +10,7 @@
 | slope and offset start at N(0, 1), unseeded | they start at 0 and 1, or as `--config.model.m` and `.n` say |
 | mean squared error, `GradientDescentOptimizer(0.5)` | the same |
 | batch 1000, 100 steps | the same |
+| laboratory 2: broadcast, average and shard on two workers | the third command; starts are N(0, 1) |
 """
 
 from tfdist import config as c

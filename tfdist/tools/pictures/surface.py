@@ -8,7 +8,7 @@ import numpy as np
 from tfdist.tools.pictures import style
 
 # Replicas are drawn one over the other: from wide and light to narrow.
-_WIDTHS = (8.0, 3.5, 1.5)
+_WIDTHS = (7.0, 3.0, 1.2)
 _MARGIN = 0.15
 
 
@@ -109,5 +109,5 @@ def _draw_path(axes: Any, path: np.ndarray, place: int, label: str) -> None:
         "linewidth": width,
         "solid_capstyle": "round",
     }
-    marker = {} if place == 0 else {"marker": ".", "markersize": 5}
+    marker = {"marker": ".", "markersize": 5, "markerfacecolor": "black", "markeredgewidth": 0}
     axes.plot(*path.T, **look, **marker, label=label)
