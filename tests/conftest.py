@@ -1,4 +1,4 @@
-"""Fixtures that several files of tests use, what each test is, and which files come first."""
+"""Fixtures of several test files, the mark of each test, and the order of the files."""
 
 import collections
 import gc
@@ -17,7 +17,7 @@ from slurm_cluster import slurm_cluster, slurm_missing
 TESTS = pathlib.Path(__file__).parent
 # What the tests of a directory are where they do not say it themselves; files of tests/ itself are unit tests.
 KINDS = {"unit": "unit", "golden": "workers", "workers": "workers", "slurm": "slurm", "docs": "docs", "gpu": "gpu"}
-# A line a file: how many seconds its tests have taken, and its path; `--record-durations` writes it anew.
+# A line a file: how many seconds its tests have taken, and its path; `--record-durations` rewrites it.
 DURATIONS = TESTS / "durations.txt"
 
 # Only the tests marked gpu use GPUs: the others give the same results on every machine.

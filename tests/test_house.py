@@ -38,7 +38,7 @@ DISTRIBUTION_MAY_BE_NAMED = (
     *("tfdist.tools.parameter_server.tasks", "tfdist.tools.parameter_server.local_tasks"),
 )
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
-# The words of the textbook loop that may be said of a strategy outside cluster/ and training/step/gradients.py.
+# The attributes of a strategy that the textbook loop may use outside cluster/ and training/step/gradients.py.
 TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experimental_local_results"}
 # The words of tf.distribute that stay in cluster/ and training/step/gradients.py.
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}

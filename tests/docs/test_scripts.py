@@ -80,7 +80,7 @@ def lab(tmp_path):
 
 
 def on_workers(directory: pathlib.Path, line: list[str], workers: int) -> list[str]:
-    """Runs a command in `directory` on so many workers; returns what each printed."""
+    """Runs a command in `directory` on `workers` workers; returns the output of each."""
     paths = {"PYTHONPATH": f"{directory}:{REPOSITORY}"}
     return run_all([line] * workers, [env | paths for env in environments(workers)], timeout=900.0, cwd=directory)
 

@@ -140,7 +140,7 @@ def _run_all(command: list[str], environments: list[dict[str, str]], code: int) 
 
 
 def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | None = None) -> dict[str, Any]:
-    """Trains in directory/workdir, or goes on there, and returns what is recorded of the run.
+    """Trains in directory/workdir, or resumes there, and returns the recorded values of the run.
 
     Args:
         name: of `RUNS`.
@@ -208,7 +208,7 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
 
 
 def resume(name: str, directory: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Goes on with a copy of an old workdir to the end; returns what is recorded, and the final arrays."""
+    """Resumes a copy of an old workdir to the end; returns its recorded values and the final arrays."""
     shutil.copytree(OLD_WORKDIRS / name / "workdir", directory / "workdir")
     found = train(RESUMED[name], "one_device", directory)
     return found, final_arrays(directory / "workdir")

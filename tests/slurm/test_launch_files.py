@@ -49,7 +49,7 @@ def probe(tmp_path):
 
 
 def found(directory):
-    """What the probe has noted, in rank order."""
+    """The notes of the probe, in rank order."""
     files = sorted(directory.glob("*.json"), key=lambda path: int(path.stem))
     return [json.loads(path.read_text()) for path in files]
 

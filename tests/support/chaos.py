@@ -31,14 +31,14 @@ import topologies
 
 # How many faults a training is hit by, at most.
 _PER_RUN = 8
-# One training in so many has its workers on two networks.
+# One training in this number has its workers on two networks.
 _NETWORK_EVERY = 4
 
 
 def main() -> int:
     """Runs what the command line says; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.chaos", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long to go on")
+    parser.add_argument("--minutes", type=float, default=10.0, help="length of the run")
     parser.add_argument("--faults", type=int, default=10**9, help="how many faults are enough")
     parser.add_argument("--workers", default="2..4", help="how many workers: 3, or 2..4 for a random number")
     parser.add_argument("--seed", type=int, default=None, help="decides what happens, though not to the millisecond")
@@ -109,7 +109,7 @@ def torment(
 
 
 def undisturbed(workdir: pathlib.Path, workers: int, lengths: list[str]) -> None:
-    """Trains on so many workers with nothing to disturb it, as fast as it goes."""
+    """Trains on `workers` workers, undisturbed and at full speed."""
     with crews.crew(workdir, workers, [*lengths, "--config.objective.seconds=0.0"]) as crew:
         if problems := _await_end(crew):
             said = "\n".join(text for _, text in crew.lines)

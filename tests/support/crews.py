@@ -1,4 +1,4 @@
-"""The workers of one training that is hit again and again: started, heard line by line, and started again."""
+"""The workers of one training under repeated faults: started, read line by line, and restarted."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ class Crew:
     mark: str
     # (moment, text) of all that was written.
     lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
-    heard: threading.Condition = dataclasses.field(default_factory=threading.Condition)
+    line_read: threading.Condition = dataclasses.field(default_factory=threading.Condition)
     processes: list[subprocess.Popen] = dataclasses.field(default_factory=list)
     # What is done once all have ended, before the next start.
     between: list[Callable[[], None]] = dataclasses.field(default_factory=list)
@@ -75,9 +75,9 @@ class Crew:
             self.between.clear()
             if self.closed or not any(code in _GOES_ON or code < 0 for code in codes):
                 break
-        with self.heard:
+        with self.line_read:
             self.codes = codes
-            self.heard.notify_all()
+            self.line_read.notify_all()
 
     def _start(self, rank: int, where: tuple[list[str], dict[str, str]]) -> threading.Thread:
         host, env = where
@@ -102,33 +102,33 @@ class Crew:
             self._note(prefix + line.rstrip("\n"))
 
     def _note(self, text: str) -> None:
-        with self.heard:
+        with self.line_read:
             self.lines.append((time.monotonic(), text))
-            self.heard.notify_all()
+            self.line_read.notify_all()
 
     def find(self, pattern: str, since: int, seconds: float) -> tuple[int, re.Match]:
         """Waits for a line from `since` on that matches; returns its number and the match.
 
         Raises:
             RunOverError: the training has ended without one.
-            TimeoutError: there was none within so many seconds.
+            TimeoutError: there was none within `seconds`.
         """
         deadline = time.monotonic() + seconds
         number = since
         while True:
-            with self.heard:
+            with self.line_read:
                 while number < len(self.lines):
                     if match := re.search(pattern, self.lines[number][1]):
                         return number, match
                     number += 1
                 if self.codes is not None:
                     raise RunOverError
-                if not self.heard.wait(max(0.0, deadline - time.monotonic())):
+                if not self.line_read.wait(max(0.0, deadline - time.monotonic())):
                     raise TimeoutError(f"no line matches {pattern!r} within {seconds:g} s")
 
     def last_step(self) -> int:
         """The newest step that the present start has reported; 0 before its first."""
-        with self.heard:
+        with self.line_read:
             for _, text in reversed(self.lines):
                 if match := re.search(STEP, text):
                     return int(match[1])
@@ -138,7 +138,7 @@ class Crew:
 
     def steps_left(self) -> int:
         """How many steps the newest report leaves to be made."""
-        with self.heard:
+        with self.line_read:
             newest = [
                 next(filter(None, (re.search(pattern, text) for _, text in reversed(self.lines))), None)
                 for pattern in (_TOTAL, STEP)
@@ -171,7 +171,7 @@ class Crew:
 
 @contextlib.contextmanager
 def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool = False) -> Iterator[Crew]:
-    """Trains on so many workers, under the supervisor; `apart`, without it, on two hosts in turn."""
+    """Trains on `workers` workers under the supervisor; `apart`: without it, alternately on two hosts."""
     flags = ["--config=tests/configs/chaos.py", f"--workdir={workdir}", *options]
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     with contextlib.ExitStack() as stack:

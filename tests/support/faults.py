@@ -155,7 +155,7 @@ SUPERVISED = ("a signal to the supervisor", "a truncated checkpoint", "SIGSTOP")
 
 
 def wait_for_phase(crew: Crew, phase: str, rng: random.Random, since: int) -> None:
-    """Waits for a random moment of a phase of the training, of which a step is done.
+    """Waits for a random moment of a phase of the training, after its first step.
 
     Raises:
         RunOverError: the training has ended before.
@@ -196,7 +196,7 @@ def _entries(path: pathlib.Path) -> list[os.DirEntry]:
 
 
 def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, limit: float) -> Outcome:
-    """Lets one fault happen to a training, and follows it until the training goes on.
+    """Makes one fault happen to a training, and waits until the training continues.
 
     Args:
         crew: the training.

@@ -71,7 +71,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Request(NamedTuple):
-    """What a child is to be; its three files travel beside it."""
+    """The command of a child; its three files are sent with it."""
 
     words: list[str]
     cwd: str
@@ -127,7 +127,7 @@ class Popen(subprocess.Popen):
                     pid, status = self._try_wait(os.WNOHANG)
                     if pid == self.pid:
                         self._handle_exitstatus(status)
-            except (OSError, EOFError):  # The server ends with this interpreter, and what it has started lives on.
+            except (OSError, EOFError):  # The server ends with this interpreter; its children continue.
                 if not sys.is_finalizing() and self.server.open:
                     raise
             finally:

@@ -99,7 +99,7 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
         data__prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "mixup": 0.2, "num_classes": 10}
     ),
     "finish": lambda: _finished(shipped("mlp")),
-    # What the audit has to find.
+    # Defects that the audit must find.
     "timed": lambda: _small(report__step_times=True),
 }
 
@@ -129,7 +129,7 @@ def make_cluster(num_replicas: int) -> Cluster:
 
 
 def audited(cluster: Cluster, config: c.Config) -> dict[str, list[list]]:
-    """Returns what the audit finds in a training and in an evaluation step: [kind, source, reader, how often]."""
+    """Returns the findings of the audit in a training and in an evaluation step: [kind, source, reader, how often]."""
     run = setup.build_run(config, pathlib.Path(tempfile.mkdtemp()), cluster)
     steps = {"training": (local_sgd.choose_step(config.train), run.training_data(0, 1))}
     if run.evaluation_data is not None:

@@ -89,7 +89,7 @@ def bounded(model, batch, *, training):
 
 
 class Table(keras.Model):
-    """A table of which each example reads some rows, and a layer that nothing depends on."""
+    """A table whose rows the examples read, and a layer that nothing depends on."""
 
     def __init__(self, rows: int, columns: int):
         super().__init__(name="table")
@@ -255,7 +255,7 @@ class Drifting:
 
 
 def with_nan(batch, seeds, *, training, examples, **image) -> Mapping[str, tf.Tensor]:
-    """Prepares images, some of which are NaN in the first epoch of training."""
+    """Prepares images; some are NaN in the first epoch of training."""
     prepared = prepare.image(batch, seeds, training=training, **image)
     epoch = tf.bitwise.bitwise_and(seeds[:, 0], 2**32 - 1)
     listed = tf.reduce_any(seeds[:, 1:] == tf.constant([examples], tf.int64), axis=1)

@@ -364,7 +364,7 @@ def simclr():
 
 
 def wrapped():
-    """Arrays, of which the last batch has one example more on one replica."""
+    """Arrays whose last batch gives one replica one example more."""
 
     def build():
         model = Wrapped([keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(3, activation="softmax")])

@@ -193,7 +193,7 @@ def xla(options: c.Cluster) -> Arrays:
 
 
 def embedding(options: c.Cluster) -> Arrays:
-    """One step of a table of which few rows are read, beside a weight that nothing depends on."""
+    """One step that reads few rows of a table, beside a weight that nothing depends on."""
     splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
     found = {}
     for name, pieces in (("plain", {}), ("micro", {"micro_batches": 2}), ("local", {"local_steps": 2})):
@@ -217,7 +217,7 @@ def embedding(options: c.Cluster) -> Arrays:
 
 
 def loss_scale(options: c.Cluster) -> Arrays:
-    """Steps in float16, of which the third overflows on replica 1 alone: [step, local replica, ...] of each value."""
+    """Steps in float16; the third overflows on replica 1 alone: [step, local replica, ...] of each value."""
     run = start(options, train=c.Train(steps=20, precision="float16"), learning_rate=c.LearningRate(peak=1e-3))
     cluster, step_context = run.cluster, run.context
     step_context.loss_scale.growth_steps = 4

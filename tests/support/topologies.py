@@ -1,4 +1,4 @@
-"""Runs the command line on one topology or another, and reads what the run has left in its workdir."""
+"""Runs the command line on a given topology, and reads the results from its workdir."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ SAME_RUN = "tests/configs/same_run.py"
 
 
 def environments(workers: int) -> list[dict[str, str]]:
-    """The environments of so many workers on this machine."""
+    """The environments of `workers` workers on this machine."""
     if workers == 1:
         return [worker_environment()]
     addresses = [f"localhost:{port}" for port in free_ports(workers)]

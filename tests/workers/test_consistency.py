@@ -17,7 +17,7 @@ def measured(tmp_path_factory):
 
 
 def rounds(replicas, local_steps, batch, steps):
-    """((m, n), momentum) after so many rounds: each replica by itself, weights and momentum averaged after each."""
+    """((m, n), momentum) after the rounds: each replica steps alone, then weights and momentum are averaged."""
     points = sources.line("train", m=2.0, n=0.5, noise=0.3, num_examples=64).read(np.arange(64))
     x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
     weights, momentum = np.array([-1.0, 2.0]), np.zeros(2)

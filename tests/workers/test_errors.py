@@ -270,7 +270,7 @@ def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_
     assert f"{tmp_path}/checkpoints/step-00000004 is a checkpoint of another model or optimizer:" in said
     name = "model/block2_conv/kernel"
     assert f"{name} is float32[3, 3, 4, 8] in the checkpoint, float32[3, 3, 4, 6] here" in said
-    # Nothing is lost: the first model goes on.
+    # Nothing is lost: the first model can train on.
     keras.utils.clear_session()
     assert loop.train(setup.build_run(of((4, 8)), tmp_path)) == 0
 
@@ -350,7 +350,7 @@ def test_an_unreadable_image_ends_all_workers(tmp_path):
     ]
     command = topologies.command(tmp_path / "run", *options)
     codes, outputs = processes.run([command] * 2, topologies.environments(2))
-    # Whoever reads it ends with 1; the other is told why, and ends with 76, if it does not read it as well.
+    # A worker that reads it exits with 1. One that does not receives the reason and exits with 76.
     assert 1 in codes and set(codes) <= {1, interruption.EXIT_PEER_LOST}, outputs
     for output in outputs:
         assert f"The image {str(broken)!r} cannot be read: " in output and "Traceback" not in output

@@ -120,7 +120,7 @@ def on_two_hosts(hosts, commands):
 
 
 def assert_lost_on_both_sides(codes, said, workers, seconds):
-    """Asserts that n9's workers name n10's, and n10's the chief, after so many seconds of silence."""
+    """Asserts that n9's workers name n10's, and n10's the chief, after `seconds` without a heartbeat."""
     assert codes == [LOST] * 3, said
     silent = (seconds, SEEN_WITHIN)
     assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=silent)

@@ -50,7 +50,7 @@ def die(): os.kill(os.getpid(), signal.SIGKILL)
 
 @contextlib.contextmanager
 def launched(command, **variables):
-    """Starts a launcher, whose output goes to one pipe; it and its workers are gone at the end."""
+    """Starts a launcher, with its output in one pipe; ends it and its workers."""
     heeded = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup pytest` would have the launcher ignore it.
     process = subprocess.Popen(
         command,
@@ -91,7 +91,7 @@ def processes_with(mark):
 
 
 def ready(process, workers=2):
-    """The ids of the launcher's workers in the order of their ranks, once so many have become themselves."""
+    """The ids of the launcher's workers in the order of their ranks, once `workers` of them run."""
 
     def found():
         assert process.poll() is None, process.communicate()[0]

@@ -1,4 +1,4 @@
-"""A run that was saved on 4 workers goes on on any other number of replicas: the same examples, the same weights."""
+"""A run that was saved on 4 workers resumes on any other number of replicas: the same examples, the same weights."""
 
 import shutil
 

@@ -71,7 +71,7 @@ def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
     assert [arrays["optimizer/sgd/iteration"] for arrays in (before, after, end)] == [4, 8, 20]
     lines = topologies.records(skipped, "train")
     assert [line["skipped"] for line in lines] == [0] * 6 + [1] * 14
-    # A report every step: the mean over no example is no number, all others are.
+    # A report every step: the mean over no examples is None, all others are numbers.
     assert [line["step"] for line in lines if line["loss"] is None] == [7]
     events = [line["text"] for line in topologies.records(skipped, "event") if "WARNING" in line["text"]]
     assert events == [

@@ -27,7 +27,7 @@ from tfdist.training import run as run_lib
 CONFIG = "tests/configs/interrupted.py"
 STEPS = 96
 QUICKLY = "--config.objective.seconds=0.0"
-# A lost peer must be noticed, and a signal answered, within so many seconds.
+# The limit in seconds for noticing a lost peer and for answering a signal.
 PATIENCE = 60.0
 pytestmark = pytest.mark.usefixtures("own_process")
 KILL, TERM, INT, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
@@ -276,7 +276,7 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
 
 
 def test_a_second_start_in_a_live_workdir_is_refused_and_changes_nothing(tmp_path):
-    """The first run goes on to its end; an evaluation may read beside it; after a kill -9 the next start takes over."""
+    """The first run completes; an evaluation may read meanwhile; after a kill -9 the next start takes over."""
     command = topologies.command(tmp_path, config=CONFIG)
     with started([command], topologies.environments(1)) as (killed,):
         until(lambda: saved_steps(tmp_path), shown=lambda: killed.communicate()[0].decode())

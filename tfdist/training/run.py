@@ -32,9 +32,9 @@ class Run:
     # Stop requests to this worker.
     stop: interruption.StopRequest
     context: StepContext
-    # (first_step, last_step) -> this worker's shard of the steps [first_step, last_step), repeated for ever.
+    # (first_step, last_step) -> this worker's shard of the steps [first_step, last_step), repeated endlessly.
     training_data: Callable[[int, int], tf.data.Dataset]
-    # () -> this worker's shard of the evaluation split, repeated for ever, and its steps; None: no evaluation.
+    # () -> this worker's shard of the evaluation split, repeated endlessly, and its steps; None: no evaluation.
     evaluation_data: Callable[[], tuple[tf.data.Dataset, int]] | None
     # Examples of the evaluation split; None: not known before it is read.
     evaluation_examples: int | None

@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage):
     with pytest.raises(checkpoint_format.DamagedCheckpointError, match="step-00000002"):
         checkpoint_format.find(tmp_path, "2", print)
     assert checkpoint_format.find(tmp_path, "newest", print).step == 1
-    # The run goes on from the older one, and comes to the damaged one's step again.
+    # The run resumes from the older one, and reaches the step of the damaged one again.
     saved(tmp_path, 2)
     assert newest(tmp_path) == (2, [])
     assert_holds(path, 2)

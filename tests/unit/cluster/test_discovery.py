@@ -405,7 +405,7 @@ def test_two_mpiruns_on_one_host_do_not_meet():
 
 
 def over_two_hosts(env: dict[str, str], rank: int, **more: str) -> dict[str, str]:
-    """The environment of a rank of three, of which the first two are on one host."""
+    """The environment of one of three ranks; ranks 0 and 1 are on one host."""
     return env | {
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_SIZE": "3",

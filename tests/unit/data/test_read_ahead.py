@@ -1,4 +1,4 @@
-"""Reading ahead is bounded by bytes, however fast the steps are."""
+"""Reading ahead is bounded by bytes, at any speed of the steps."""
 
 import itertools
 import time

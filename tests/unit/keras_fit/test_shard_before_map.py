@@ -34,7 +34,7 @@ def row_of(index):
     return tf.gather(X, index)
 
 
-# Each makes a dataset, and what else the feed is told of it.
+# Each makes a dataset, and the further arguments of the feed.
 PIPELINES = {
     "typical": lambda: (slices().shuffle(20).map(work, num_parallel_calls=4).batch(16).prefetch(2), {}),
     "shuffled behind": lambda: (slices().map(work).shuffle(30).batch(16), {}),
@@ -79,7 +79,7 @@ def feed(make):
 
 
 def elements(make, workers, steps, first_step=0):
-    """The steps of all replicas, which are divided among so many workers; and how often each worker has worked."""
+    """The steps of all replicas, divided among this number of workers; and how often each worker mapped an element."""
     per, made, worked = REPLICAS // workers, [], []
     for rank in range(workers):
         opened = feed(make)

@@ -10,7 +10,7 @@ from launching import REPOSITORY, worker_environment
 from tfdist.cluster.devices.host_gpus import HostGpu
 from tfdist.tools.doctor import gpus
 
-# The form of `nvidia-smi topo -m` on a host with four A100, of which two pairs have NVLink; with its underlined header.
+# The form of `nvidia-smi topo -m` on a host with four A100 and NVLink within two pairs; with its underlined header.
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
 GPU0\t X \tNV12\tSYS\tSYS\tPXB\t0-31\t0\t\tN/A

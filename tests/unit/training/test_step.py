@@ -21,7 +21,7 @@ ON_ONE = ("regularization:1", "synchronised:1", "traces:1")
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What one process has measured, with two replicas unless it says otherwise."""
+    """The measurements of one process, with two replicas unless stated otherwise."""
     return probes.measure(tmp_path_factory.mktemp("two"), *NAMES, *ON_ONE, devices=2)[0]
 
 

@@ -87,7 +87,7 @@ def test_calls_shrink_where_steps_become_slow():
     pace.measured(200, 2000.0)
     assert pace.next_steps(10_000) == 1
     pace.measured(1, 100.0)
-    assert pace.next_steps(10_000) == 1  # At least one step, however long it takes.
+    assert pace.next_steps(10_000) == 1  # At least one step, even a slow one.
 
 
 def test_a_clock_that_says_nothing_changes_nothing():

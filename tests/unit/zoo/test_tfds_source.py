@@ -284,7 +284,7 @@ def test_a_damaged_record_is_named(tmp_path, file_format, limit, how):
 
 
 def test_an_image_that_is_none_is_named(tmp_path):
-    """The record is whole, and what it holds is not an image."""
+    """The record is complete, but its content is not an image."""
     path = damaged(tmp_path, "tfrecord", "nothing")
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
     with tf.io.TFRecordWriter(str(path)) as writer:

@@ -100,7 +100,7 @@ def measured_rows(
 
 
 def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
-    """GB/s that each replica sends in an all-reduce of so many MB: 2 (N - 1) / N times the bytes, as in nccl-tests."""
+    """GB/s that each replica sends in an all-reduce of this size: 2 (N - 1) / N times the bytes, as in nccl-tests."""
     sums = max(1, min(50, round(256 / megabytes)))
     seconds = measure.all_reduce_seconds(cluster, round(megabytes * 1e6), sums=sums)
     return 2 * (cluster.num_replicas - 1) / cluster.num_replicas * megabytes * 1e-3 / seconds
