@@ -147,7 +147,7 @@ def test_no_step_copies_from_the_gpu(devices, tmp_path):
         *("--config.report.tensorboard=true", f"--config.report.profile=[21,{20 + profiled}]"),
     )
     devices.train(tmp_path, *options, config=DIGITS)
-    (profile,) = (tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
+    (profile,) = (tmp_path / "tensorboard" / "train").glob("plugins/profile/*/*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(profile.read_bytes())
     planes = [plane.name for plane in space.planes]
     assert any(name.startswith("/device:GPU" if devices.kind == "GPU" else "/host:CPU") for name in planes), planes

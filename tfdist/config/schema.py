@@ -161,6 +161,8 @@ class Report:
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
     # Log a second line per report: learning rate, examples/s per replica, and the time shares of the workers.
     verbose: bool = False
+    # Log the layers of the model with their shapes and parameters at the start, as Keras' `model.summary()`.
+    summary: bool = False
     # Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     # only, because a GPU then has to finish each step before the next one is launched.
     step_times: bool | None = None

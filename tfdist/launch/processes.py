@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ _POLL_SECONDS = 0.5
 # Seconds to wait for output after the last worker has exited: another process may still hold its end of the pipe.
 _DRAIN_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
+# Characters of a line in a file.
+_COLUMNS = 100
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -48,8 +51,8 @@ class ProcessGroup:
         errors, errors_end = os.pipe()
         worker = subprocess.Popen(
             command,
-            # Without buffering no output is lost when a worker is killed.
-            env={"PYTHONUNBUFFERED": "1", **env},
+            # Without buffering no output is lost when a worker is killed. Lines leave room for the rank before them.
+            env={"PYTHONUNBUFFERED": "1", "COLUMNS": str(_columns(rank)), **env},
             stdin=subprocess.DEVNULL,
             stdout=output_end,
             stderr=errors_end,
@@ -168,6 +171,11 @@ def _is_suspended(pid: int) -> bool:
 
 def _prefixed(rank: int, line: bytes) -> bytes:
     return b"[%d] %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
+
+
+def _columns(rank: int) -> int:
+    """Returns the length of a line that leaves room for its prefix, on the terminal or in a file."""
+    return shutil.get_terminal_size((_COLUMNS, 0)).columns - len(f"[{rank}] ")
 
 
 @contextlib.contextmanager

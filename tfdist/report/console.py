@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from tfdist.report import formats
-from tfdist.report.table import Row, Table
+from tfdist.report import formats, lines
+from tfdist.report.lines import LineFormat, Row
 
 REDRAW_SECONDS = 0.1
 BAR_CELLS = 20
@@ -25,7 +25,7 @@ class Console:
     # True if lines can be redrawn in place.
     terminal: bool
     total_steps: int
-    table: Table
+    line_format: LineFormat
     # "all", "events" (no interval and evaluation lines) or "nothing".
     verbosity: str = "all"
     # Step and time of the first report, after compilation; the time left is estimated from there.
@@ -39,7 +39,7 @@ class Console:
     bar_visible: bool = False
 
     def train(self, row: Row, parts: Sequence[str], *, step_seconds: float) -> None:
-        """Reports an interval: redraws the bar; the line of the table is written by the next other call.
+        """Reports an interval: redraws the bar; its line is written by the next other call.
 
         Args:
             row: the report; its `left` is set here.
@@ -64,7 +64,7 @@ class Console:
     def flush(self) -> None:
         """Writes the line of the last report of training."""
         row, self.pending = self.pending, None
-        for text in self.table.lines(row) if row is not None else ():
+        for text in self.line_format.lines(row, self._width()) if row is not None else ():
             self._line(text)
 
     def line(self, text: str) -> None:
@@ -72,6 +72,13 @@ class Console:
         self.flush()
         if self.verbosity != "nothing":
             self._line(text)
+
+    def parts(self, parts: Sequence[str]) -> None:
+        """Writes `parts` in a permanent line, or in several if it would be too long."""
+        texts = [parts[0]]
+        lines.add(texts, parts[1:], self._width(), 2)
+        for text in texts:
+            self.line(text)
 
     def _line(self, text: str) -> None:
         self._write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")
@@ -105,6 +112,11 @@ class Console:
             text = f"{text}  {part}"
         return f"\r{text[:columns]}\x1b[K"
 
+    def _width(self) -> int:
+        """The longest line, in characters."""
+        given = os.environ.get("COLUMNS", "")  # From the launcher, which writes the rank before each line.
+        return self._columns() if self.terminal else int(given) if given.isdecimal() else lines.COLUMNS
+
     def _columns(self) -> int:
         try:
             columns = os.get_terminal_size(self.stream.fileno()).columns
@@ -122,7 +134,7 @@ class Console:
 
 
 def open_console(
-    stream: TextIO, *, total_steps: int, epochs: float, evaluates: bool = True, verbosity: str = "all"
+    stream: TextIO, *, total_steps: int, epochs: float, examples: str = "examples", verbosity: str = "all"
 ) -> Console:
     """Returns a console on `stream`: with a bar if it is a terminal with escape codes, else with lines only.
 
@@ -130,12 +142,14 @@ def open_console(
         stream: the output.
         total_steps: optimizer steps of the run.
         epochs: the same, in epochs.
-        evaluates: whether evaluations are expected.
+        examples: what an example is called.
         verbosity: "all", "events" (no interval and evaluation lines) or "nothing".
     """
     terminal = is_terminal(stream)
-    table = Table(epochs=epochs, clock=not terminal, evaluates=evaluates)
-    return Console(stream=stream, terminal=terminal, total_steps=total_steps, table=table, verbosity=verbosity)
+    line_format = LineFormat(epochs=epochs, clock=not terminal, examples=examples)
+    return Console(
+        stream=stream, terminal=terminal, total_steps=total_steps, line_format=line_format, verbosity=verbosity
+    )
 
 
 def is_terminal(stream: TextIO) -> bool:

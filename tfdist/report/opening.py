@@ -22,6 +22,7 @@ def open_report(
     console: str = "all",
     verbose: bool = False,
     evaluates: bool = True,
+    examples: str = "examples",
     resume_step: int | None = None,
     resume_evaluated: int | None = None,
     stream: TextIO | None = None,
@@ -29,7 +30,7 @@ def open_report(
     """Opens the outputs of a run.
 
     Args:
-        workdir: the directory of metrics.jsonl and tensorboard/; None: console only.
+        workdir: of metrics.jsonl and tensorboard/; None: console only.
         chief: True on the worker that reports.
         rank: the rank of this worker.
         num_replicas: replicas on all workers.
@@ -40,44 +41,60 @@ def open_report(
         console: "all", "events" (no interval and evaluation lines) or "nothing".
         verbose: two lines per report.
         evaluates: whether evaluations are expected.
-        resume_step: the step of the restored checkpoint, 0 for a new run; reports of later steps are removed. None:
-            nothing is removed, for a run that does not train.
+        examples: what an example is called in lines: "images", for example.
+        resume_step: the step of the restored checkpoint; reports of later steps are removed. None: nothing is removed.
         resume_evaluated: its last evaluated step; None: `resume_step`.
         stream: the console; None: standard output.
 
     Raises:
         OSError: the workdir cannot be written.
     """
+    screen = _console(stream, total_steps, steps_per_epoch, examples, console) if chief else None
     reporter = Reporter(
         rank=rank,
         num_replicas=num_replicas,
         steps_per_epoch=steps_per_epoch,
         global_batch=global_batch,
         verbose=verbose,
-        console=_console(stream, total_steps, steps_per_epoch, evaluates, console) if chief else None,
+        console=screen,
     )
     if not chief or workdir is None:
         return reporter
-    files.make_workdir(workdir)
-    path = os.path.join(workdir, metrics_file.METRICS)
-    removed = metrics_file.trim_metrics(path, resume_step, resume_evaluated)
-    reporter.metrics = files.open_append_only(path)
-    if tensorboard:
-        folder = os.path.join(workdir, tensorboard_events.TENSORBOARD)
-        reporter.tensorboard = tensorboard_events.open_event_file(folder, resume_step)
-    if removed:
-        text = f"removed {removed} lines of {path} after step {resume_step}: these steps run again"
-        reporter.event(text, resume_step)
+    last = {"last_step": resume_step, "last_evaluated": resume_evaluated}
+    _open_files(reporter, workdir, tensorboard=tensorboard, evaluates=evaluates, **last)
     return reporter
 
 
+def _open_files(
+    reporter: Reporter,
+    workdir: str | os.PathLike[str],
+    *,
+    tensorboard: bool,
+    evaluates: bool,
+    last_step: int | None,
+    last_evaluated: int | None,
+) -> None:
+    """Opens the files of the chief's reports, without the reports of steps after those given."""
+    files.make_workdir(workdir)
+    path = os.path.join(workdir, metrics_file.METRICS)
+    removed = metrics_file.trim_metrics(path, last_step, last_evaluated)
+    reporter.metrics = files.open_append_only(path)
+    if tensorboard:
+        folder = os.path.join(workdir, tensorboard_events.TENSORBOARD)
+        reporter.tensorboard = tensorboard_events.open_event_files(
+            folder, last_step, last_evaluated, evaluates=evaluates
+        )
+    if removed:
+        reporter.event(f"removed {removed} lines of {path} after step {last_step}: these steps run again", last_step)
+
+
 def _console(
-    stream: TextIO | None, total_steps: int, steps_per_epoch: int, evaluates: bool, verbosity: str
+    stream: TextIO | None, total_steps: int, steps_per_epoch: int, examples: str, verbosity: str
 ) -> console_lib.Console:
     return console_lib.open_console(
         stream or sys.stdout,
         total_steps=total_steps,
         epochs=total_steps / steps_per_epoch,
-        evaluates=evaluates,
+        examples=examples,
         verbosity=verbosity,
     )

@@ -6,8 +6,8 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
                 `learning_rate`, `examples_per_second`, `examples_per_second_per_replica`, `input_wait_share` (fraction
                 of the time, 0 to 1, spent waiting for data), `worker_shares` (several workers only, in rank order:
                 fractions of input, compute and communication), `slowest_worker` (the rank that the others wait for),
-                `seconds` (duration of the interval), `epoch` (fractional), `skipped` (updates skipped since the start
-                of the run, if config.train.nonfinite is "skip")
+                `seconds` and `steps` (of the interval), `epoch` (fractional), `skipped` (updates skipped since
+                the start of the run, if config.train.nonfinite is "skip")
     evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
     workers     the roster: one line of text per worker with host, devices and communication
     event       `text`, and `step` if it applies: resumed, saved, stopped
@@ -20,16 +20,16 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfdist.report import files, formats, metrics_file, tensorboard_events, time_shares
+from tfdist.report import files, formats, lines, metrics_file, tensorboard_events, time_shares
 from tfdist.report.console import Console
-from tfdist.report.table import Row
+from tfdist.report.lines import Row
 
 # Names in metrics.jsonl that an objective may not use for its values.
 RESERVED = {
-    *("kind", "time", "step", "epoch", "seconds", "text", "workers"),
+    *("kind", "time", "step", "steps", "epoch", "seconds", "text", "workers"),
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
@@ -49,8 +49,8 @@ class Reporter:
     verbose: bool = False
     # None without a workdir.
     metrics: files.AppendOnlyFile | None = None
-    # None without a workdir or without TensorBoard.
-    tensorboard: files.AppendOnlyFile | None = None
+    # Event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
+    tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
@@ -101,36 +101,36 @@ class Reporter:
             return
         values = _floats(values)
         speed = _per_second(steps * self.global_batch, seconds)
-        measured = {
-            "learning_rate": float(learning_rate),
+        rates = {"learning_rate": float(learning_rate), **({} if skipped is None else {"skipped": skipped})}
+        speeds = {
             "examples_per_second": speed,
             "examples_per_second_per_replica": speed / self.num_replicas,
             **({} if wait_share is None else {"input_wait_share": float(wait_share)}),
-            **({} if skipped is None else {"skipped": skipped}),
         }
         workers = {}
         if len(worker_shares) > 1:
             rounded = [[round(part, 4) for part in shares] for shares in worker_shares]
             workers = {"worker_shares": rounded, "slowest_worker": time_shares.slowest_worker(worker_shares)}
-        record = values | measured | workers
+        record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
-        self._scalars(step, "train", values | measured)
+        self._scalars(tensorboard_events.TRAIN, step, values, rates, speeds, steps=steps)
         waiting = [] if wait_share is None else [f"input wait {wait_share:.0%}"]
+        shares = time_shares.describe(worker_shares) if workers else waiting
         row = Row(
             step=step,
             epoch=self._epoch(step),
+            steps=steps,
             seconds=seconds,
             examples_per_second=speed,
             values=values,
-            details=self._details(learning_rate, speed, [time_shares.describe(worker_shares)] if workers else waiting),
+            details=self._details(learning_rate, speed, shares) if self.verbose else (),
         )
-        parts = [*_named(values), f"{formats.rate(speed)} examples/s", *waiting]
+        parts = [*lines.named(values), f"{formats.rate(speed)} {self.console.line_format.examples}/s", *waiting]
         self.console.train(row, parts, step_seconds=seconds / max(1, steps))
 
-    def _details(self, learning_rate: float, speed: float, shares: list[str]) -> str:
-        """Returns the second line of a verbose report, otherwise ""."""
-        replica = [f"{formats.rate(speed / self.num_replicas)} examples/s per replica"] if self.num_replicas > 1 else []
-        return "  ".join([f"learning rate {learning_rate:.4g}", *replica, *shares]) if self.verbose else ""
+    def _details(self, learning_rate: float, speed: float, shares: list[str]) -> list[str]:
+        per_replica = f"{formats.rate(speed / self.num_replicas)} {self.console.line_format.examples}/s per replica"
+        return [f"learning rate {learning_rate:.4g}", *([per_replica] if self.num_replicas > 1 else []), *shares]
 
     def progress(self, step: int, doing: str = "") -> None:
         """Redraws the progress bar between reports. `doing` is the current activity, such as "evaluating"."""
@@ -144,7 +144,6 @@ class Reporter:
         *,
         seconds: float,
         num_examples: int,
-        name: str = "evaluation",
         best: bool = False,
     ) -> None:
         """Reports the evaluation of a split after `step`.
@@ -154,7 +153,6 @@ class Reporter:
             values: the objective's values, each the mean over all examples of the split.
             seconds: duration of the evaluation.
             num_examples: the size of the split.
-            name: prefix of the TensorBoard tags, such as "evaluation" in "evaluation/accuracy".
             best: True if config.checkpoint.best_metric has its best value so far.
 
         Raises:
@@ -165,32 +163,34 @@ class Reporter:
         values = _floats(values)
         speed = _per_second(num_examples, seconds)
         extra = {"num_examples": num_examples, "seconds": float(seconds), "examples_per_second": speed, "best": best}
-        self._record(kind="evaluation", name=name, step=step, epoch=self._epoch(step), **values, **extra)
-        self._scalars(step, name, values)
+        self._record(kind="evaluation", name="evaluation", step=step, epoch=self._epoch(step), **values, **extra)
+        self._scalars(tensorboard_events.EVALUATION, step, values)
         pending = self.console.pending
-        if pending is not None and pending.step == step and name == "evaluation":
+        if pending is not None and pending.step == step:
             pending.evaluation, pending.best = values, best
             self.console.flush()
         elif self.console.verbosity == "all":
-            text = [name, f"step {step}", f"epoch {self._epoch(step):.4g}", *_named(values)]
-            text.append(f"{num_examples:,} examples in {seconds:.3g} s")
-            self.console.line("  ".join([*text, "best so far"] if best else text))
+            text = ["evaluation", f"step {step}", f"epoch {self._epoch(step):.4g}", *lines.named(values)]
+            text += [f"{num_examples:,} examples in {seconds:.3g} s", *(["best so far"] if best else [])]
+            self.console.parts(text)
 
     def graph(self, graph_def: bytes) -> None:
         """Writes the graph of the model, a serialised GraphDef, for TensorBoard."""
-        if self.tensorboard is not None:
-            self._append(self.tensorboard, tensorboard_events.graph_record(graph_def))
+        self._append_events(tensorboard_events.TRAIN, tensorboard_events.graph_record, graph_def)
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Writes `text`, in Markdown, for TensorBoard."""
+        self._append_events(tensorboard_events.TRAIN, tensorboard_events.text_record, step, tag, text)
 
     def histograms(self, step: int, arrays: Mapping[str, Any]) -> None:
         """Writes a histogram of each of `arrays`, tag -> NumPy array of floats, after `step`, for TensorBoard."""
-        if self.tensorboard is not None:
-            self._append(self.tensorboard, tensorboard_events.histograms_record(step, arrays))
+        self._append_events(tensorboard_events.TRAIN, tensorboard_events.histograms_record, step, arrays)
 
     def event(self, text: str, step: int | None = None) -> None:
-        """Reports an event in one line, such as resumed, saved or stopped."""
+        """Reports an event, such as resumed, saved or stopped, in one line, which is divided only at two spaces."""
         if self.console is None:
             return
-        self.console.line(text)
+        self.console.parts(text.split("  "))
         self._record(kind="event", text=text, **({} if step is None else {"step": step}))
 
     def warning(self, text: str) -> None:
@@ -204,12 +204,12 @@ class Reporter:
 
     def close(self) -> None:
         """Closes the files and ends the bar."""
-        opened = [file for file in (self.metrics, self.tensorboard) if file is not None]
+        opened = [*self.tensorboard.values(), *([] if self.metrics is None else [self.metrics])]
         for file in opened:
             self._append(file, b"")  # A file that was deleted after the last record is written again.
         for file in opened:
             file.close()
-        self.metrics = self.tensorboard = None
+        self.metrics, self.tensorboard = None, {}
         if self.console is not None:
             self.console.close()
 
@@ -220,10 +220,15 @@ class Reporter:
         if self.metrics is not None:
             self._append(self.metrics, metrics_file.json_line(record | {"time": round(time.time(), 3)}))
 
-    def _scalars(self, step: int, prefix: str, values: dict[str, float]) -> None:
-        if self.tensorboard is not None:
-            tagged = {f"{prefix}/{name}": value for name, value in values.items()}
-            self._append(self.tensorboard, tensorboard_events.scalars_record(step, tagged))
+    def _scalars(self, run: str, step: int, *values: Mapping[str, float], steps: int = 1) -> None:
+        """Writes the values of a report of the last `steps` steps for TensorBoard; see `scalars_records`."""
+        epoch = step // self.steps_per_epoch
+        ended = epoch > (step - steps) // self.steps_per_epoch
+        self._append_events(run, tensorboard_events.scalars_records, step, epoch if ended else None, *values)
+
+    def _append_events(self, run: str, record: Callable[..., bytes], *arguments: Any) -> None:
+        if run in self.tensorboard:
+            self._append(self.tensorboard[run], record(*arguments))
 
     def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:
         try:
@@ -247,10 +252,6 @@ def _floats(values: dict[str, float]) -> dict[str, float]:
             f"Received: {sorted(values)}"
         )
     return {name: float(value) for name, value in values.items()}
-
-
-def _named(values: dict[str, float]) -> list[str]:
-    return [f"{name} {formats.number(value)}" for name, value in values.items()]
 
 
 def _per_second(count: int, seconds: float) -> float:

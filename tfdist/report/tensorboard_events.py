@@ -1,5 +1,8 @@
 """TensorBoard event files, written record by record. Imports no TensorFlow.
 
+Training and evaluation are two runs, as TensorBoard calls a folder of event files, with the same tags: their curves
+share a chart. The tag `by_step/loss` is over optimizer steps, and `by_epoch/loss` over epochs.
+
 Not tensorboard's own EventFileWriter: its thread buffers records and raises the error of a full disk at a later call,
 or at exit. Here each record is written or not when it is reported.
 """
@@ -9,22 +12,49 @@ import io
 import os
 import re
 import socket
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tfdist.report import files
 from tfdist.report.files import AppendOnlyFile
 
 TENSORBOARD = "tensorboard"
+# The runs.
+TRAIN, EVALUATION = "train", "evaluation"
+_BY_STEP, _BY_EPOCH, _SPEED = "by_step/", "by_epoch/", "speed/"
 _BUCKETS = 30
+# Bytes of a record before and after its event: the event's length with a checksum, and the event's checksum.
+_BEFORE, _AFTER = 12, 4
+
+
+def open_event_files(
+    directory: str, last_step: int | None, last_evaluated: int | None, *, evaluates: bool
+) -> dict[str, AppendOnlyFile]:
+    """Opens the event files of a start, by run; that of evaluations only if it `evaluates`.
+
+    Args:
+        directory: of the runs.
+        last_step: the last step that is kept; None: all are.
+        last_evaluated: the last step whose evaluation is kept; None: `last_step`.
+        evaluates: whether evaluations are expected.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    last = {TRAIN: last_step}
+    if evaluates:
+        last[EVALUATION] = last_step if last_evaluated is None else last_evaluated
+    return {run: open_event_file(os.path.join(directory, run), step) for run, step in last.items()}
 
 
 def open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
-    """Opens a new event file in `directory`, which makes TensorBoard discard older data of steps after `last_step`.
+    """Opens a new event file in `directory`, whose other files keep only the records up to `last_step`.
 
-    TensorBoard's Python readers discard it immediately; its fast reader (the default) discards a tag's data when the
-    tag is written again. None as `last_step` discards nothing.
+    A TensorBoard that is already open discards the data of later steps as well. None as `last_step` discards nothing.
 
     Raises:
         OSError: the file cannot be written.
@@ -32,7 +62,11 @@ def open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
     from tensorboard.compat.proto import event_pb2
 
     os.makedirs(directory, exist_ok=True)
-    timestamps = [re.search(r"tfevents\.(\d+)", name) for name in glob.glob(f"{glob.escape(directory)}/*tfevents.*")]
+    paths = glob.glob(f"{glob.escape(directory)}/*tfevents.*")
+    if last_step is not None:
+        for path in paths:
+            trim_events(path, last_step)
+    timestamps = [re.search(r"tfevents\.(\d+)", name) for name in paths]
     # TensorBoard reads files in the order of their names: the timestamp must be newer than that of all others.
     timestamp = max([int(time.time()), *(int(match[1]) + 1 for match in timestamps if match)])
     file = files.open_append_only(
@@ -45,13 +79,65 @@ def open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
     return file
 
 
-def scalars_record(step: int, scalars: dict[str, float]) -> bytes:
-    """Returns the record of `scalars`, tag -> value, at `step`."""
+def trim_events(path: str, last_step: int) -> None:
+    """Removes the records after `last_step`, and an incomplete one at the end, from an event file.
+
+    A resumed run writes them again. If `last_step` is 0, the run starts again, and the file is removed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if last_step == 0:
+        os.unlink(path)
+        return
+    data, kept, keep = Path(path).read_bytes(), [], True
+    for record, event in _records(data):
+        # A record over epochs follows the one over steps of the same report.
+        if not any(value.tag.startswith(_BY_EPOCH) for value in event.summary.value):
+            keep = event.step <= last_step
+        if keep:
+            kept.append(record)
+    if (rest := b"".join(kept)) != data:
+        files.replace_file(path, rest)
+
+
+def scalars_records(
+    step: int,
+    epoch: int | None,
+    values: Mapping[str, float],
+    rates: Mapping[str, float] = MappingProxyType({}),
+    speeds: Mapping[str, float] = MappingProxyType({}),
+) -> bytes:
+    """Returns the records of a report; all values by name.
+
+    Args:
+        step: the optimizer step.
+        epoch: the epoch that ended; None: none did, and nothing is shown over epochs.
+        values: shown over steps and over epochs.
+        rates: shown over steps.
+        speeds: shown over steps, apart from the others.
+    """
+    tags = {f"{_BY_STEP}{name}": value for name, value in (*values.items(), *rates.items())}
+    record = _scalars_record(step, tags | {f"{_SPEED}{name}": value for name, value in speeds.items()})
+    if epoch is None:
+        return record
+    return record + _scalars_record(epoch, {f"{_BY_EPOCH}{name}": value for name, value in values.items()})
+
+
+def _scalars_record(step: int, scalars: dict[str, float]) -> bytes:
     from tensorboard.compat.proto import event_pb2, summary_pb2
 
     # Not a tensor as tf.summary writes it: readers discard only simple_value after a restart.
     values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
+
+
+def text_record(step: int, tag: str, text: str) -> bytes:
+    """Returns the record of `text`, in Markdown, at `step`."""
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.plugins.text import summary_v2
+
+    return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_v2.text_pb(tag, text)))
 
 
 def graph_record(graph_def: bytes) -> bytes:
@@ -91,3 +177,21 @@ def _framed(event: Any) -> bytes:
     framed = io.BytesIO()
     RecordWriter(framed).write(event.SerializeToString())
     return framed.getvalue()
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, Any]]:
+    """Yields each record of an event file with its event, up to the first damaged one."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto import event_pb2
+
+    start = 0
+    while start + _BEFORE <= len(data):
+        end = start + _BEFORE + struct.unpack_from("<Q", data, start)[0] + _AFTER
+        if end > len(data):
+            return
+        record = data[start:end]
+        try:
+            yield record, event_pb2.Event.FromString(record[_BEFORE:-_AFTER])
+        except DecodeError:
+            return
+        start = end

@@ -13,18 +13,18 @@ def slowest_worker(worker_shares: Sequence[Shares]) -> int:
     return min(range(len(worker_shares)), key=lambda rank: worker_shares[rank][2])
 
 
-def describe(worker_shares: Sequence[Shares]) -> str:
-    """Returns the shares of the workers, given in rank order, as text for a console line.
+def describe(worker_shares: Sequence[Shares]) -> list[str]:
+    """Returns the shares of the workers, given in rank order, as the parts of a console line.
 
     With more than `_MAX_WORKERS_SHOWN` workers: those of the slowest worker and of the one that waits longest for it.
     """
 
     def text(rank: int) -> str:
         waiting, computing, communicating = worker_shares[rank]
-        return f"worker {rank} {waiting:.0%} input {computing:.0%} compute {communicating:.0%} communication"
+        return f"worker {rank}: {waiting:.0%} input, {computing:.0%} compute, {communicating:.0%} communication"
 
     slowest = slowest_worker(worker_shares)
     shown = range(len(worker_shares))
     if len(worker_shares) > _MAX_WORKERS_SHOWN:
         shown = sorted({slowest, max(shown, key=lambda rank: worker_shares[rank][2])})
-    return ", ".join([*map(text, shown), f"slowest: worker {slowest}"])
+    return [*map(text, shown), f"slowest: worker {slowest}"]

@@ -11,7 +11,6 @@ from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import slurm_requeue
-from tfdist.cluster.devices import gpu_software
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff
 from tfdist.report import files, run_info
@@ -138,9 +137,6 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
     run.cluster.allow_time_to_write(lambda: 3 * run.stop.save_seconds())
-    run_info.write_config(str(run.workdir), run.config)
-    described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
-    run_info.write_environment(str(run.workdir), described)
     if saved is not None:
         ended = run.by_epochs and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""

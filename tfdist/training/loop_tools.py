@@ -1,6 +1,8 @@
 """`LoopTools`: what the loop works with, made once per start."""
 
 import dataclasses
+import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +13,9 @@ from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.workdir_lock import WorkdirLock
-from tfdist.report import opening, summary
+from tfdist.cluster.devices import gpu_software
+from tfdist.config import diff
+from tfdist.report import opening, run_info, summary
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution, tensorboard_extras
 from tfdist.training import run as run_lib
@@ -101,6 +105,7 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
         console=run.callbacks.console,
         verbose=run.config.report.verbose,
         evaluates=run.evaluation_data is not None,
+        examples=run.example_name,
         **resumed,
     )
     verbose, roster = run.config.report.verbose, list(run.cluster.roster)
@@ -113,9 +118,32 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
 
 
 def report_start(run: run_lib.Run, report: Reporter, resumed_step: int | None) -> None:
-    """Writes the first lines of the log of a config's run, on the chief; `resumed_step`: None for a new run."""
-    if run.cluster.is_chief and run.callbacks.console == "all":
+    """Writes on the chief what is trained, to the workdir's files, TensorBoard and the log.
+
+    Args:
+        run: has a workdir.
+        report: of the run.
+        resumed_step: the step of the restored checkpoint; None: a new run.
+    """
+    if not run.cluster.is_chief:
+        return
+    workdir, config = str(run.workdir), run_info.to_json(run.config)
+    if resumed_step is None or run_info.read_config(workdir) != config:
+        report.text(resumed_step or run.first_step, "config", _table(config))
+    run_info.write_config(workdir, run.config)
+    described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
+    run_info.write_environment(workdir, described)
+    if run.callbacks.console == "all":
         report.lines(summary.start_lines(run, resumed_step))
+        if run.config.report.summary:
+            # Keras calls `print_fn` with the whole text.
+            run.context.model.summary(print_fn=lambda text: report.lines(text.splitlines()))
+
+
+def _table(config: dict[str, Any]) -> str:
+    """Returns the fields of a config as a table in Markdown."""
+    rows = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in diff.flatten(config)]
+    return "\n".join(["| field | value |", "| --- | --- |", *(row.replace("\n", " ") for row in rows)])
 
 
 def report_end(tools: LoopTools, state: TrainingState) -> None:

@@ -57,6 +57,8 @@ class Run:
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # The learning rate that the config or the script sets, if callbacks may change it; None: a schedule computes it.
     learning_rate: float | None = None
+    # What an example is called in the log.
+    example_name: str = "examples"
     # For the log, not known for scripts: the config file, and the examples of the training split.
     config_file: str = ""
     training_examples: int | None = None

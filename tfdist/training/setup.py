@@ -95,6 +95,7 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         examples=functools.partial(start.read_examples, {"train": train[0], "evaluation": evaluation[0]}),
         callbacks=callbacks,
         preparation=description.describe(config.data.prepare, spec),
+        example_name="images" if "image" in spec else "examples",
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
         training_examples=len(inputs.train_source),

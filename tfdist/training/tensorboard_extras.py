@@ -4,6 +4,8 @@ On the chief only: profiling two workers at the same time corrupts memory.
 """
 
 import dataclasses
+import re
+from typing import Any
 
 import tensorflow as tf
 
@@ -53,7 +55,8 @@ class TensorBoardExtras:
             self.close()
         elif not self.profiling and first - 1 <= now < last:
             try:
-                tf.profiler.experimental.start(str(self.run.workdir / tensorboard_events.TENSORBOARD))
+                folder = self.run.workdir / tensorboard_events.TENSORBOARD / tensorboard_events.TRAIN
+                tf.profiler.experimental.start(str(folder))
                 self.profiling = True
             except tf.errors.OpError as error:
                 self.report.warning(f"The steps from {first} to {last} cannot be profiled: {error.message}")
@@ -69,13 +72,36 @@ class TensorBoardExtras:
 
 
 def graph(run: run_lib.Run) -> bytes:
-    """Returns the evaluation graph of the model and its objective: a serialised GraphDef."""
+    """Returns the evaluation graph of the model and its objective: a serialised GraphDef.
+
+    Its inputs have the names of the batch; all but the model is in the scope "objective".
+    """
     objective = run.objective
 
     def forward(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return objective.function(objective.model, batch, training=False)
 
-    spec = run.training_data(0, 1).element_spec
+    spec = {
+        name: tf.TensorSpec(one.shape, one.dtype, name) for name, one in run.training_data(0, 1).element_spec.items()
+    }
     with run.cluster.scope():
         traced = tf.function(forward, input_signature=[spec], autograph=False).get_concrete_function()
-    return traced.graph.as_graph_def().SerializeToString()
+    graph_def = traced.graph.as_graph_def()
+    inputs = {tensor.op.name for tensor in traced.graph.inputs}
+    _move_to_scope(graph_def, "objective", inputs, re.compile(rf"{re.escape(objective.model.name)}(_\d+)?/"))
+    return graph_def.SerializeToString()
+
+
+def _move_to_scope(graph_def: Any, scope: str, inputs: set[str], others: re.Pattern[str]) -> None:
+    """Renames the nodes of a GraphDef to `scope`/name, except `inputs` and those whose name starts with `others`."""
+    moved = [node.name for node in graph_def.node if node.name not in inputs and not others.match(node.name)]
+    new = {name: f"{scope}/{name}" for name in moved}
+    for node in graph_def.node:
+        node.name = new.get(node.name, node.name)
+        for index, name in enumerate(node.input):  # "name", "name:1", or "^name" for a control dependency.
+            bare = name.lstrip("^").partition(":")[0]
+            node.input[index] = name.replace(bare, new.get(bare, bare), 1)
+        places = node.attr["_class"].list.s if "_class" in node.attr else []
+        for index, place in enumerate(places):  # b"loc:@name": on the device of that node.
+            name = place.decode().removeprefix("loc:@")
+            places[index] = f"loc:@{new.get(name, name)}".encode()

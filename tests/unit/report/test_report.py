@@ -22,7 +22,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tfdist import config
 from tfdist.config import diff
-from tfdist.report import console, files, formats, metrics_file, opening, run_info, table
+from tfdist.report import console, files, formats, metrics_file, opening, run_info
+from tfdist.report import lines as lines_lib
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100, global_batch=64)
 
@@ -45,8 +46,8 @@ def read_lines(workdir):
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
-def scalars(workdir):
-    accumulator = EventAccumulator(str(workdir / "tensorboard"), size_guidance={"scalars": 0})
+def scalars(workdir, run="train"):
+    accumulator = EventAccumulator(str(workdir / "tensorboard" / run), size_guidance={"scalars": 0})
     accumulator.Reload()
     tags = accumulator.Tags()["scalars"]
     values = {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
@@ -64,32 +65,54 @@ def files_limited_to(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_an_interval_is_one_line_of_a_log_file():
+def test_an_epoch_is_one_line_of_a_log_file():
     stream = io.StringIO()
-    reporter = open_quiet(None, stream=stream)
+    reporter = open_quiet(None, stream=stream, examples="images")
     values = {"loss": np.float32(0.43214), "accuracy": 0.875}
-    reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.031)
+    reporter.train(100, values, learning_rate=0.05, seconds=41.234, steps=100, wait_share=0.031)
     assert stream.getvalue() == ""  # An evaluation of the same step would share the line.
     reporter.evaluation(100, {"loss": 0.5, "accuracy": 0.9}, seconds=0.5, num_examples=17, best=True)
-    reporter.train(200, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.031)
-    reporter.progress(200, "evaluating")
+    reporter.train(400, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.031)
+    reporter.progress(400, "evaluating")
     assert stream.getvalue().count("\n") == 2
-    reporter.progress(200)
-    header, first, second = stream.getvalue().splitlines()
-    assert header == "    time  epoch   step     sec  examples/s     left      loss  accuracy  val_loss  val_accuracy"
-    row = r"\d\d:\d\d:\d\d    1/4    100       2       1,600  0:00:12    0.4321    0.8750    0.5000        0.9000 best"
-    assert re.fullmatch(row, first) and len(first) <= 100
-    assert re.fullmatch(r"\d\d:\d\d:\d\d    2/4    200       2       1,600  0:00:0\d    0.4321    0.8750", second)
+    reporter.progress(400)
+    first, evaluation, last = stream.getvalue().splitlines()
+    clock = r"\d\d:\d\d:\d\d"
+    start = rf"{clock}  epoch 1/4  100 steps  41\.2 s  155 images/s  "
+    assert re.fullmatch(f"{start}loss 0.4321  accuracy 0.8750", first)
+    assert evaluation == " " * first.index("loss") + "val_loss 0.5000  val_accuracy 0.9000  best"
+    assert re.fullmatch(rf"{clock}  epoch 4/4  50 steps  2 s  1,600 images/s  loss 0.4321  accuracy 0.8750", last)
+    assert max(map(len, (first, evaluation, last))) <= 100
 
 
-def test_the_header_comes_again_if_the_columns_change():
+@pytest.mark.parametrize("width", [40, 76, 100, 200])
+def test_no_line_is_longer_than_its_limit_and_none_divides_a_value(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
-    reporter = open_quiet(None, stream=stream, evaluates=False)
-    for step, values in ((100, {"loss": 1.0}), (200, {"loss": 2.0}), (300, {"loss": 3.0, "regularization": 0.1})):
-        train(reporter, step, **values)
+    reporter = open_quiet(None, stream=stream, verbose=True)
+    values = {f"metric_{index}": 0.5 for index in range(9)}
+    shares = [(0.01, 0.59, 0.4)] * 4
+    report = {"learning_rate": 0.1, "seconds": 1.0, "steps": 10, "wait_share": 0.0}
+    reporter.train(10, values, worker_shares=shares, **report)
+    reporter.evaluation(10, values, seconds=0.5, num_examples=17, best=True)
+    reporter.evaluation(20, values, seconds=0.5, num_examples=17)
     reporter.close()
-    lines = stream.getvalue().splitlines()
-    assert [line.split()[-1] for line in lines] == ["loss", "1.000", "2.000", "regularization", "0.1000"]
+    written = stream.getvalue().splitlines()
+    assert max(len(line) for line in written[1:]) <= max(
+        width, len("worker 0: 1% input, 59% compute, 40% communication")
+    )
+    words = " ".join(written).split()
+    assert [word for word in words if "metric_" in word] == [*values, *(f"val_{name}" for name in values), *values]
+    assert words.count("0.5000") == 27 and "17 examples in 0.5 s" in " ".join(words)
+
+
+def test_a_line_that_is_short_holds_the_evaluation():
+    stream = io.StringIO()
+    reporter = open_quiet(None, stream=stream)
+    train(reporter, 100)
+    reporter.evaluation(100, {"loss": 0.5}, seconds=0.5, num_examples=17, best=True)
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("  epoch 1/4  10 steps  0.5 s  1,280 examples/s  loss 0.01000  val_loss 0.5000  best")
 
 
 def test_a_verbose_report_has_a_second_line():
@@ -98,7 +121,9 @@ def test_a_verbose_report_has_a_second_line():
     train(reporter, 100)
     reporter.event("saved")
     *_, details, saved = stream.getvalue().splitlines()
-    assert details == "  learning rate 0.1  640 examples/s per replica  input wait 3%" and saved == "saved"
+    assert (
+        details == "  0:00:15 left  learning rate 0.1  640 examples/s per replica  input wait 3%" and saved == "saved"
+    )
 
 
 def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
@@ -108,8 +133,8 @@ def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
     reporter.train(10, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.05, worker_shares=shares)
     reporter.progress(10)
     assert (
-        "worker 0 1% input 59% compute 40% communication, worker 1 10% input 80% compute 10% communication, "
-        "slowest: worker 1\n"
+        "worker 0: 1% input, 59% compute, 40% communication\n"
+        "  worker 1: 10% input, 80% compute, 10% communication  slowest: worker 1\n"
     ) in stream.getvalue()
     many = [(0.0, 0.7, 0.3)] * 5 + [(0.0, 0.9, 0.1), (0.0, 0.6, 0.4)]
     reporter.train(20, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.0, worker_shares=many)
@@ -125,7 +150,7 @@ def test_steps_that_are_not_timed_have_no_shares(tmp_path):
     reporter = open_quiet(tmp_path, stream=stream, verbose=True)
     reporter.train(10, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=None, worker_shares=[])
     reporter.close()
-    assert stream.getvalue().endswith("\n  learning rate 0.1  320 examples/s per replica\n")
+    assert stream.getvalue().endswith(" left  learning rate 0.1  320 examples/s per replica\n")
     assert not {"input_wait_share", "worker_shares"} & {*read_lines(tmp_path)[0]}
 
 
@@ -134,14 +159,19 @@ def test_the_time_left_counts_everything_between_reports():
     screen = console.open_console(stream, total_steps=3610, epochs=1.0)
 
     def report(step):
-        row = table.Row(step=step, epoch=1.0, seconds=1.0, examples_per_second=1.0, values={})
+        row = lines_lib.Row(
+            step=step, epoch=1.0, steps=10, seconds=1.0, examples_per_second=1.0, values={}, details=["slow"]
+        )
         screen.train(row, [], step_seconds=1.0)
 
     report(10)
     screen.timed_from -= 20.0  # As if 20 s went by since, 10 of them in an evaluation.
     report(20)
     screen.close()
-    assert re.findall(r"\d:\d\d:\d\d$", stream.getvalue(), re.MULTILINE) == ["1:00:00", "1:59:40"]
+    assert re.findall(r"\d:\d\d:\d\d left  slow$", stream.getvalue(), re.MULTILINE) == [
+        "1:00:00 left  slow",
+        "1:59:40 left  slow",
+    ]
 
 
 def test_metrics_hold_every_number(tmp_path):
@@ -169,6 +199,7 @@ def test_metrics_hold_every_number(tmp_path):
         "examples_per_second_per_replica": 800.0,
         "input_wait_share": 0.25,
         "seconds": 2.0,
+        "steps": 50,
     }
     assert evaluation == {
         "kind": "evaluation",
@@ -184,8 +215,8 @@ def test_metrics_hold_every_number(tmp_path):
     assert saved == {"kind": "event", "text": "saved", "step": 100}
     assert stopped == {"kind": "event", "text": "stopped by SIGTERM"}
     lines = reporter.console.stream.getvalue().splitlines()
-    assert lines[1].split()[-3:] == ["loss", "accuracy", "val_accuracy"]
-    assert lines[2].split()[-4:] == ["0.1000", "0.8750", "0.9000", "best"]
+    assert lines[1].split()[-4:] == ["loss", "0.1000", "accuracy", "0.8750"]
+    assert lines[2].split() == ["val_accuracy", "0.9000", "best"]
     assert lines[3:] == [
         "saved",
         "stopped by SIGTERM",
@@ -200,7 +231,7 @@ def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path
     assert (interval["loss"], interval["margin"]) == (None, None)
     assert (evaluation["loss"], evaluation["examples_per_second"]) == (None, None)
     text = reporter.console.stream.getvalue()
-    assert text.split()[-3:] == ["nan", "inf", "-inf"]
+    assert text.split()[-6:] == ["loss", "nan", "margin", "inf", "val_loss", "-inf"]
 
 
 def test_a_name_that_the_file_uses_itself_is_refused():
@@ -273,32 +304,64 @@ for step in itertools.count(start + 1):
     metrics_file.trim_metrics(str(tmp_path / "metrics.jsonl"), start)
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == list(range(1, start + 1))
     open_quiet(tmp_path, tensorboard=True, resume_step=start).close()
-    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == list(range(1, start + 1))
+    assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == list(range(1, start + 1))
 
 
-def test_tensorboard_reads_the_scalars_and_forgets_what_a_resume_repeats(tmp_path):
-    first = open_quiet(tmp_path, tensorboard=True, resume_step=0)
-    for step in (10, 20, 30):
-        train(first, step, loss=1.0 / step, accuracy=0.5)
-    first.evaluation(30, {"accuracy": 0.25}, seconds=1.0, num_examples=3, name="evaluation")
-    first.close()
-    assert scalars(tmp_path) == {
-        "train/loss": [(s, np.float32(1.0 / s)) for s in (10, 20, 30)],
-        "train/accuracy": [(10, 0.5), (20, 0.5), (30, 0.5)],
-        "train/learning_rate": [(s, np.float32(0.1)) for s in (10, 20, 30)],
-        "train/examples_per_second": [(10, 1280.0), (20, 1280.0), (30, 1280.0)],
-        "train/examples_per_second_per_replica": [(10, 640.0), (20, 640.0), (30, 640.0)],
-        "train/input_wait_share": [(s, np.float32(0.03)) for s in (10, 20, 30)],
-        "evaluation/accuracy": [(30, 0.25)],
+def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_path):
+    reporter = open_quiet(tmp_path, tensorboard=True, resume_step=0)
+    for step in (50, 100, 210):
+        values = {"loss": 1.0 / step, "accuracy": 0.5}
+        reporter.train(step, values, learning_rate=0.1, seconds=0.5, steps=step - step // 2, wait_share=0.03)
+        reporter.evaluation(step, {"accuracy": 0.25}, seconds=1.0, num_examples=3)
+    reporter.text(210, "config", "| a | b |")
+    reporter.close()
+    losses = {step: np.float32(1.0 / step) for step in (50, 100, 210)}
+    found = scalars(tmp_path)
+    speeds = {tag: found.pop(tag) for tag in list(found) if tag.startswith("speed/")}
+    assert found == {
+        "by_step/loss": list(losses.items()),
+        "by_step/accuracy": [(50, 0.5), (100, 0.5), (210, 0.5)],
+        "by_step/learning_rate": [(step, np.float32(0.1)) for step in losses],
+        # Epochs of 100 steps end in the second and the third report.
+        "by_epoch/loss": [(1, losses[100]), (2, losses[210])],
+        "by_epoch/accuracy": [(1, 0.5), (2, 0.5)],
     }
+    assert speeds["speed/examples_per_second"][:1] == [(50, 3200.0)]
+    assert speeds["speed/examples_per_second_per_replica"][:1] == [(50, 1600.0)]
+    assert speeds["speed/input_wait_share"] == [(step, np.float32(0.03)) for step in losses]
+    assert scalars(tmp_path, "evaluation") == {
+        "by_step/accuracy": [(50, 0.25), (100, 0.25), (210, 0.25)],
+        "by_epoch/accuracy": [(1, 0.25)],
+    }
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "train")).Reload()
+    (text,) = board.Tensors("config")
+    assert text.step == 210 and text.tensor_proto.string_val == [b"| a | b |"]
+
+
+def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resumes(tmp_path):
+    first = open_quiet(tmp_path, tensorboard=True, resume_step=0)
+    for step in (100, 200, 300):
+        first.train(step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, steps=100, wait_share=None)
+        first.evaluation(step, {"loss": 0.25}, seconds=1.0, num_examples=3)
+    first.close()
+    (events,) = (tmp_path / "tensorboard" / "train").iterdir()
+    events.write_bytes(events.read_bytes()[:-5])  # As kill -9 in the middle of a write leaves it.
     for _ in range(3):  # Starts within one second are still read in their order.
-        again = open_quiet(tmp_path, tensorboard=True, resume_step=20)
-        train(again, 30, loss=7.0)
-        train(again, 40, loss=8.0)
+        again = open_quiet(tmp_path, tensorboard=True, resume_step=200, resume_evaluated=100)
+        for step in (300, 400):
+            again.train(step, {"loss": 7.0}, learning_rate=0.1, seconds=0.5, steps=100, wait_share=None)
         again.close()
-    values = scalars(tmp_path)
-    assert values["train/loss"] == [(10, np.float32(0.1)), (20, np.float32(0.05)), (30, 7.0), (40, 8.0)]
-    assert "evaluation/accuracy" not in values
+    expected = [np.float32(0.01), np.float32(0.005), 7.0, 7.0]
+    found = scalars(tmp_path)
+    assert found["by_step/loss"] == list(zip((100, 200, 300, 400), expected, strict=True))
+    assert found["by_epoch/loss"] == list(zip((1, 2, 3, 4), expected, strict=True))
+    assert scalars(tmp_path, "evaluation") == {"by_step/loss": [(100, 0.25)], "by_epoch/loss": [(1, 0.25)]}
+    (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.empty").touch()
+    (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.other").write_bytes(b"no events" * 9)
+    open_quiet(tmp_path, tensorboard=True, resume_step=200).close()
+    assert scalars(tmp_path)["by_epoch/loss"] == list(zip((1, 2), expected[:2], strict=True))
+    open_quiet(tmp_path, tensorboard=True, resume_step=0).close()  # The run starts again.
+    assert scalars(tmp_path) == {} and len(list((tmp_path / "tensorboard" / "train").iterdir())) == 1
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
@@ -341,7 +404,7 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path, capfd):
     reporter = open_quiet(tmp_path, tensorboard=True)
     for step in range(1, 21):
         train(reporter, step)
-    metrics, (events,) = tmp_path / "metrics.jsonl", (tmp_path / "tensorboard").iterdir()
+    metrics, (events,) = tmp_path / "metrics.jsonl", (tmp_path / "tensorboard" / "train").iterdir()
     sizes = [path.stat().st_size for path in (events, metrics)]
     for size in sizes:
         with files_limited_to(size + 20):  # The next record fits in part.
@@ -354,7 +417,7 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path, capfd):
     train(reporter, 50)
     reporter.close()
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == [*range(1, 21), 50]
-    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [*range(1, 21), 30, 40, 50]
+    assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [*range(1, 21), 30, 40, 50]
 
 
 def test_metrics_that_are_deleted_or_replaced_in_a_live_run_lose_no_record(tmp_path, capfd):
@@ -446,18 +509,17 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     reporter.evaluation(100, {"loss": 0.25}, seconds=1.0, num_examples=10)
     train(reporter, 200, loss=0.125)
     screen.feed(read())
-    assert screen.lines[:3] == [
+    assert screen.lines[:2] == [
         "worker 0",
-        "epoch   step     sec  examples/s      loss  val_loss",
-        "  1/4    100     0.5       1,280    0.5000    0.2500",
+        "epoch 1/4  10 steps  0.5 s  1,280 examples/s  loss 0.5000  val_loss 0.2500",
     ]
     rest = r"200/400  0:\d\d:\d\d left  loss 0\.1250  1,280 examples/s  input wait 3%"
-    assert re.fullmatch(rf" 50% \|#{{10}} {{10}}\| {rest}", screen.lines[3]) and len(screen.lines) == 4
+    assert re.fullmatch(rf" 50% \|#{{10}} {{10}}\| {rest}", screen.lines[2]) and len(screen.lines) == 3
     time.sleep(console.REDRAW_SECONDS)
     reporter.progress(300, "evaluating")
     screen.feed(read())
-    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating  loss 0.1250", screen.lines[3])
-    assert len(screen.lines) == 4
+    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating  loss 0.1250", screen.lines[2])
+    assert len(screen.lines) == 3
     reporter.progress(300)
     wide = r"\|#{20}\| 400/400  0:00:00 left  loss 0\.06250"
     for columns, bar in ((80, wide), (20, "400/400  0:00:")):
@@ -468,8 +530,9 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
         assert re.fullmatch(f"100% {bar}", screen.lines[-1]) and len(screen.lines[-1]) < columns
     reporter.close()
     screen.feed(read())
-    assert screen.lines[-1] == "" and screen.lines[-2].startswith("  4/4    400")
-    assert [line.split()[0] for line in screen.lines[2:6]] == ["1/4", "2/4", "4/4", "4/4"]
+    assert screen.lines[-1] == "" and screen.lines[-2].strip() == "loss 0.06250"
+    texts = [line for line in screen.lines if line.startswith("epoch")]
+    assert [text.split()[1] for text in texts] == ["1/4", "2/4", "4/4", "4/4"]
 
 
 def test_the_bar_is_redrawn_at_most_ten_times_a_second(terminal):
@@ -490,7 +553,7 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     train(reporter, 100)
     reporter.progress(101)
     reporter.close()
-    assert read().count("\n") == 2
+    assert read().count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -589,4 +652,4 @@ def test_reporting_needs_no_tensorflow(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout == "False\n"
-    assert scalars(tmp_path)["train/loss"] == [(1, 1.0)]
+    assert scalars(tmp_path)["by_step/loss"] == [(1, 1.0)]

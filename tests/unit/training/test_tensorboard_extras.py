@@ -36,9 +36,18 @@ def test_the_graph_histograms_and_a_profile_are_there_and_a_resume_repeats_none(
     wanted = dict(graph=True, histograms=c.Every(steps=2), profile=[2, 3])
     run(tmp_path, 4, **wanted)
     run(tmp_path, 6, **wanted)
-    board = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"histograms": 0}).Reload()
-    operations = {node.op for node in board.Graph().node}
-    assert "MatMul" in operations and any("logits" in node.name for node in board.Graph().node)
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "train"), size_guidance={"histograms": 0}).Reload()
+    nodes = {node.name: node for node in board.Graph().node}
+    assert {name for name, node in nodes.items() if node.op == "Placeholder" and "/" not in name} == {"image", "label"}
+    # Keras enters the scope of a model twice.
+    scopes = {node.op: name.split("/")[0].removesuffix("_1") for name, node in nodes.items()}
+    assert {*scopes.values()} <= {"image", "label", "linear", "objective"}
+    assert (scopes["MatMul"], scopes["SparseSoftmaxCrossEntropyWithLogits"]) == ("linear", "objective")
+    sources = [source.lstrip("^").partition(":")[0] for node in nodes.values() for source in node.input]
+    assert sources and {*sources} <= {*nodes}
+    first, changed = board.Tensors("config")
+    assert (first.step, changed.step) == (0, 4)
+    assert "| `train.steps` | `4` |" in first.tensor_proto.string_val[0].decode().splitlines()
     assert sorted(board.Tags()["histograms"]) == LOGITS
     for tag in LOGITS:
         seen = board.Histograms(tag)
@@ -50,7 +59,7 @@ def test_the_graph_histograms_and_a_profile_are_there_and_a_resume_repeats_none(
         counts, edges = np.histogram(values.astype(np.float64), bins=30)
         assert last.bucket[1:] == counts.tolist()
         np.testing.assert_allclose(last.bucket_limit, edges)
-    (profile,) = (tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
+    (profile,) = (tmp_path / "tensorboard" / "train").glob("plugins/profile/*/*.xplane.pb")
     space = xplane_pb2.XSpace.FromString(profile.read_bytes())
     names = {metadata.name for plane in space.planes for metadata in plane.event_metadata.values()}
     assert any("MatMul" in name for name in names)
@@ -71,7 +80,7 @@ def test_values_that_are_not_finite_are_left_out(tmp_path):
     )
     reporter.histograms(3, {"bad": np.array([np.nan]), "some": np.array([1.0, np.inf, 3.0])})
     reporter.close()
-    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "train")).Reload()
     assert board.Tags()["histograms"] == ["some"]
     assert board.Histograms("some")[0].histogram_value.num == 2
 
