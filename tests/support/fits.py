@@ -9,6 +9,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -380,7 +381,15 @@ def refused_steps(cluster: Cluster) -> dict[str, str]:
 
     own_steps.FOREIGN["optimizer"] = keras.optimizers.SGD()
     attempts = {step: functools.partial(attempt, step) for step in own_steps.STEPS}
-    return messages_of(attempts | {"by_xla": lambda: attempt("assigns", jit_compile=True)})
+
+    def normalised_by_xla() -> None:
+        with cluster.scope():
+            layers = [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)]
+            model = compiled(keras.Sequential(layers), "sgd", "mse", jit_compile=True)
+        tfdist.fit(cluster, model, X, TARGETS, batch_size=16, verbose=0)
+
+    by_xla = {"by_xla": lambda: attempt("assigns", jit_compile=True), "normalised_by_xla": normalised_by_xla}
+    return messages_of(attempts | by_xla)
 
 
 def noisy() -> keras.Model:
@@ -465,6 +474,51 @@ def metric_parts(cluster: Cluster) -> dict[str, float]:
     return dict(zip(("parts", "sums"), (float(np.abs(one - whole).max()) for one in resumed), strict=True))
 
 
+def chief_first(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
+    """Weights that the chief saves and all workers load, a failure of the chief, and what a block may not do."""
+    initial, found, ran = directory / "initial.weights.h5", {}, []
+    with cluster.scope():
+        normal = keras.layers.Normalization()
+        normal.adapt(X)
+        words = keras.layers.StringLookup(output_mode="multi_hot")
+        words.adapt([["red", "green"], ["blue", "red"]])
+        model = compiled(keras.Sequential([keras.Input((6,)), normal, keras.layers.Dense(3, "softmax")]), "sgd")
+    lookup = keras.layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
+    with cluster.chief_first():
+        if cluster.is_chief:
+            time.sleep(0.5)
+            model.save_weights(initial)
+        found["is_there"] = initial.exists()
+    for _ in range(2):  # Twice from the same weights.
+        model.load_weights(initial)
+        colours = tf.data.Dataset.from_tensor_slices((X, np.array(["red", "green", "blue"])[LABELS])).batch(16)
+        colours = colours.map(lambda x, colour: (x, tf.argmax(lookup(colour), axis=-1) - 1))
+        found.setdefault("losses", []).append(tfdist.fit(cluster, model, colours, verbose=0).history["loss"])
+    found["words"] = words([["red", "blue"]]).numpy().tolist()
+
+    def fails() -> None:
+        with cluster.chief_first():
+            ran.append(cluster.rank)
+            raise OSError("No space left on device.")
+
+    def in_block(action: Callable[[], Any]) -> None:
+        with cluster.chief_first():
+            action()
+
+    def build() -> None:
+        with cluster.scope():
+            dense(2)
+
+    attempts = {"fails": fails, "builds": lambda: in_block(build), "communicates": lambda: in_block(cluster.barrier)}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    cluster.barrier()
+    return found | {"ran": ran, "ranks": cluster.all_gather([cluster.rank])[:, 0].tolist()}
+
+
 def application(cluster: Cluster) -> dict[str, Any]:
     """Trains a network of keras.applications for one step."""
     keras.utils.set_random_seed(7)
@@ -510,6 +564,7 @@ def main() -> None:
         "refused_steps": lambda: refused_steps(cluster),
         "metric_parts": lambda: metric_parts(cluster),
         "application": lambda: application(cluster),
+        "chief_first": lambda: chief_first(cluster, path.parent),
     }
     results = {}
     for name in sys.argv[3:]:

@@ -49,7 +49,7 @@ def found(tmp_path_factory):
             return fits.measure(directory, [*TOPOLOGIES[topology], *trials.get(topology, [])], devices=devices)
         if topology == "one replica":
             return fits.measure(directory, TOPOLOGIES[topology])
-        trials = ["resumed", "application"] if "slow" in topology else []
+        trials = ["resumed", "application"] if "slow" in topology else ["chief_first"]
         return fits.measure(directory, [*TOPOLOGIES[topology], *trials], workers=2)
 
     return measure
@@ -141,6 +141,11 @@ def test_what_cannot_be_done_is_refused_with_a_reason(found, name, words):
         ("gathers_scalar", r"all_gather takes one row per example\. Received: shape \(\)"),
         ("applies_foreign", r"The optimizer 'sgd\w*' of Improper was made outside of cluster\.scope\(\)"),
         ("by_xla", r"jit_compile=True\) is not supported with the train_step of Improper, .* remove it"),
+        (
+            "normalised_by_xla",
+            r"jit_compile=True\) compiles no communication .* the layer 'batch_normalization\w*' normalises over all "
+            r".* remove jit_compile=True, or set synchronized=False",
+        ),
     ],
 )
 def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name, words):
@@ -156,8 +161,23 @@ def test_random_numbers_and_state_of_a_step_resume_exactly(found):
 
 
 def test_all_workers_have_the_same_results(found):
-    first, second = found("two workers")
+    first, second = ({**worker, "chief_first": None} for worker in found("two workers"))
     assert first == second
+
+
+def test_the_chief_runs_a_block_first_and_its_failure_reaches_the_others(found):
+    chief, other = (worker["chief_first"] for worker in found("two workers"))
+    assert chief["is_there"] and other["is_there"] and chief["ranks"] == other["ranks"] == [0, 1]
+    assert chief["losses"] == other["losses"] and chief["losses"][0] == chief["losses"][1]
+    assert chief["words"] == other["words"] and sum(chief["words"][0]) == 2
+    assert (chief["ran"], other["ran"]) == ([0], [])
+    assert chief["fails"] == "OSError: No space left on device."
+    assert re.fullmatch(
+        r"ChiefFailedError: worker 0, the chief, failed in .*: OSError: No space left .*", other["fails"]
+    )
+    for name, words in (("builds", "build the model after it"), ("communicates", "call it outside of the block")):
+        assert chief[name].startswith("RuntimeError: ") and words in chief[name]
+        assert other[name].startswith("ChiefFailedError: ") and words in other[name]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Who takes part in a run, how the workers meet, which worker is lost, and how a process stops.
 
     connect(options) -> Cluster   strategy.py: rendezvous, then one tf.distribute strategy per process
-    Cluster                       cluster.py: scope, distribute, broadcast, all_gather
+    Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier, chief_first
     interruption, process_exit    stop requests from signals; exit codes
     devices/                      GPUs of the host, their software, the precision that suits them
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec

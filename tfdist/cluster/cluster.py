@@ -123,6 +123,24 @@ class Cluster:
         """Returns True if `value` is true on any worker. Collective."""
         return bool(self.all_gather([int(value)]).any())
 
+    def barrier(self) -> None:
+        """Waits until all workers have called it. Collective."""
+        self.broadcast(0)
+
+    def chief_first(self) -> AbstractContextManager:
+        """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
+
+        For downloads, and for files that the chief writes and all workers read. If the chief fails in the block, the
+        others skip it and raise ChiefFailedError with its message. In the block, collectives and the creation of
+        models raise RuntimeError: the chief would wait for workers that wait for it.
+        """
+        return collective_guard.chief_first(self)
+
+    def print(self, *values: Any, **keywords: Any) -> None:
+        """Prints on the chief only; arguments as for Python's `print`."""
+        if self.is_chief:
+            print(*values, **keywords)
+
     def broadcast_bytes(self, value: bytes) -> bytes:
         """Returns the chief's `value` on every worker. Collective."""
         size = self.broadcast(len(value))

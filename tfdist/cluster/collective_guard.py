@@ -1,12 +1,15 @@
-"""Rejects collectives in code that runs on one worker only: they would wait for the other workers forever."""
+"""Code that one worker runs alone, or first: collectives in it are rejected, since they would wait forever."""
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfdist.cluster.liveness import peer_loss
+from tfdist.config import user_code
 
 # (what runs on this worker only, advice to the user), outermost first.
 _running: list[tuple[str, str]] = []
@@ -36,6 +39,38 @@ def check(purpose: str) -> None:
     if _running:
         what, advice = _running[-1]
         raise RuntimeError(f"{what} runs on one worker only, but {purpose} requires all workers: {advice}.")
+
+
+@contextlib.contextmanager
+def chief_first(cluster: Any) -> Iterator[None]:
+    """See `Cluster.chief_first`."""
+    if cluster.num_workers == 1:
+        yield
+        return
+    if not cluster.is_chief:
+        reason = cluster.broadcast_bytes(b"").decode()
+        if reason:
+            raise peer_loss.ChiefFailedError(f"worker 0, the chief, failed in a block of cluster.chief_first: {reason}")
+    only_here = on_one_worker("a block of cluster.chief_first", "call it outside of the block")
+    try:
+        with cluster.paused(), only_here, tf.variable_creator_scope(_reject_replicated):
+            yield
+    except (Exception, SystemExit) as error:
+        if cluster.is_chief:
+            cluster.broadcast_bytes(f"{type(error).__name__}: {user_code.message(error)}".encode())
+        raise
+    if cluster.is_chief:
+        cluster.broadcast_bytes(b"")
+
+
+def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
+    """A variable creator: on several workers, the initial value of a replicated variable is sent to all of them."""
+    if tf.distribute.has_strategy():
+        raise RuntimeError(
+            "A model cannot be built in a block of cluster.chief_first, because all workers must create its variables "
+            "together: download and save files in the block, and build the model after it."
+        )
+    return next_creator(**keywords)
 
 
 @contextlib.contextmanager

@@ -76,6 +76,10 @@ def report_exception(error: Exception) -> int:
     if isinstance(error, decision.MissingWorkersError):
         _say(str(error))
         return interruption.EXIT_PEER_LOST
+    if isinstance(error, peer_loss.ChiefFailedError):
+        peer_loss.claim_exit()
+        _say(str(error))
+        return interruption.EXIT_PEER_LOST
     text, file = _cause(error)
     peer_loss.claim_exit()
     peer_loss.announce_failure(_first_line(text))

@@ -22,6 +22,7 @@ from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import seed_generators
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.normalization import synchronized_norm
 
 
 def make_run(
@@ -137,6 +138,12 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             f"compile(jit_compile=True) is not supported with the {own_setup.overrides(model)[0]} of {name}, in which "
             "replicas communicate: remove it, and decorate functions without an optimizer with "
             "tf.function(jit_compile=True)."
+        )
+    synchronized = synchronized_norm.layers(model) if model.jit_compile and cluster.num_replicas > 1 else ()
+    if synchronized:
+        raise ValueError(
+            "compile(jit_compile=True) compiles no communication between replicas, but the layer "
+            f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
         )
     losses = [] if model._compile_loss is None else keras.tree.flatten(model._compile_loss._user_loss)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):

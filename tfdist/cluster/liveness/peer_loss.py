@@ -28,6 +28,10 @@ _GRACE_SECONDS = 2.0
 _WRITING_SECONDS = 60.0
 
 
+class ChiefFailedError(RuntimeError):
+    """The chief failed in a block that the other workers wait for; the chief shows the error itself."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerStatus:
     """What another worker is doing, as of its last message."""

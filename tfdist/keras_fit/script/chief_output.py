@@ -94,7 +94,7 @@ def _saved_by_chief(cluster: Cluster, original: Callable[..., Any], *args: Any, 
     if cluster.is_chief:
         with running():
             saved = original(*args, **keywords)
-    cluster.broadcast(0)
+    cluster.barrier()
     return saved
 
 

@@ -160,7 +160,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
 
 def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
     """Calls `value` on all workers at about the same time; returns the results in rank order."""
-    cluster.broadcast(0)
+    cluster.barrier()
     return cluster.all_gather([float(value())])[:, 0].tolist()
 
 
