@@ -117,7 +117,7 @@ def flag_problems(text):
         if not is_command(called[1]):
             problems.append(f"there is no command {called[1]}")
             continue
-        named = re.findall(r"(?:^|\s)--(?:no)?([\w-]+)", re.split(r"[|;&>]", called[2])[0])
+        named = re.findall(r"(?:^|\s)--(?:no)?([\w-]+)", re.split(r"[|;&>]| my_\w+\.py | -m my_", called[2])[0])
         problems += [f"{called[1]} has no flag --{flag}" for flag in named if flag not in flags_of(called[1])]
     for span in spans:
         called = re.search(r"-m (tfdist\.[\w.]+|tfdist \w+)", span)

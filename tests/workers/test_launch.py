@@ -24,7 +24,7 @@ from processes import children, command_line, environment, until
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import listener
 from tfdist.launch import __main__ as launch
-from tfdist.launch import local_workers
+from tfdist.launch import local_workers, scripts
 
 CONFIG, STEPS = "tests/configs/interrupted.py", 56
 SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0"
@@ -38,7 +38,7 @@ launch.define_flags()
 flags.FLAGS(["launch", "--workers=2", *sys.argv[3:]])
 with processes.open_group() as group:
     command = [sys.executable, "-c", sys.argv[1]]
-    sys.exit(launch.supervise(group, command, pathlib.Path(sys.argv[2]), [()] * flags.FLAGS.workers))
+    sys.exit(launch.supervise(group, command, lambda: [pathlib.Path(sys.argv[2])], [()] * flags.FLAGS.workers))
 """
 # What those programs begin with.
 RANK = """
@@ -110,7 +110,7 @@ def saved(process, workdir, before=-1):
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        return launch.newest_step(workdir) > before
+        return scripts.newest_step([workdir]) > before
 
     return until(found, 240)
 
@@ -130,7 +130,7 @@ def test_sigterm_to_the_launcher_saves_and_a_killed_worker_is_replaced_and_nothi
         process.terminate()
         code, output = finish(process)
     assert code == 75 and "and saved" in output, output
-    stopped = launch.newest_step(tmp_path)
+    stopped = scripts.newest_step([tmp_path])
     with launched(command) as process:
         rank = random.randrange(2)
         victim = ready(process)[rank]
@@ -330,6 +330,12 @@ else:
         (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
         (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
         (["--workers=2", "--", f"--config={CONFIG}", "eval"], "without a flag are not supported. Received: 'eval'"),
+        (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
+        (["my_none.py"], "there is no file"),
+        (["--workers=2", "--", "no-such-program"], "there is no program 'no-such-program'. After the launcher's flags"),
+        (["--", "tests/scripts/unchanged.py", "--workers=2"], "Set the number of workers to start"),
+        (["--workers=two", "tests/scripts/unchanged.py"], "--workers=two"),
+        (["--workers=2", "--", "-m", "tfdist.main", "--config=configs/none.py"], "configs/none.py: there is no file"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_starts(arguments, words):
@@ -337,6 +343,55 @@ def test_wrong_flags_are_refused_before_anything_starts(arguments, words):
     done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and words in done.stdout + done.stderr, done
     assert "Traceback" not in done.stderr and "[0]" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        ("--workers=2", "--", "my_script.py"),
+        ("--workers", "2", "my_script.py"),
+        ("--workers=2", "--max-restarts=0", "--", "-m", "my_script"),
+        ("--workers=2", "--", sys.executable, "-u", "my_script.py"),
+    ],
+    ids=["script", "without separator", "module", "program"],
+)
+def test_a_script_is_started_with_its_own_flags(tmp_path, start):
+    (tmp_path / "my_script.py").write_text(
+        "import json, os, sys\ntask = json.loads(os.environ['TF_CONFIG'])['task']\n"
+        "class Layer:\n    def get_config(self): pass\n"  # No config.
+        "print(task['index'], *sys.argv[1:])\n"
+    )
+    line = [sys.executable, "-m", "tfdist.launch", *start, "--workers=5", "-h", "--", "x y"]
+    env = worker_environment(PYTHONPATH=str(REPOSITORY))
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} --workers=5 -h -- x y" for rank in range(2)]
+
+
+def test_a_script_is_restarted_and_its_checkpoints_are_its_progress(tmp_path):
+    """Killed in its first run, then failed with a new checkpoint in its second one, then without a new one."""
+    (tmp_path / "my_script.py").write_text(
+        RANK + "import tfdist.checkpoint.directory as d\n"
+        "print(len(list(pathlib.Path('marks').glob('*')))) if rank == 0 else time.sleep(60)\n"
+        "n = len(list(pathlib.Path('marks').glob('*')))\npathlib.Path('marks', str(n)).touch()\n"
+        "if n == 0: die()\n"
+        "for fit in ('fit1', 'fit2')[:n]:\n"
+        "    d.note_workdir(pathlib.Path(fit), os.environ)\n"
+        "    pathlib.Path(fit, 'checkpoints', 'step-00000004').mkdir(parents=True, exist_ok=True)\n"
+        "sys.exit(1)\n"
+    )
+    (tmp_path / "marks").mkdir()
+    line = [sys.executable, "-m", "tfdist.launch", "--workers=2", "--grace-seconds=5", "my_script.py"]
+    env = worker_environment(PYTHONPATH=str(REPOSITORY))
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert [text.partition(": ")[2] for text in done.stderr.splitlines()] == [
+        "worker 0 was killed by SIGKILL. Restart 1 of 3, with 2 worker(s), from the beginning: there is no checkpoint.",
+        "worker 0 ended with exit code 1. Restart 2 of 3, with 2 worker(s), from the checkpoint of step 4.",
+        "worker 0 ended with exit code 1. Restart 3 of 3, with 2 worker(s), from the checkpoint of step 4 in "
+        f"{tmp_path / 'fit2'}.",
+        "worker 0 ended with exit code 1. Not restarted: the error would recur.",
+    ]
 
 
 SLURM = {

@@ -1,11 +1,15 @@
 """The directory of a run's checkpoints: their paths, steps, and which is best. Imports no TensorFlow."""
 
+import contextlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 BEST = "best.json"
+# Names a file of workdirs: tfdist.launch looks there for checkpoints of the scripts that it has started.
+WORKDIRS_VARIABLE = "TFDIST_WORKDIRS"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
 
 
@@ -34,3 +38,15 @@ def steps(directory: Path) -> list[int]:
         return []
     matches = (_STEP_DIRECTORY.match(path.name) for path in directory.iterdir())
     return sorted((int(match[1]) for match in matches if match), reverse=True)
+
+
+def note_workdir(workdir: Path, env: Mapping[str, str]) -> None:
+    """Adds a workdir to the file that the launcher has named in the environment, if it has."""
+    if env.get(WORKDIRS_VARIABLE):
+        with contextlib.suppress(OSError), open(env[WORKDIRS_VARIABLE], "a") as file:
+            file.write(f"{workdir.resolve()}\n")
+
+
+def noted_workdirs(file: Path) -> list[Path]:
+    """Returns the workdirs that `note_workdir` has added to a file, in order, each once."""
+    return [Path(line) for line in dict.fromkeys(file.read_text().splitlines())] if file.exists() else []

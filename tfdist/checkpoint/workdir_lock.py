@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from tfdist.checkpoint import directory
 from tfdist.report import files
 
 LOCK = ".tfdist-run"
@@ -125,6 +126,7 @@ def acquire(
         OSError: the workdir cannot be written.
     """
     files.make_workdir(workdir)
+    directory.note_workdir(workdir, os.environ)
     path, mine = workdir / LOCK, _this_process(job, heartbeat_seconds)
     started, first = time.monotonic(), None
     while not _create(path, mine):

@@ -1,7 +1,8 @@
 """The supervisor of several workers on this machine: starts them, and restarts them after one is lost.
 
-`python -m tfdist.launch --workers=4 -- --config=configs/digits.py`. The flags after `--` are those of tfdist.main, for
-every worker; `--` may be left out. Each line of output starts with the rank of its worker.
+`python -m tfdist.launch --workers=4 -- --config=configs/digits.py` trains a config: the flags after `--` are those of
+tfdist.main, for every worker. `python -m tfdist.launch --workers=4 -- my_fit.py --its=flags` runs a script; also
+`-- -m MODULE ...` and `-- PROGRAM ...`. `--` may be left out. Each line of output starts with the rank of its worker.
 
 Exit codes are those of the workers: 0 finished, 75 stopped and saved (run the same command to resume), 1 an error; and
 76 if it gave up restarting. See docs/launch.md.
@@ -14,8 +15,9 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -27,7 +29,7 @@ from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import keys
 from tfdist.config import batches
 from tfdist.config import flags as config_flags
-from tfdist.launch import command_line, local_workers, processes
+from tfdist.launch import command_line, local_workers, processes, scripts
 
 _SUCCESS = (0, interruption.EXIT_STOPPED)
 # After this many consecutive failures without a new checkpoint, fewer workers are started.
@@ -57,6 +59,11 @@ def define_flags() -> list[str]:
         The names of the launcher's own flags.
     """
     config_flags.define_run_flags()
+    return define_own_flags()
+
+
+def define_own_flags() -> list[str]:
+    """Defines the flags of the launcher; returns their names."""
     holders = [
         flags.DEFINE_integer("workers", None, "Number of workers to start on this machine.", lower_bound=1),
         flags.DEFINE_integer("max_restarts", 3, "Number of restarts before giving up.", lower_bound=0),
@@ -74,15 +81,34 @@ def define_flags() -> list[str]:
 
 
 def run(argv: list[str]) -> int:
-    """Starts the workers and restarts them after failures; returns the exit code."""
-    if sys.platform != "linux":
-        sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
+    """Trains the config that the flags name, and restarts after failures; returns the exit code."""
     # The supervisor restarts the workers itself, so they must not requeue the job.
     command = [sys.executable, "-m", "tfdist.main", *argv[1:], "--config.cluster.requeue=false"]
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
+    return start(command, lambda: [workdir], on_cpu=flags.FLAGS["config"].value.cluster.gpus == 0)
+
+
+def run_script(command: list[str], argv: list[str]) -> int:
+    """Runs a script or another program, and restarts it after failures; returns the exit code."""
+    del argv
+    with tempfile.TemporaryDirectory(prefix="tfdist-launch-") as folder:
+        noted = Path(folder, "workdirs")
+        os.environ[directory.WORKDIRS_VARIABLE] = str(noted)
+        return start(command, lambda: directory.noted_workdirs(noted), on_cpu=False)
+
+
+def start(command: list[str], workdirs: Callable[[], list[Path]], *, on_cpu: bool) -> int:
+    """Starts the workers and restarts them after failures; returns the exit code.
+
+    Args:
+        command: the command of every worker.
+        workdirs: see `supervise`.
+        on_cpu: use no GPUs.
+    """
+    if sys.platform != "linux":
+        sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
     try:
         note = local_workers.refuse_other_launchers(os.environ)
-        on_cpu = flags.FLAGS["config"].value.cluster.gpus == 0
         gpus = () if on_cpu else host_gpus.assigned(os.environ)
         gpus_by_rank = local_workers.divide_gpus(gpus, flags.FLAGS.workers)
     except ValueError as error:
@@ -91,18 +117,21 @@ def run(argv: list[str]) -> int:
         unused = len(gpus) - sum(map(len, gpus_by_rank))
         if note or unused:
             group.log(note or f"{unused} of {len(gpus)} GPUs are unused: they cannot be divided evenly.")
-        return supervise(group, command, workdir, gpus_by_rank)
+        return supervise(group, command, workdirs, gpus_by_rank)
 
 
 def supervise(
-    group: processes.ProcessGroup, command: list[str], workdir: Path, gpus_by_rank: list[tuple[str, ...]]
+    group: processes.ProcessGroup,
+    command: list[str],
+    workdirs: Callable[[], list[Path]],
+    gpus_by_rank: list[tuple[str, ...]],
 ) -> int:
     """Runs attempts until one succeeds, is stopped, or fails for good.
 
     Args:
         group: the open process group.
         command: the command of every worker.
-        workdir: the run's directory: a new checkpoint there counts as progress.
+        workdirs: returns the directories of the runs so far: a new checkpoint there counts as progress.
         gpus_by_rank: the GPUs of each worker; all empty on a machine without GPUs.
 
     Returns:
@@ -115,16 +144,16 @@ def supervise(
     causes: list[str] = []
     failures_without_progress = 0
     while True:
-        before = newest_step(workdir)
+        before = scripts.newest_step(workdirs())
         result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
         if group.forwarded:
-            return stopped_exit_code(group, result, newest_step(workdir))
+            return stopped_exit_code(group, result, scripts.newest_step(workdirs()))
         if result.code in _SUCCESS:
             if result.cause:
                 group.log(f"{result.cause}; everything was saved before.")
             return result.code
         causes.append(result.cause)
-        step = newest_step(workdir)
+        step = scripts.newest_step(workdirs())
         failures_without_progress = 0 if step > before else failures_without_progress + 1
         lost = result.code < 0 or result.code == interruption.EXIT_PEER_LOST
         if not lost and (result.code == 130 or step <= before):
@@ -134,13 +163,14 @@ def supervise(
             return give_up(group, causes, interruption.EXIT_PEER_LOST if lost else result.code)
         min_workers = flags.FLAGS.min_workers
         if failures_without_progress >= _FAILURES_BEFORE_SHRINKING and min_workers is not None:
-            fewer = next_smaller(flags.FLAGS["config"].value, gpus_by_rank, min_workers)
+            options = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+            fewer = next_smaller(options, gpus_by_rank, min_workers)
             if fewer < len(gpus_by_rank):
                 gpus_by_rank = drop_worker(gpus_by_rank, result.failed_rank, fewer)
                 failures_without_progress = 0
         group.log(
             f"{result.cause}. Restart {len(causes)} of {flags.FLAGS.max_restarts}, with {len(gpus_by_rank)} worker(s), "
-            + (f"from the checkpoint of step {step}." if step >= 0 else "from the beginning: there is no checkpoint.")
+            + f"{scripts.from_where(workdirs())}."
         )
 
 
@@ -204,7 +234,7 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step
     Args:
         group: the process group.
         result: how the workers ended.
-        step: the newest step that has a checkpoint; -1: none.
+        step: a result of `scripts.newest_step`.
     """
     if result.code in _SUCCESS:
         return result.code
@@ -213,6 +243,9 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step
         return 130
     if result.code == 130 or -result.code in group.forwarded or result.code == -signal.SIGTERM:
         saved = f"the checkpoint of step {step} is unchanged" if step >= 0 else "nothing to save"
+        if "config" not in flags.FLAGS:  # A script, which may be doing anything.
+            group.log(f"stopped; {'its checkpoints are unchanged' if step >= 0 else 'there is no checkpoint'}.")
+            return interruption.EXIT_STOPPED
         group.log(f"stopped before training started: {saved}. Run the same command to start.")
         return interruption.EXIT_STOPPED
     group.log(f"{result.cause}. Run the same command to resume from the newest checkpoint.")
@@ -226,11 +259,13 @@ def give_up(group: processes.ProcessGroup, causes: Sequence[str], code: int) -> 
     return code
 
 
-def next_smaller(options: config.Config, gpus_by_rank: Sequence[tuple[str, ...]], at_least: int) -> int:
+def next_smaller(options: config.Config | None, gpus_by_rank: Sequence[tuple[str, ...]], at_least: int) -> int:
     """Returns the next smaller number of workers, at least `at_least`, whose replicas divide both batch sizes.
 
-    If there is none, returns the present number.
+    If there is none, returns the present number. Without a config, of a script, any number will do.
     """
+    if options is None:
+        return max(at_least, len(gpus_by_rank) - 1)
     for workers in range(len(gpus_by_rank) - 1, at_least - 1, -1):
         replicas = workers * (len(gpus_by_rank[0]) or options.cluster.logical_devices)
         if batches.are_divisible(options, replicas):
@@ -243,16 +278,23 @@ def drop_worker(gpus_by_rank: Sequence[tuple[str, ...]], failed_rank: int, worke
     return [gpus for rank, gpus in enumerate(gpus_by_rank) if rank != failed_rank][:workers]
 
 
-def newest_step(workdir: Path) -> int:
-    """Returns the newest step that has a checkpoint, valid or not; -1 if there is none."""
-    step = directory.newest_step(workdir / "checkpoints")
-    return -1 if step is None else step
+def main() -> None:
+    """Runs the command line, and exits the process."""
+    own_flags = define_own_flags()
+    own, words = scripts.split(own_flags, sys.argv[1:])
+    flags_of_main = scripts.flags_of_main(words)
+    command = [] if flags_of_main else scripts.worker_command(words)
+    if command:
+        sys.argv[1:] = own
+        body, parser = functools.partial(run_script, command), command_line.parse_own
+    else:
+        if flags_of_main:
+            sys.argv[1:] = [*own, "--", *flags_of_main]
+        config_flags.define_run_flags()
+        body, parser = run, functools.partial(command_line.parse, own_flags)
+    usage = "python -m tfdist.launch --workers=N [options] -- --config=FILE [flags of the run] | SCRIPT.py [its flags]"
+    config_flags.run(body, purpose=__doc__, usage=usage, parser=parser)
 
 
 if __name__ == "__main__":
-    config_flags.run(
-        run,
-        purpose=__doc__,
-        usage="python -m tfdist.launch --workers=N [options] -- --config=FILE [flags of the run]",
-        parser=functools.partial(command_line.parse, define_flags()),
-    )
+    main()
