@@ -3,6 +3,7 @@
 Doubles the per-replica batch until a training step no longer fits, then bisects. Each trial runs in its own processes,
 over all replicas of this machine or of a Slurm allocation, so that running out of memory ends the trial only. The limit
 is TensorFlow's memory on GPUs, and `--memory_mb` per worker on CPUs: by default 90 % of the free memory.
+A batch that the model refuses at the start is doubled; no batch is larger than the number of examples.
 """
 
 import dataclasses
@@ -22,12 +23,30 @@ from tfdist.tools.pictures import measured, style
 HEADER = ("batch_per_replica", "batch_size", "replicas", "result", "memory_mb_per_replica", "step_ms")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What the trial of one batch found."""
+
+    # FITS, OUT_OF_MEMORY, TOO_FEW or REFUSED of batch_size_trial.
+    result: str
+    # The largest per-replica batch for which there are examples.
+    largest: int = sys.maxsize
+    # Why the model refuses the batch.
+    reason: str = ""
+
+
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     config_flags.define_config()
-    flags.DEFINE_integer("smallest", 8, "Per-replica batch to start with; halved if it does not fit.", lower_bound=1)
+    flags.DEFINE_integer(
+        "smallest",
+        8,
+        "Per-replica batch to start with; halved if it does not fit, doubled if the model refuses it.",
+        lower_bound=1,
+    )
     flags.DEFINE_integer("largest", 1 << 20, "Largest per-replica batch to try.", lower_bound=1)
     flags.DEFINE_integer("multiple_of", 1, "The result is a multiple of this.", lower_bound=1)
+    flags.DEFINE_bool("powers_of_two", False, "The result is a power of two.")
     flags.DEFINE_enum(
         "by", "auto", ["auto", "devices", "slurm"], "Replicas: all devices of this machine, or a Slurm step."
     )
@@ -36,26 +55,65 @@ def define_flags() -> None:
     flags.DEFINE_integer("trial", None, "Internal: the per-replica batch of one trial.")
 
 
-def search(fits: Callable[[int], bool], *, smallest: int, largest: int, multiple_of: int = 1) -> int | None:
-    """Returns the largest multiple of `multiple_of` up to `largest` that fits, or None if none does.
+def search(
+    attempt: Callable[[int], Trial], *, smallest: int, largest: int, multiple_of: int = 1, powers_of_two: bool = False
+) -> int | None:
+    """Returns the largest per-replica batch up to `largest` that fits, or None if none does.
 
     Args:
-        fits: returns True if a batch fits. Called at most once for a batch. Must be monotonic.
-        smallest: the first batch, rounded up to a multiple; halved until one fits, doubled until one does not.
+        attempt: tries a batch. Called at most once for a batch. Must be monotonic.
+        smallest: the first batch, rounded up; doubled while the model refuses it (the result is then a multiple of the
+            first that is not refused), halved until one fits, doubled until one does not.
         largest: upper bound.
-        multiple_of: the step of the search.
+        multiple_of: the result is a multiple of this.
+        powers_of_two: the result is a power of two; `multiple_of` must be one too.
+
+    Raises:
+        ValueError: the model refuses all batches.
     """
-    most = largest // multiple_of
-    good, bad = 0, most + 1
-    trial = min(max(1, -(-smallest // multiple_of)), most)
-    while bad - good > 1:
-        if fits(trial * multiple_of):
-            good = trial
-            trial = min(2 * good, most) if bad > most else (good + bad) // 2
+    unit, ceiling, good, bad = multiple_of, largest, 0, None
+    most = _power_up_to(largest) if powers_of_two else largest // unit * unit
+    batch: int | None = -(-smallest // unit) * unit
+    batch = min(_power_up_to(2 * batch - 1) if powers_of_two else batch, most)
+    if batch < unit:
+        return None
+    refused = ""
+    while batch is not None:
+        trial = attempt(batch)
+        ceiling = min(ceiling, trial.largest)
+        if trial.result == batch_size_trial.REFUSED and not good and bad is None:
+            if trial.reason == refused or 2 * batch > ceiling:
+                raise ValueError(trial.reason)
+            refused, unit, batch = trial.reason, 2 * batch, 2 * batch
+        elif trial.result == batch_size_trial.REFUSED and not good:  # What is smaller is refused too.
+            break
+        elif trial.result == batch_size_trial.TOO_FEW and not good:
+            batch = _power_up_to(ceiling // unit) * unit or None
         else:
-            bad = trial
-            trial = max(1, bad // 2) if good == 0 else (good + bad) // 2
-    return good * multiple_of or None
+            good, bad = (batch, bad) if trial.result == batch_size_trial.FITS else (good, batch)
+            batch = _next_batch(good, bad, ceiling, unit, powers_of_two)
+    return good or None
+
+
+def _next_batch(good: int, bad: int | None, ceiling: int, unit: int, powers_of_two: bool) -> int | None:
+    """Returns the next batch to try, None if there is none.
+
+    Args:
+        good: the largest that fits; 0: none so far.
+        bad: the smallest that does not; None: none so far.
+    """
+    if bad is None:
+        following = 2 * good if powers_of_two else min(2 * good, ceiling // unit * unit)
+        return following if good < following <= ceiling else None
+    following = (bad if good == 0 else 0 if powers_of_two else good + bad) // (2 * unit) * unit
+    if good == 0:
+        return max(following, unit) if bad > unit else None
+    return following if following > good else None
+
+
+def _power_up_to(number: int) -> int:
+    """Returns the largest power of two up to `number`; 0 for 0."""
+    return 1 << number.bit_length() >> 1
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -70,11 +128,11 @@ class TrialRunner:
     memory_mb: float | None = None
     rows: list[tuple] = dataclasses.field(default_factory=list)
 
-    def fits(self, batch: int) -> bool:
-        """Returns True if a step with this per-replica batch fits; adds a row to the table.
+    def attempt(self, batch: int) -> Trial:
+        """Runs a few steps with this per-replica batch; adds a row to the table.
 
         Raises:
-            ValueError: the trial failed for another reason than memory; contains the end of its log.
+            ValueError: the trial failed otherwise; contains the end of its log.
         """
         folder = self.workdir / f"batch-{batch}"
         batch_size_trial.clear(folder)
@@ -93,23 +151,33 @@ class TrialRunner:
         replicas = found.get("replicas")
         row = (batch, replicas and batch * replicas, replicas, found["result"], found.get("memory_mb"))
         self.rows.append((*row, found.get("step_ms")))
-        print(f"batch {batch} per replica: {found['result']}", flush=True)
-        return found["result"] == batch_size_trial.FITS
+        reason = found.get("reason", "")
+        print(f"batch {batch} per replica: {found['result']}{reason and f': {reason}'}", flush=True)
+        largest = found["examples"] // replicas if "examples" in found else sys.maxsize
+        return Trial(result=found["result"], largest=largest, reason=reason)
 
 
 def find(argv: list[str]) -> None:
     """Runs the search, prints and writes its table, and draws it."""
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-batch_size").expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
+    if flags.FLAGS.powers_of_two and flags.FLAGS.multiple_of.bit_count() > 1:
+        raise ValueError(f"--multiple_of={flags.FLAGS.multiple_of} is no power of two, but --powers_of_two is set.")
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     validate.validate(flags.FLAGS["config"].value)
     runner = TrialRunner(
         arguments=config_flags.config_arguments(argv), backend=backend, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
     )
     best = search(
-        runner.fits, smallest=flags.FLAGS.smallest, largest=flags.FLAGS.largest, multiple_of=flags.FLAGS.multiple_of
+        runner.attempt,
+        smallest=flags.FLAGS.smallest,
+        largest=flags.FLAGS.largest,
+        multiple_of=flags.FLAGS.multiple_of,
+        powers_of_two=flags.FLAGS.powers_of_two,
     )
     rows = sorted(runner.rows)
+    if not rows:
+        raise ValueError(f"--largest={flags.FLAGS.largest} is less than --multiple_of={flags.FLAGS.multiple_of}.")
     print(tables.text(HEADER, rows))
     tables.write_csv(workdir / "batch_size.csv", HEADER, rows)
     caption = f"{config_flags.config_name()}, {measure.machine()}"
@@ -120,7 +188,7 @@ def find(argv: list[str]) -> None:
         )
     )
     if best is None:
-        raise ValueError(f"A per-replica batch of {flags.FLAGS.multiple_of} does not fit. Use a smaller model.")
+        raise ValueError(f"A per-replica batch of {rows[0][0]} does not fit. Use a smaller model.")
     replicas = next(row[2] for row in rows if row[0] == best)
     print(
         f"The largest batch that fits: {best} per replica, {best * replicas} over {replicas} replica(s): "

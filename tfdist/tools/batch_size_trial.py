@@ -16,7 +16,7 @@ from tfdist import config as config_lib
 from tfdist.report import files
 from tfdist.tools import measure
 
-FITS, OUT_OF_MEMORY, TOO_FEW = "fits", "out of memory", "more than the examples"
+FITS, OUT_OF_MEMORY, TOO_FEW, REFUSED = "fits", "out of memory", "more than the examples", "refused"
 # Exit code of a worker that exceeded its limit: that of a process killed by the kernel (128 + SIGKILL).
 _EXIT_OUT_OF_MEMORY = 137
 _POLL_SECONDS = 0.01
@@ -39,7 +39,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
         The exit code.
 
     Raises:
-        ValueError: the config cannot be used.
+        ValueError: the data cannot be opened, or a step fails.
     """
     import tensorflow as tf
 
@@ -48,7 +48,6 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
 
     plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
     rank, replicas = plan.worker_spec.rank, plan.num_replicas
-    micro_batches = config.train.micro_batches * config.train.local_steps
     found: dict[str, Any] = {"replicas": replicas}
     config.data.batch_size = batch * replicas
     config.data.evaluation_split = config.checkpoint.best_metric = None
@@ -58,10 +57,15 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
         limit = memory_mb * 2**20 if memory_mb else _FREE_FRACTION * measure.free_bytes() / plan.worker_spec.local_size
         _limit_memory(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
     try:
-        if batch % micro_batches == 0 and batch * replicas > len(setup.open_source(config, config.data.train_split)):
+        found["examples"] = len(setup.open_source(config, config.data.train_split))
+        if batch * replicas > found["examples"]:
             _write(folder, rank, found | {"result": TOO_FEW})
             return 0
-        run = setup.build_run(config, folder / "run")
+        try:
+            run = setup.build_run(config, folder / "run")
+        except ValueError as error:
+            _write(folder, rank, found | {"result": REFUSED, "reason": " ".join(str(error).split())})
+            return 0
         seconds = measure.step_seconds(run, _STEPS)
     except (tf.errors.OpError, MemoryError) as error:
         if not (isinstance(error, MemoryError) or is_memory(error)):
@@ -91,10 +95,10 @@ def combine(folder: Path, code: int) -> dict[str, Any] | None:
         code: exit code of the trial.
 
     Returns:
-        {"result": FITS, OUT_OF_MEMORY or TOO_FEW, ...}; None if the trial failed for another reason.
+        {"result": FITS, OUT_OF_MEMORY, TOO_FEW or REFUSED, ...}; None if the trial failed for another reason.
     """
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("worker-*.json"))]
-    for result in (OUT_OF_MEMORY, TOO_FEW):
+    for result in (OUT_OF_MEMORY, TOO_FEW, REFUSED):
         for one in found:
             if one["result"] == result:
                 return one

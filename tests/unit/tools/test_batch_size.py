@@ -22,29 +22,71 @@ def run(*options, code=0):
 @pytest.mark.parametrize("smallest", [1, 3, 8, 50])
 def test_the_search_finds_the_largest_that_fits_and_asks_for_none_twice(smallest):
     for most in range(70):
-        for multiple_of in (1, 8):
+        for multiple_of, powers in ((1, False), (8, False), (1, True), (8, True)):
             asked = []
 
-            def fits(batch, asked=asked, most=most):
+            def attempt(batch, asked=asked, most=most):
                 asked.append(batch)
-                return batch <= most
+                result = batch_size_trial.FITS if batch <= most else batch_size_trial.OUT_OF_MEMORY
+                return batch_size.Trial(result=result, largest=100)
 
-            found = batch_size.search(fits, smallest=smallest, largest=64, multiple_of=multiple_of)
-            assert found == (min(most, 64) // multiple_of * multiple_of or None)
+            options = {"smallest": smallest, "largest": 64, "multiple_of": multiple_of, "powers_of_two": powers}
+            found = batch_size.search(attempt, **options)
+            possible = [
+                n for n in range(multiple_of, min(most, 64) + 1, multiple_of) if not powers or n.bit_count() == 1
+            ]
+            assert found == max(possible, default=None), (asked, options)
             assert len(set(asked)) == len(asked) <= 14 and all(batch % multiple_of == 0 for batch in asked)
+
+
+@pytest.mark.parametrize(
+    ("group", "examples", "options", "asked", "best"),
+    [
+        # Refused until the group divides the batch; no batch is larger than the number of examples.
+        (16, 1442, {"smallest": 8}, [8, 16, 32, 64, 128, 256, 512, 1024, 1440], 1440),
+        (16, 1442, {"smallest": 8, "powers_of_two": True}, [8, 16, 32, 64, 128, 256, 512, 1024], 1024),
+        (1, 40, {"smallest": 64, "multiple_of": 8}, [64, 32, 40], 40),
+        (1, 40, {"smallest": 64, "powers_of_two": True}, [64, 32], 32),
+        (1, 40, {"smallest": 8, "multiple_of": 48}, [48], None),
+        (1, 40, {"smallest": 8, "largest": 4, "multiple_of": 8}, [], None),
+    ],
+)
+def test_what_the_model_refuses_is_doubled_and_the_examples_are_the_limit(group, examples, options, asked, best):
+    batches = []
+
+    def attempt(batch):
+        batches.append(batch)
+        refused = batch_size.Trial(result=batch_size_trial.REFUSED, largest=examples, reason=f"{batch} % {group}")
+        result = batch_size_trial.FITS if batch <= examples else batch_size_trial.TOO_FEW
+        return refused if batch % group else batch_size.Trial(result=result, largest=examples)
+
+    assert batch_size.search(attempt, **{"largest": 1 << 20} | options) == best and batches == asked
+
+
+def test_what_is_refused_whatever_the_batch_is_said_after_two_trials():
+    batches = []
+
+    def attempt(batch):
+        batches.append(batch)
+        return batch_size.Trial(result=batch_size_trial.REFUSED, reason="num_classes=12")
+
+    with pytest.raises(ValueError, match="num_classes=12"):
+        batch_size.search(attempt, smallest=8, largest=1 << 20)
+    assert batches == [8, 16]
 
 
 @pytest.mark.workers
 def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path):
-    options = ["--smallest=32", "--multiple_of=16", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
+    options = ["--smallest=8", "--powers_of_two", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
+    options += ["--config.model.group_size=32"]
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
     found = run(*options, "--config.data.train_split=train[:40]")
     with (tmp_path / "batch_size.csv").open(newline="") as file:
         rows = {int(row["batch_per_replica"]): row for row in csv.DictReader(file)}
-    # 40 examples are 20 for each of two replicas.
+    # Groups of 32 examples are normalised together; 40 examples are 20 for each of two replicas.
     assert {batch: row["result"] for batch, row in rows.items()} == {
+        8: batch_size_trial.REFUSED,
         16: batch_size_trial.FITS,
-        32: batch_size_trial.TOO_FEW,
     }
     assert float(rows[16]["memory_mb_per_replica"]) > 100 and float(rows[16]["step_ms"]) > 0
     assert found.rstrip().endswith("16 per replica, 32 over 2 replica(s): --config.data.batch_size=32")
@@ -61,7 +103,7 @@ def test_a_trial_that_takes_more_than_its_share_ends_alone(tmp_path):
 def test_what_fails_of_something_else_is_shown(tmp_path):
     runner = batch_size.TrialRunner(arguments=["--config=nowhere.py"], backend="devices", workdir=tmp_path)
     with pytest.raises(ValueError, match=r"(?s)The trial of batch 16 exited with code 1; .*there is no file .*nowhere"):
-        runner.fits(16)
+        runner.attempt(16)
 
 
 def test_what_the_workers_of_a_trial_say_is_put_together(tmp_path):
