@@ -9,19 +9,28 @@ and a picture are written into the workdir.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from absl import flags
 
+from tfdist import config as config_lib
 from tfdist.cluster import process_exit
+from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.config import flags as config_flags
 from tfdist.tools import measure, tables
 from tfdist.tools.pictures import measured, style
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
 STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
+_ALONE = (
+    "There is one replica, so there is no all-reduce to measure. Start several workers, with srun, mpirun or python -m "
+    "tfdist.launch --workers=2 -- -m tfdist all_reduce --config=..., or set --config.cluster.logical_devices=2 to try "
+    "it in one process (docs/before-the-job.md)."
+)
 
 
 def define_flags() -> None:
@@ -85,6 +94,20 @@ def predictions(
     return rows
 
 
+def check_replicas(options: config_lib.Cluster, env: Mapping[str, str]) -> None:
+    """Checks that there are several replicas, without TensorFlow, which takes seconds to import.
+
+    Raises:
+        ValueError: there is one replica.
+    """
+    spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
+    if spec.num_workers > 1 or options.logical_devices > 1:
+        return
+    gpus = () if options.gpus == 0 else worker_spec.select_gpus(range(len(host_gpus.assigned(env))), options.gpus)
+    if len(gpus) < 2:
+        raise ValueError(_ALONE)
+
+
 def run() -> int:
     """Measures on all workers, prints and writes the tables on the chief; returns the exit code."""
     from tfdist.cluster import cluster as cluster_lib
@@ -94,8 +117,8 @@ def run() -> int:
     config = flags.FLAGS["config"].value
     started = setup.build_run(config, workdir)
     cluster = started.cluster
-    if cluster.num_replicas == 1:
-        raise ValueError("There is one replica, so there is no all-reduce: start several workers, as for tfdist.main.")
+    if cluster.num_replicas == 1:  # TensorFlow lists fewer GPUs than the driver.
+        raise ValueError(_ALONE)
     replicas = cluster.num_replicas
     largest = max(4, int(flags.FLAGS.largest_mb * 2**20))
     sizes = [*itertools.takewhile(lambda size: size < largest, (4 * 16**power for power in itertools.count())), largest]
@@ -132,4 +155,6 @@ def run() -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
+    with config_flags.one_message("tfdist all_reduce"):
+        check_replicas(flags.FLAGS["config"].value.cluster, os.environ)
     process_exit.run_and_exit(run)

@@ -1,7 +1,9 @@
 """What an all-reduce costs: the ring that is fitted to measured times, and the command on two replicas."""
 
 import csv
+import dataclasses
 import re
+import subprocess
 import sys
 
 import forked
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
+from tfdist import config as config_lib
 from tfdist.tools import all_reduce
 
 
@@ -40,3 +43,22 @@ def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
     assert f"; gradients: {4 * weights:,} bytes" in done.stdout and "ms per message" in done.stdout
     assert re.search(r"^ +2 +[\d.,]+ +[\d.,]+ +[\d.]+$", done.stdout, re.MULTILINE)
     assert re.search(r"^ +32 +[\d.,]+ +- +[\d.]+$", done.stdout, re.MULTILINE)
+
+
+def test_one_replica_is_refused_without_tensorflow():
+    options = config_lib.Cluster(gpus=0)
+    with pytest.raises(ValueError, match="There is one replica, so there is no all-reduce to measure"):
+        all_reduce.check_replicas(options, {})
+    all_reduce.check_replicas(dataclasses.replace(options, logical_devices=2), {})
+    all_reduce.check_replicas(config_lib.Cluster(), {"CUDA_VISIBLE_DEVICES": "0,1"})
+    words = ["tfdist", "all_reduce", "--config=configs/digits.py"]
+    code = f"import sys; sys.argv = {words}; from tfdist import __main__ as command\n"
+    code += "try: command.main()\nfinally: assert 'keras' not in sys.modules"
+    env = worker_environment()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(
+        "tfdist all_reduce: There is one replica"
+    )
+    assert done.stderr.count("\n") == 1

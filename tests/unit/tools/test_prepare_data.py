@@ -31,7 +31,7 @@ class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):
 
 def test_data_are_fetched_once_and_a_batch_of_each_split_is_read(tmp_path):
     spec = {"target": "tfdist.zoo.sources:tfds", "name": "login_node_images", "data_dir": str(tmp_path)}
-    with pytest.raises(FileNotFoundError, match="download=True"):
+    with pytest.raises(FileNotFoundError, match="python -m tfdist prepare --config"):
         sources.tfds("train", name="login_node_images", data_dir=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     times = []

@@ -152,6 +152,14 @@ def test_a_training_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
     assert "--by=slurm starts steps with srun" in study("scaling", "--by=slurm", code=1)
 
 
+@pytest.mark.workers
+def test_an_objective_that_does_not_return_slope_and_intercept_is_named_before_any_training(tmp_path):
+    line = [sys.executable, "-m", "tfdist", "trajectories", "--config=configs/digits.py", f"--workdir={tmp_path}"]
+    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and list(tmp_path.iterdir()) == []
+    assert 'must return "m" and "n"' in done.stderr and "Received: loss, accuracy" in done.stderr, done.stderr
+
+
 def test_the_commands_can_be_imported_side_by_side():
     """Each has flags of the same names, which exist only where the command runs."""
     code = "from tfdist import main; from tfdist.launch import __main__"

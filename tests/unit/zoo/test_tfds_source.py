@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 import time
+import types
 
 import forked
 import numpy as np
@@ -70,6 +71,19 @@ class UnevenImages(SmallImages):
     def _generate_examples(self, split):
         for number in range(COUNTS[split]):
             yield str(number), {"image": picture(number), "key": str(number)}
+
+
+class FarImages(SmallImages):
+    """Its server does not answer: nothing listens at the port."""
+
+    url_infos = types.MappingProxyType({"http://localhost:9/images.zip": None})
+
+
+class BrokenImages(SmallImages):
+    """Its download ends with an error."""
+
+    def _split_generators(self, dl_manager):
+        raise OSError("connection reset")
 
 
 def write(builder, folder, file_format):
@@ -202,7 +216,7 @@ def test_an_absent_data_set_is_reported_at_once_with_the_command_that_fetches_it
     with pytest.raises(FileNotFoundError) as caught:
         sources.tfds("train", name="cifar10", data_dir=str(tmp_path))
     assert time.monotonic() - started < 60  # tfds itself tries for minutes.
-    assert f"{tmp_path}/cifar10/" in str(caught.value) and "download=True" in str(caught.value)
+    assert f"{tmp_path}/cifar10/" in str(caught.value) and "python -m tfdist prepare" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
     with pytest.raises(FileNotFoundError) as caught:
@@ -222,6 +236,15 @@ def test_a_failed_fetch_says_why(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileNotFoundError, match=r"'small_images' could not be downloaded"):
         sources.tfds("test", name="small_images", data_dir=str(tmp_path / "file"), download=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("far_images", r"localhost:9 does not answer"), ("broken_images", "connection reset")]
+)
+def test_without_a_network_it_gives_up_at_once_and_leaves_nothing_behind(tmp_path, name, reason):
+    with pytest.raises(FileNotFoundError, match=rf"'{name}' could not be downloaded: {reason}"):
+        sources.tfds("test", name=name, data_dir=str(tmp_path / "new" / "data"), download=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_too_large_for_memory_says_how_to_prepare_it(folders, tmp_path):

@@ -47,22 +47,45 @@ def run_one(arguments: Sequence[str], batch: int, replicas: int, *, backend: str
     """Trains once in the folder `to`; returns (m, n) before each step, float64 [steps, 2].
 
     Raises:
-        ValueError: the training failed, or does not report "m" and "n" in every step.
+        ValueError: the training failed.
     """
     every = ["--config.report.every.steps=1", f"--config.data.batch_size={batch}"]
     child_runs.train([*arguments, *every], replicas=replicas, backend=backend, workdir=to, log=to.with_suffix(".log"))
     lines = child_runs.reports(to)
-    if not all("m" in line and "n" in line for line in lines):
-        raise ValueError(
-            'config.objective must return "m" and "n" in addition to the loss, as tfdist.zoo.classic:line_error. '
-            f"Received: {sorted(lines[0])}"
-        )
     return np.array([(line["m"], line["n"]) for line in lines])
+
+
+def check_objective(options: config.Config) -> None:
+    """Checks that the objective returns "m" and "n", on two blank examples on the CPU.
+
+    Raises:
+        ValueError: it does not, or the config cannot be used.
+    """
+    process_exit.import_tensorflow_quietly()
+    import tensorflow as tf
+
+    from tfdist.config import specs
+    from tfdist.data import stream
+    from tfdist.training import setup
+
+    tf.config.set_visible_devices([], "GPU")  # The trainings, which are other processes, need all of their memory.
+    inputs = setup.open_inputs(options)
+    batches = stream.training(
+        inputs.train_source, inputs.prepare, stream.ReplicaShard(), global_batch=1, seed=0, shuffle=False
+    )
+    spec = setup.element_spec(batches(0, 1))
+    blank = {name: tf.zeros([2, *one.shape[1:]], one.dtype) for name, one in spec.items()}
+    model = specs.build(options.model, field="config.model")
+    names = list(inputs.objective(model, blank, training=False))
+    if not {"m", "n"} <= set(names):
+        raise ValueError(
+            'config.objective must return "m" and "n", the slope and intercept of a line, in addition to the loss, as '
+            f"tfdist.zoo.classic:line_error in configs/line.py does. Received: {', '.join(names)}"
+        )
 
 
 def read_points(options: config.Config) -> tuple[np.ndarray, np.ndarray]:
     """Returns x and y of the training points, float64 [points] each."""
-    process_exit.import_tensorflow_quietly()
     from tfdist.training import setup
 
     source = setup.open_source(options, options.data.train_split)
@@ -109,6 +132,7 @@ def study(argv: list[str]) -> None:
         return
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     numbers = scaling.parse_replicas(flags.FLAGS.replicas)
+    check_objective(flags.FLAGS["config"].value)
     trajectories: Trajectories = {}
     skipped = []
     for batch in scaling.parse_replicas(flags.FLAGS.batches):
