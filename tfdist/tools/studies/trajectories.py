@@ -86,6 +86,7 @@ def check_objective(options: config.Config) -> None:
 
 def read_points(options: config.Config) -> tuple[np.ndarray, np.ndarray]:
     """Returns x and y of the training points, float64 [points] each."""
+    process_exit.import_tensorflow_quietly()
     from tfdist.training import setup
 
     source = setup.open_source(options, options.data.train_split)
