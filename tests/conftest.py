@@ -80,6 +80,14 @@ def slurm(tmp_path_factory):
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def graph_optimizers():
+    """Gives forked processes TensorFlow's graph optimizers, which all others have: for equal bits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(forked.OPTIMIZE, "1")
+        yield
+
+
 @pytest.fixture
 def own_signals():
     """Gives pytest its signals back."""

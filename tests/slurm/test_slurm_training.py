@@ -110,27 +110,52 @@ def start_again(slurm: SlurmCluster, job: str, log: pathlib.Path, restarts: int)
     assert slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"]).returncode == 0
 
 
-def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing_had_happened(slurm, tmp_path):
-    """Ended by scancel, submitted again, stopped by a signal, by its time limit and by `scontrol requeue`."""
-    steps = ["--config.train.steps=400", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
-    slow = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.05}"
-    options = [*steps, slow, "--config.report.every.steps=5"]
+STEPS = ["--config.train.steps=400", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
+SLOW = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.05}"
+
+
+def submit_long(slurm: SlurmCluster, directory: pathlib.Path, site: str = "") -> tuple[str, pathlib.Path]:
+    """Submits a training long enough to be interrupted, of one task on each node; see `submit`."""
     one_a_node = ["--ntasks-per-node=1", "--gpus-per-node=1"]
-    job, log = submit(slurm, tmp_path, one_a_node, *options)
+    return submit(slurm, directory, one_a_node, *STEPS, SLOW, "--config.report.every.steps=5", site=site)
+
+
+def stop_by_signal(slurm: SlurmCluster, job: str, log: pathlib.Path, before: int) -> None:
+    """Signals a training job as Slurm does before the time limit, and lets it start again."""
+    await_progress(slurm, job, log, before)
+    assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0
+    start_again(slurm, job, log, 1)
+    assert "stopped by SIGUSR1 and saved" in log.read_text()
+
+
+def assert_uninterrupted(directory: pathlib.Path) -> None:
+    """Asserts that the job has the weights of the same two workers outside of Slurm, bit for bit."""
+    run_all([train_command(directory / "uninterrupted", *STEPS)] * 2, environments(2))
+    assert_weights_agree(weights(directory / "run"), weights(directory / "uninterrupted"), atol=0)
+
+
+def test_a_job_that_is_stopped_by_a_signal_is_requeued_and_is_the_uninterrupted_run(slurm, tmp_path):
+    job, log = submit_long(slurm, tmp_path)
+    stop_by_signal(slurm, job, log, 0)
+    assert wait_for_end(slurm, job, log)["Restarts"] == "1"
+    assert log.read_text().count("resumed from") == 1
+    assert_uninterrupted(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_job_resumes_after_scancel_a_signal_its_time_limit_and_a_requeue(slurm, tmp_path):
+    job, log = submit_long(slurm, tmp_path)
     await_progress(slurm, job, log, 0)
     assert slurm.run(["scancel", job]).returncode == 0
     wait_for(lambda: job_state(slurm, job)["JobState"] == "CANCELLED" and "saved" in log.read_text(), log)
     assert (job_state(slurm, job)["Restarts"], "requeued" in log.read_text()) == ("0", False)
     assert "stopped by SIGTERM and saved" in log.read_text()
 
-    # The second start of the next job finds that its time is over; it makes a step all the same.
+    # The next job's second start is past its time limit from the beginning. It still makes a step.
     over = 'if [ "$SLURM_RESTART_COUNT" = 1 ]; then export SLURM_JOB_END_TIME=$(date +%s); fi\n'
     before = records(tmp_path)
-    job, log = submit(slurm, tmp_path, one_a_node, *options, site=over)
-    await_progress(slurm, job, log, before)
-    assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0
-    start_again(slurm, job, log, 1)
-    assert "stopped by SIGUSR1 and saved" in log.read_text()
+    job, log = submit_long(slurm, tmp_path, site=over)
+    stop_by_signal(slurm, job, log, before)
     before = records(tmp_path)
     start_again(slurm, job, log, 2)
     assert "stopped by the time limit and saved" in log.read_text()
@@ -141,7 +166,4 @@ def test_a_job_goes_on_after_scancel_and_comes_back_after_all_else_as_if_nothing
     assert log.read_text().count("stopped by SIGTERM and saved") == 1
     assert wait_for_end(slurm, job, log)["Restarts"] == "3"
     assert log.read_text().count("resumed from") == 4
-
-    # Outside of Slurm: the same two workers.
-    run_all([train_command(tmp_path / "uninterrupted", *steps)] * 2, environments(2))
-    assert_weights_agree(weights(tmp_path / "run"), weights(tmp_path / "uninterrupted"), atol=0)
+    assert_uninterrupted(tmp_path)

@@ -60,7 +60,7 @@ _READ_AT_IMPORT = (
 )
 # Tracing creates many objects that live on: at Python's threshold of 700, collections take 5 % of a short training.
 GC_THRESHOLD = (50_000, 20, 100)
-# Keeps TensorFlow's graph optimizers in a child. tests/golden and test_same_run.py train with them.
+# Keeps TensorFlow's graph optimizers in a child; see the fixture `graph_optimizers`.
 OPTIMIZE = "TESTS_OPTIMIZE"
 # TensorFlow's messages at the import, which nobody would read.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}

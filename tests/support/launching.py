@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zipfile
 
+import forked
 import h5py
 import numpy as np
 import processes
@@ -76,7 +77,7 @@ def run_all(
 
 def train_alone(workdir: os.PathLike | str) -> dict[str, np.ndarray]:
     """Trains in a single process, and returns the weights."""
-    run_all([train_command(workdir)], [worker_environment()])
+    run_all([train_command(workdir)], [worker_environment(**{forked.OPTIMIZE: "1"})])
     return weights(workdir)
 
 

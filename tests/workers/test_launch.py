@@ -26,6 +26,7 @@ from tfdist.cluster.wire import listener
 from tfdist.launch import __main__ as launch
 from tfdist.launch import local_workers, scripts
 
+pytestmark = pytest.mark.usefixtures("graph_optimizers")
 CONFIG, STEPS = "tests/configs/interrupted.py", 56
 SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0"
 # Runs a small Python program as the workers.

@@ -4,23 +4,15 @@ import functools
 import json
 import platform
 
-import forked
 import numpy as np
 import pytest
 import topologies
 from launching import run_all
 
+pytestmark = pytest.mark.usefixtures("graph_optimizers")
 # (workers, logical devices of each)
 TOPOLOGIES = [(1, 2), (2, 1), pytest.param(3, 1, marks=pytest.mark.slow), (2, 2)]
 GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def graph_optimizers():
-    """Optimizes the graphs as users' processes do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(forked.OPTIMIZE, "1")
-        yield
 
 
 @pytest.fixture(scope="module")
