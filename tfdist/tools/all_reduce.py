@@ -129,6 +129,7 @@ def run() -> int:
     without_comm = measure.step_seconds(started, flags.FLAGS.steps, communication=False)
     whole = measure.step_seconds(started, flags.FLAGS.steps)
     if cluster.is_chief:
+        workdir.mkdir(parents=True, exist_ok=True)
         rows = []
         for size, took in zip(sizes, seconds, strict=True):
             sent = 2 * (replicas - 1) / replicas * size

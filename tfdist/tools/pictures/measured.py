@@ -85,7 +85,7 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
     left.set_title("Memory")
     right.set_title("Throughput")
     right.set_xlim(left.get_xlim())
-    left.legend(loc="lower right")
+    left.legend(loc="lower left", frameon=True, edgecolor="none")
     return figure
 
 
