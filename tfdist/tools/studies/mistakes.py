@@ -167,7 +167,8 @@ def study() -> None:
     tests = {name: [each["test"] for each in workers] for name, workers in found.items()}
     caption = (
         f"A perceptron with {_HIDDEN} hidden units on {problem.num_examples:,} digits, sorted by class as in folders; "
-        f"{values.workers} workers, batch {_BATCH} and learning rate {_RATE} for each, {values.epochs} epochs, {measure.machine()}"
+        f"{values.workers} workers, batch {_BATCH} and learning rate {_RATE} for each, {values.epochs} epochs, "
+        f"{measure.machine()}"
     )
     print(style.save(workdir / "mistakes", lambda: pictures.draw(tests, table, RIGHT, TITLES, caption=caption)))
 
