@@ -1,10 +1,12 @@
 """A Keras script that does not know of tfdist: a classifier with callbacks and files, then a GAN.
 
-usage: python tests/scripts/unchanged.py --out=DIR [--fail]
+usage: python tests/scripts/unchanged.py --out=DIR [--fail=HOW]
 """
 
 import argparse
+import os
 import pathlib
+import signal
 
 import keras
 import numpy as np
@@ -54,6 +56,19 @@ class Watch(keras.callbacks.Callback):
         print(f"epoch {epoch}: {self.model.predict(X[:2], verbose=0).shape}")
 
 
+class Kill(keras.callbacks.Callback):
+    """With --fail=killed, kills every worker in the second epoch."""
+
+    on_all_workers = True
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if FLAGS.fail == "killed" and (self.epoch, batch) == (1, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main():
     keras.utils.set_random_seed(1)
     if FLAGS.fail == "strategy":
@@ -75,7 +90,7 @@ def main():
     gan = GAN()
     gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))
     data = tf.data.Dataset.from_tensor_slices((X, X[::-1])).batch(8)
-    gan_history = gan.fit(data, epochs=2, verbose=0)
+    gan_history = gan.fit(data, epochs=2, verbose=0, callbacks=[Kill()])
     print("steps", int(gan.seen.numpy()))
     with open(FLAGS.out / "losses.txt", "w") as file:
         print(history.history, gan_history.history, evaluated, file=file)

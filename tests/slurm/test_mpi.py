@@ -1,7 +1,9 @@
 """The same run under mpirun, as TF_CONFIG processes, and alone."""
 
 import shutil
+import sys
 
+import numpy as np
 import pytest
 from launching import (
     ATOL,
@@ -52,3 +54,24 @@ def test_mpirun_over_two_hosts(alone, tmp_path):
         done = slurm.run([*launch, *train_command(tmp_path / "run")], env=env, cwd=REPOSITORY, timeout=300)
     assert done.returncode == 0, done.stderr
     assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)
+
+
+@pytest.mark.slow
+def test_an_unchanged_script_under_mpirun_and_srun(tmp_path):
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun on this machine (Debian: apt-get install openmpi-bin)")
+    if reason := slurm_missing():
+        pytest.skip(reason)
+
+    def line(name: str) -> list[str]:
+        script = ["tests/scripts/unchanged.py", f"--out={tmp_path / name}"]
+        return [sys.executable, "-m", "tfdist.run", f"--workdir={tmp_path / f'workdir-{name}'}", *script]
+
+    (printed,) = run_all([[*MPIRUN, "-n", "2", *line("mpirun")]], [worker_environment()])
+    with slurm_cluster(tmp_path / "slurm") as slurm:
+        launch = ["srun", "-N2", "--ntasks-per-node=1", *line("srun")]
+        done = slurm.run(launch, env={"CUDA_VISIBLE_DEVICES": ""}, cwd=REPOSITORY, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert printed.count("steps 12") == done.stdout.count("steps 12") == 1
+    with np.load(tmp_path / "mpirun/weights.npz") as one, np.load(tmp_path / "srun/weights.npz") as other:
+        assert_weights_agree(dict(one), dict(other), atol=0)

@@ -1,10 +1,12 @@
 """`python -m tfdist.run`: an unchanged Keras script on two workers gives what Keras gives on one device."""
 
 import re
+import signal
 import subprocess
 import sys
 
 import numpy as np
+import processes
 import pytest
 from launching import REPOSITORY, run_all, worker_environment
 from topologies import environments
@@ -12,19 +14,22 @@ from topologies import environments
 SCRIPT = "tests/scripts/unchanged.py"
 
 
-def run(workdir, out, *, workers, fail=""):
+def run(workdir, out, fail=""):
+    """Returns the exit codes and the outputs of two workers."""
     line = [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", SCRIPT, f"--out={out}", f"--fail={fail}"]
-    return run_all([line] * workers, environments(workers), timeout=900.0)
+    return processes.run([line] * 2, environments(2), timeout=900.0)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The directory of the results, and what each worker printed, twice."""
+    """The directory of the results, and the exit codes and outputs: undisturbed; killed, resumed and started again."""
     place = tmp_path_factory.mktemp("script")
     alone = [sys.executable, SCRIPT, f"--out={place / 'keras'}"]
     run_all([alone], [worker_environment()], timeout=900.0)
-    outputs = [run(place / "workdir", place / "tfdist", workers=2) for _ in range(2)]
-    return place, outputs
+    starts = {"undisturbed": run(place / "undisturbed", place / "tfdist")}
+    for name, fail in (("killed", "killed"), ("resumed", ""), ("again", "")):
+        starts[name] = run(place / "workdir", place / "resumed", fail)
+    return place, starts
 
 
 def arrays(path):
@@ -43,20 +48,33 @@ def test_weights_and_values_are_those_of_keras_on_one_device(found):
 
 
 def test_only_the_chief_prints(found):
-    _, (first, again) = found
-    for chief, other in (first, again):
+    _, starts = found
+    for name in ("undisturbed", "resumed", "again"):
+        codes, (chief, other) = starts[name]
+        assert codes == [0, 0], chief + other
         assert "steps 12" in chief and "steps" not in other and "epoch" not in other
-    # One line per epoch by the callback, in the first run only.
-    assert len(re.findall(r"^epoch \d: \(2, 2\)", first[0], re.MULTILINE)) == 2
+    # One line per epoch by the callback of the first fit.
+    for name, lines in (("undisturbed", 2), ("killed", 2), ("resumed", 0), ("again", 0)):
+        assert len(re.findall(r"^epoch \d: \(2, 2\)", starts[name][1][0], re.MULTILINE)) == lines
+
+
+def test_both_workers_killed_in_an_epoch_and_started_again_end_with_the_same_bits(found):
+    place, starts = found
+    chief, other = starts["killed"][0]
+    assert chief == -signal.SIGKILL and other in (-signal.SIGKILL, 76)  # The other may notice before its own end.
+    expected, ours = (arrays(place / how / "weights.npz") for how in ("tfdist", "resumed"))
+    assert expected.keys() == ours.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    assert (place / "tfdist" / "losses.txt").read_text() == (place / "resumed" / "losses.txt").read_text()
 
 
 def test_each_fit_is_saved_and_a_finished_one_is_not_run_again(found):
-    place, (_, again) = found
+    place, _ = found
     for fit in ("fit1", "fit2"):
         assert (place / "workdir" / fit / "finished.json").exists()
         events = (place / "workdir" / fit / "metrics.jsonl").read_text()
-        assert events.count("resumed from") == 1 and "the end of the run" in events
-    assert not re.search(r"^epoch \d", again[0], re.MULTILINE)
+        assert events.count("resumed from") == 2 and "the end of the run" in events
 
 
 @pytest.mark.parametrize(
