@@ -18,7 +18,12 @@ def command(*options):
 
 @pytest.mark.workers
 def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
-    options = [f"--workdir={tmp_path / 'run'}", "--seconds=0.2", "--config.cluster.connect_seconds=240"]
+    options = [
+        f"--workdir={tmp_path / 'run'}",
+        "--seconds=0.2",
+        "--job_minutes=9000",
+        "--config.cluster.connect_seconds=240",
+    ]
     chief, other = run_all([command(*options)] * 2, environments(2))
     lines = {line[:12].strip(): line for line in chief.splitlines()}
     words = {
@@ -35,6 +40,7 @@ def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
         "memory": "weights, slots and gradients take",
         "disk": "MiB free",
         "all-reduce": "Gbit/s",
+        "time": "660 steps of",
     }
     for check, finding in words.items():
         assert re.search(rf"^{check} +(ok|look) +.*{re.escape(finding)}", lines.get(check, "")), check + chief
@@ -134,6 +140,15 @@ def software(name="NVIDIA A100", capability="8.0", code="binary", **facts):
         (checks.communication(0.1, 1 << 20, 2, 0.05), "look", "1 MiB of gradients over 2 replicas: 100 ms"),
         (checks.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
         (checks.communication(0.0, 0, 1, 0.05), "ok", "no communication"),
+        # 36,000 steps and evaluations as long as 3,600 steps; 600 s of each job are its start.
+        (checks.duration(0.1, 36_000, 10_800, 600, None), "ok", "36,000 steps of 100 ms: about 1:06:00 for the run"),
+        (
+            checks.duration(0.1, 36_000, 10_800, 600, 7200.0),
+            "ok",
+            "and 0:10:00 for each start: within one job of 2:00:00",
+        ),
+        (checks.duration(0.1, 36_000, 10_800, 600, 1800.0), "look", "4 jobs of 0:30:00"),
+        (checks.duration(0.1, 36_000, 10_800, 600, 600.0), "look", "36,000 steps"),
     ],
 )
 def test_findings(found, verdict, words):

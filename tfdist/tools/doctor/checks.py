@@ -1,6 +1,7 @@
 """The doctor's checks: each turns measurements of the workers into findings. Imports no TensorFlow."""
 
 import dataclasses
+import math
 import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.discovery import hostlist
+from tfdist.report import formats
 
 OK, LOOK, BAD = "ok", "look", "BAD"
 # Larger differences between clocks affect logs, file dates and certificates.
 _CLOCK_SECONDS = 2.0
+# Time of a batch in an evaluation, which has no backward pass, in training steps.
+_FORWARD = 1 / 3
 # In addition to checkpoint.keep: the best, and the one that is being written.
 _MORE_CHECKPOINTS = 2
 
@@ -202,6 +206,34 @@ def communication(seconds: float, num_bytes: int, replicas: int, step_seconds: f
         )
         return Finding("all-reduce", LOOK, f"{text}; the rest of a step {1e3 * step_seconds:.3g} ms", advice)
     return Finding("all-reduce", OK, f"{text}; the rest of a step {1e3 * step_seconds:.3g} ms")
+
+
+def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: float, limit: float | None) -> Finding:
+    """Estimates how long the run takes, and how many jobs it needs.
+
+    Args:
+        step_seconds: of a training step, with reading and communication.
+        steps: of the run.
+        evaluated: the examples of all its evaluations, in global batches.
+        start_seconds: from the start of a process to its first step.
+        limit: time limit of a job in seconds; None: unknown.
+    """
+    seconds = (steps + _FORWARD * evaluated) * step_seconds
+    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {formats.duration(seconds)} for the run"
+    text += f", and {formats.duration(start_seconds)} for each start"
+    if limit is None:
+        return Finding("time", OK, text)
+    in_a_job = limit - start_seconds
+    job = formats.duration(limit)
+    if in_a_job <= 0:
+        return Finding("time", LOOK, text, f"A job of {job} ends before the first step: raise its time limit.")
+    jobs = math.ceil(seconds / in_a_job)
+    if jobs == 1:
+        return Finding("time", OK, f"{text}: within one job of {job}")
+    advice = (
+        f"It resumes {jobs - 1} time(s): run the same command again, or set config.cluster.requeue (docs/slurm.md)."
+    )
+    return Finding("time", LOOK, f"{text}: {jobs} jobs of {job}", advice)
 
 
 def _few(names: Iterable[Any]) -> str:

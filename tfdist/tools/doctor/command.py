@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 from absl import flags
 
-from tfdist.cluster import process_exit
+from tfdist.cluster import process_exit, slurm_requeue
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
 from tfdist.report import files
@@ -34,6 +35,7 @@ def define_flags() -> None:
         return
     config_flags.define_config()
     flags.DEFINE_string("workdir", None, "Workdir of the planned run. Default: runs/NAME for NAME.py.")
+    flags.DEFINE_float("job_minutes", None, "Time limit of the planned job, as of sbatch --time.", lower_bound=0.0)
     flags.DEFINE_float("seconds", 2.0, "Seconds for which reading is measured.", lower_bound=0.1)
 
 
@@ -141,7 +143,8 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     times = gather(cluster, lambda: time.time() % 1e6)
     findings.append(checks.clocks(times))
     rate = read_rate(started, flags.FLAGS.seconds, batch // plan.num_workers)
-    findings.append(checks.data(gather(cluster, lambda: rate), batch // plan.num_workers))
+    rates = gather(cluster, lambda: rate)
+    findings.append(checks.data(rates, batch // plan.num_workers))
     arrays = checkpoint_format.snapshot(started.variables)
     stored = sum(array.nbytes for array in arrays.values())
     num_bytes = sum(array.numpy().nbytes for array in started.context.model.trainable_variables)
@@ -153,9 +156,33 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     except (ValueError, tf.errors.OpError) as error:
         findings.append(checks.failed("step", error))
         return
+    # Without the measurements: of reading, and of steps.
+    start_seconds = time.time() - psutil.Process().create_time() - flags.FLAGS.seconds - _STEPS * step_seconds
     seconds = measure.all_reduce_seconds(cluster, num_bytes) if replicas > 1 else 0.0
     findings.append(checks.communication(seconds, num_bytes, replicas, step_seconds))
+    slowest = max(step_seconds + seconds, batch / plan.num_workers / min(rates))
+    findings.append(duration(started, slowest, start_seconds))
     cluster_lib.leave(cluster)
+
+
+def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding:
+    """Estimates the time of the run and the number of its jobs.
+
+    Args:
+        started: the run.
+        step_seconds: of a training step, with reading and communication.
+        start_seconds: from the start of a process to its first step.
+    """
+    config, minutes = started.config, flags.FLAGS.job_minutes
+    limit = config.cluster.time_limit_seconds if minutes is None else 60 * minutes
+    now = time.time()
+    end = slurm_requeue.end_time(os.environ, now, limit)
+    every = config.evaluation.every
+    periods = [every.steps, every.epochs and every.epochs * started.steps_per_epoch]
+    times = max(1, sum(started.total_steps / period for period in periods if period))
+    evaluated = times * (started.evaluation_examples or 0) / config.data.batch_size
+    limit = None if end is None else end - now
+    return checks.duration(step_seconds, started.total_steps, evaluated, start_seconds, limit)
 
 
 def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
