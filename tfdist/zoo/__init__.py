@@ -3,7 +3,7 @@
     models.py, classic.py, airbench.py   networks; normalization.py: batch normalisation in groups
     sources/                             random access to examples: arrays, folders, tfds, ImageNet, synthetic
     prepare.py, mixup.py, inception.py   preprocessing and augmentation, without state
-    objectives.py                        one loss and metrics per example
+    objectives/                          one loss and metrics per example
     optimizers.py, schedules.py          optimizers and learning rates beyond Keras'
     splits.py, stateless_random.py       split notation; random numbers per example
 

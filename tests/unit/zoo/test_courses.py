@@ -179,11 +179,15 @@ def test_the_points_of_the_line_lie_where_the_laboratory_draws_them():
         assert -0.5 <= values.min() < -0.49 and 0.49 < values.max() < 0.5
 
 
+PROBABILITIES = {"from_logits": False}
 LOSSES = [
-    ("binary_crossentropy", {}, (1,), "binary", keras.losses.BinaryCrossentropy(), "binary_accuracy"),
+    ("binary_crossentropy", PROBABILITIES, (1,), "binary", keras.losses.BinaryCrossentropy(), "binary_accuracy"),
     ("BinaryCrossentropy", {"from_logits": True}, (1,), "binary", keras.losses.BinaryCrossentropy(True), None),
-    ("sparse_categorical_crossentropy", {}, (4,), "class", keras.losses.SparseCategoricalCrossentropy(), "accuracy"),
-    ("categorical_crossentropy", {}, (4,), "one_hot", keras.losses.CategoricalCrossentropy(), "accuracy"),
+    (
+        *("sparse_categorical_crossentropy", PROBABILITIES, (4,), "class"),
+        *(keras.losses.SparseCategoricalCrossentropy(), "accuracy"),
+    ),
+    ("categorical_crossentropy", PROBABILITIES, (4,), "one_hot", keras.losses.CategoricalCrossentropy(), "accuracy"),
     ("huber", {"delta": 0.3}, (5, 2), "numbers", keras.losses.Huber(0.3), "mean_absolute_error"),
 ]
 

@@ -1,0 +1,129 @@
+"""Cross-entropy and accuracy of a classifier."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.zoo.objectives import outputs as outputs_lib
+
+
+def classification(
+    model: Any,
+    batch: Mapping[str, tf.Tensor],
+    *,
+    training: bool,
+    label_smoothing: float = 0.0,
+    top5: bool = False,
+    mirror: bool = False,
+    shift: int = 0,
+    inputs: str = "image",
+    labels: str = "label",
+) -> dict[str, tf.Tensor]:
+    """Cross-entropy and accuracy of a classifier whose outputs are logits, or end in a softmax.
+
+    Behind a softmax the loss is computed from the logits that it was applied to.
+
+    Args:
+        model: called as `model(batch[inputs], training=training)`; returns logits or their softmax [n, classes].
+        batch: holds `inputs` and `labels`: class numbers, integers [n], or distributions over the classes, floats
+            [n, classes], whose rows sum to 1 (mixup, distillation).
+        training: True in a training step, False in evaluation.
+        label_smoothing: the fraction of each label's weight that is spread evenly over all classes, in training only;
+            evaluation reports the cross-entropy of the true labels.
+        top5: add the metric "top5".
+        mirror: in evaluation, average the logits of each image and its mirror image.
+        shift: in evaluation, average the logits of the image (weight 1/2) and of the image shifted by this many pixels
+            to the upper left and to the lower right (1/4 each), with reflected borders (arXiv 2404.00498, section
+            3.5).
+        inputs: the key of the model's inputs.
+        labels: the key of the labels.
+
+    Returns:
+        float32 [n] each: "loss", the cross-entropy in nats; "accuracy", 1 where the largest logit is the label (of a
+        distribution: its largest entry), else 0; and with `top5` "top5", 1 where the label is among the five largest.
+
+    Raises:
+        ValueError: while the step is traced: a key is missing; shapes, dtypes or `label_smoothing` are not valid; the
+            outputs are probabilities of another kind.
+    """
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"label_smoothing must be within [0, 1). Received: {label_smoothing}")
+    outputs_lib.check_keys(batch, inputs, labels)
+    views = [(batch, 1.0)] if training else _views(batch, inputs, mirror, shift)
+    found = [(weight, outputs_lib.compute(model, view[inputs], training=training)) for view, weight in views]
+    _check_outputs(model, found[0][1])
+    logits = tf.add_n([weight * one.logits for weight, one in found]) if len(found) > 1 else found[0][1].logits
+    target = batch[labels]
+    _check_classification(logits, target, labels)
+    if top5 and logits.shape[-1] < 5:
+        raise ValueError(f"top5 needs at least 5 classes. Received: logits of shape {logits.shape}")
+    cross_entropy, answer = _cross_entropy(logits, target, label_smoothing if training else 0.0)
+    values = {"loss": cross_entropy, "accuracy": tf.cast(tf.argmax(logits, -1) == answer, tf.float32)}
+    if top5:
+        best = tf.cast(tf.math.top_k(logits, 5, sorted=False).indices, tf.int64)
+        values["top5"] = tf.cast(tf.reduce_any(best == answer[:, tf.newaxis], -1), tf.float32)
+    return values
+
+
+def _cross_entropy(logits: tf.Tensor, target: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the cross-entropy of each example, float32 [n], and the correct classes, int64 [n]."""
+    if target.dtype.is_integer:
+        answer = tf.cast(target, tf.int64)
+        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(answer, logits)
+    else:
+        target = tf.cast(target, tf.float32)
+        cross_entropy, answer = tf.nn.softmax_cross_entropy_with_logits(target, logits), tf.argmax(target, -1)
+    if label_smoothing:
+        even = tf.reduce_logsumexp(logits, -1) - tf.reduce_mean(logits, -1)
+        cross_entropy = (1.0 - label_smoothing) * cross_entropy + label_smoothing * even
+    return cross_entropy, answer
+
+
+def _views(
+    batch: Mapping[str, tf.Tensor], inputs: str, mirror: bool, shift: int
+) -> list[tuple[Mapping[str, tf.Tensor], float]]:
+    """Returns the views of the batch for evaluation, and their weights."""
+    views = [(batch, 1.0)]
+    if shift:
+        height, width = batch[inputs].shape[1:3]
+        padded = tf.pad(batch[inputs], [[0, 0], [shift, shift], [shift, shift], [0, 0]], "REFLECT")
+        moved = [padded[:, at : at + height, at : at + width] for at in (0, 2 * shift)]
+        views = [(batch, 0.5), *(({**batch, inputs: images}, 0.25) for images in moved)]
+    if mirror:
+        views = [(view, weight / 2) for view, weight in views]
+        views += [({**view, inputs: tf.reverse(view[inputs], axis=[2])}, weight) for view, weight in views]
+    return views
+
+
+def _check_outputs(model: Any, outputs: outputs_lib.Outputs) -> None:
+    shape, layer = outputs.values.shape, outputs_lib.last_layer(model)
+    if shape.rank == 2 and shape[-1] == 1:
+        raise ValueError(
+            f"The model has one output for an example, and this objective needs one for each class: give {layer} two "
+            'outputs, or set config.objective to {"target": "tfdist.zoo.objectives:keras_loss", "loss": '
+            '"binary_crossentropy", "metrics": ["accuracy"]}.'
+        )
+    if outputs.activation == "sigmoid" or (outputs.distributions and not outputs.activation):
+        kind = "the probabilities of a sigmoid" if outputs.activation else "probabilities, not those of a softmax"
+        raise ValueError(
+            f"{layer[0].upper()}{layer[1:]} returns {kind}, and this objective needs logits or a softmax: remove the "
+            'activation, or set config.objective to {"target": "tfdist.zoo.objectives:keras_loss"} with a "loss" for '
+            'them and "arguments": {"from_logits": False}.'
+        )
+
+
+def _check_classification(logits, target, labels):
+    if logits.shape.rank != 2 or logits.shape[-1] is None:
+        raise ValueError(f"The model must return logits of shape [n, classes]. Received: {logits.shape}")
+    if target.dtype.is_integer:
+        fits, expected = target.shape.rank == 1, "integer labels need the shape [n]"
+    else:
+        fits = target.dtype.is_floating and target.shape.rank == 2 and target.shape[-1] == logits.shape[-1]
+        expected = (
+            f"labels must be integers [n] or distributions [n, {logits.shape[-1]}], floats, as the model's logits"
+        )
+    if not fits:
+        raise ValueError(
+            f"batch[{labels!r}]: {expected}. Received: labels {target.shape} {target.dtype.name}, logits {logits.shape}"
+        )

@@ -1,0 +1,104 @@
+"""The outputs of a model: logits, or probabilities with the logits from which a softmax or sigmoid computed them.
+
+A loss takes the logits: the probability of a class may be rounded to 0, and its logarithm has no gradient then. Keras'
+losses do the same in float32.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# Operations that compute probabilities, and operations behind them that change no value.
+_ACTIVATIONS = ("Softmax", "Sigmoid")
+_CONVERSIONS = ("Cast", "Identity")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What a model returns for a batch."""
+
+    # float32 [n, ...].
+    values: tf.Tensor
+    # "softmax" or "sigmoid" if it computed `values`, otherwise "".
+    activation: str
+    # float32 [n, ...]: what the activation was applied to; `values` without one.
+    logits: tf.Tensor
+    # Whether each row of `values` is known to be a distribution; found outside of a graph only.
+    distributions: bool = False
+
+
+def check_keys(batch: Mapping[str, tf.Tensor], *keys: str) -> None:
+    """Checks that a batch has the keys that the objective reads.
+
+    Raises:
+        ValueError: names the missing key, and those of the batch.
+    """
+    for key in keys:
+        if key not in batch:
+            raise ValueError(
+                f"The objective reads batch[{key!r}], but the batch has: {', '.join(sorted(batch))}. Set the keys in "
+                "config.objective."
+            )
+
+
+def call(model: Any, inputs: tf.Tensor, *, training: bool) -> tf.Tensor:
+    """Returns the outputs of a model with one output, float32 [n, ...].
+
+    Raises:
+        ValueError: the model has several outputs.
+    """
+    return tf.cast(_one_output(model(inputs, training=training)), tf.float32)
+
+
+def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
+    """Calls a model with one output, and finds out whether it ends in a softmax or sigmoid.
+
+    Only the operations of a graph show it. Outside of a graph, where a run makes its checks on two examples, a model
+    whose outputs may be probabilities is traced once more.
+
+    Raises:
+        ValueError: the model has several outputs.
+    """
+    outputs = _one_output(model(inputs, training=training))
+    if not tf.executing_eagerly():
+        return _split(outputs)
+    values = tf.cast(outputs, tf.float32)
+    numbers = values.numpy()
+    if bool(((numbers < 0.0) | (numbers > 1.0)).any()) or not bool(numbers.any()):
+        return Outputs(values=values, activation="", logits=values)
+    found = []
+
+    def traced(inputs: tf.Tensor) -> tf.Tensor:
+        found.append(_split(_one_output(model(inputs, training=training))))
+        return found[-1].logits
+
+    logits = tf.function(traced, autograph=False)(inputs)
+    distributions = numbers.ndim > 1 and numbers.shape[-1] > 1 and bool((abs(numbers.sum(-1) - 1.0) < 1e-3).all())
+    return Outputs(values=values, activation=found[-1].activation, logits=logits, distributions=distributions)
+
+
+def last_layer(model: Any) -> str:
+    """Returns the name of the last layer for a message: "the layer 'probabilities'", or "the model" without layers."""
+    layers = getattr(model, "layers", None)
+    return f"the layer {layers[-1].name!r}" if layers else "the model"
+
+
+def _one_output(outputs: Any) -> tf.Tensor:
+    if not tf.is_tensor(outputs):
+        raise ValueError(
+            "This objective needs a model with one output. Received: a "
+            f"{type(outputs).__name__}. Set config.objective.target to another objective."
+        )
+    return outputs
+
+
+def _split(outputs: tf.Tensor) -> Outputs:
+    """Returns the outputs and the logits before the activation, for a tensor of a graph."""
+    last = outputs
+    while last.op.type in _CONVERSIONS:
+        last = last.op.inputs[0]
+    activation = last.op.type.lower() if last.op.type in _ACTIVATIONS else ""
+    logits = last.op.inputs[0] if activation else outputs
+    return Outputs(values=tf.cast(outputs, tf.float32), activation=activation, logits=tf.cast(logits, tf.float32))
