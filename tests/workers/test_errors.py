@@ -87,7 +87,8 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
     [
         (
             {"data": data(batch_size=33), "cluster": c.Cluster(logical_devices=4)},
-            r"config\.data\.batch_size=33 cannot be divided among 4 replicas: set it to 32 or 36, or change the number",
+            r"config\.data\.batch_size=33 cannot be divided among 4 replicas: set it to 32 or 36, such as "
+            r"--config\.data\.batch_size=32, or change the number",
         ),
         (
             {"data": data(batch_size=36), "train": c.Train(steps=4, micro_batches=8)},
@@ -95,7 +96,8 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
         (
             {"data": data(evaluation_batch_size=7), "cluster": c.Cluster(logical_devices=2)},
-            r"config\.data\.evaluation_batch_size=7 cannot be divided among 2 replicas: set it to a multiple of 2",
+            r"config\.data\.evaluation_batch_size=7 cannot be divided among 2 replicas: set it to 6 or 8, such as "
+            r"--config\.data\.evaluation_batch_size=6",
         ),
         (
             {"data": data(batch_size=1443)},

@@ -1,5 +1,7 @@
 """Batch sizes and the number of replicas: which go together. Imports no TensorFlow."""
 
+import math
+
 from tfdist.config.schema import Config
 
 
@@ -25,20 +27,29 @@ def check_divisible(config: Config, num_replicas: int) -> None:
     """Checks that the batches of training and evaluation can be divided among `num_replicas`.
 
     Raises:
-        ValueError: names the field, its value and the nearest values that can be divided.
+        ValueError: names the field, its value, the nearest values that can be divided, and the flag that sets one.
     """
     if are_divisible(config, num_replicas):
         return
     batch, by = config.data.batch_size, divisor(config, num_replicas)
     if batch % by:
-        lower = batch // by * by
-        advice = f"{lower} or {lower + by}" if lower else str(by)
+        groups = config.model.get("group_size")  # Of the networks of the zoo: they must divide the batch too.
+        by_groups = math.lcm(by, groups) if type(groups) is int and groups > 0 else by
         parts = f" in {by // num_replicas} parts each" if by > num_replicas else ""
         raise ValueError(
             f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{parts}: "
-            f"set it to {advice}, or change the number of replicas."
+            f"{_advice('--config.data.batch_size', batch, by_groups)}, or change the number of replicas."
         )
+    evaluation = evaluation_batch_size(config)
     raise ValueError(
-        f"config.data.evaluation_batch_size={evaluation_batch_size(config)} cannot be divided among "
-        f"{num_replicas} replicas: set it to a multiple of {num_replicas}."
+        f"config.data.evaluation_batch_size={evaluation} cannot be divided among {num_replicas} replicas: "
+        f"{_advice('--config.data.evaluation_batch_size', evaluation, num_replicas)}."
     )
+
+
+def _advice(flag: str, value: int, by: int) -> str:
+    """Returns what to set instead of `value`: the nearest multiples of `by` below and above it."""
+    lower = value // by * by
+    nearest = [lower, lower + by] if lower else [by]
+    best = min(nearest, key=lambda one: abs(one - value))
+    return f"set it to {' or '.join(map(str, nearest))}, such as {flag}={best}"
