@@ -57,17 +57,27 @@ def test_one_epoch_of_each_shipped_config_has_a_schedule(path, steps_per_epoch):
     config = runpy.run_path(str(path))["get_config"]()
     optimizer = optimizer_lib.build_optimizer(config, steps_per_epoch, steps_per_epoch)
     assert optimizer.get_config()["learning_rate"]
-    steps, notice = optimizer_lib.warmup_steps(config.learning_rate, steps_per_epoch, steps_per_epoch)
-    assert (steps == steps_per_epoch // 4) if config.learning_rate.warmup_epochs >= 1 else not notice
+    notice = optimizer_lib.schedule_steps(config.learning_rate, steps_per_epoch, steps_per_epoch)[1]
+    assert bool(notice) == (config.learning_rate.warmup_epochs >= 1)
+    # Where the run ends within the warm-up, its rates are those of the whole run.
+    whole = optimizer_lib.build_optimizer(config, steps_per_epoch, 90 * steps_per_epoch)
+    if notice:
+        for _ in range(steps_per_epoch):
+            rates = [float(one.learning_rate) for one in (optimizer, whole)]
+            assert rates[0] == pytest.approx(rates[1], rel=1e-6) and rates[0] > 0
+            for one in (optimizer, whole):
+                one.iterations.assign_add(1)
 
 
-def test_a_warmup_that_is_longer_than_the_run_is_shortened_with_a_notice():
+def test_a_run_that_ends_within_its_warmup_has_a_notice():
     rate = config_lib.LearningRate(warmup_epochs=2)
-    assert optimizer_lib.warmup_steps(rate, 22, 660) == (44, "")
-    assert optimizer_lib.warmup_steps(rate, 22, 45) == (44, "")
-    steps, notice = optimizer_lib.warmup_steps(rate, 22, 44)
-    assert steps == 11 and notice == (
-        "config.learning_rate.warmup_epochs=2 are 44 steps, and the run has 44: the warm-up is shortened to 11."
+    for total in (660, 45):
+        assert optimizer_lib.schedule_steps(rate, 22, total) == ({"total_steps": total, "warmup_steps": 44}, "")
+    steps, notice = optimizer_lib.schedule_steps(rate, 22, 22)
+    assert steps["warmup_steps"] == 44 and steps["total_steps"] > 44
+    assert notice == (
+        "config.learning_rate.warmup_epochs=2 are 44 steps, and the run has 22: it ends within the warm-up, at 0.5 of "
+        "the peak learning rate. To reach the peak, shorten the warm-up or train for longer."
     )
 
 
