@@ -359,13 +359,37 @@ def refused(cluster: Cluster) -> dict[str, str]:
     return messages_of(attempts)
 
 
+def not_finite(cluster: Cluster) -> dict[str, str]:
+    """Returns the errors for data with a value that is not finite, by kind of data, and for a rate that is too high."""
+    x, weights = X.copy(), WEIGHTS.copy()
+    x[37, 4], weights[12] = np.nan, np.inf
+
+    def attempt(*data: Any, build: Callable[[], keras.Model] = simple, **keywords: Any) -> None:
+        with cluster.scope():
+            model = build()
+        tfdist.fit(cluster, model, *data, epochs=2, verbose=0, **{"batch_size": 8} | keywords)
+
+    def diverging() -> keras.Model:
+        return compiled(dense(2), keras.optimizers.SGD(1e20), "mse")
+
+    batches = tf.data.Dataset.from_tensor_slices((x, LABELS)).batch(8)
+    return messages_of(
+        {
+            "array": lambda: attempt(x, LABELS),
+            "weights": lambda: attempt(X, LABELS, sample_weight=weights),
+            "batches": lambda: attempt(batches, batch_size=None),
+            "rate": lambda: attempt(X, TARGETS, build=diverging),
+        }
+    )
+
+
 def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
     """Returns the errors of attempts, by name."""
     messages = {}
     for name, attempt in attempts.items():
         try:
             attempt()
-        except (ValueError, tf.errors.InvalidArgumentError) as error:
+        except (ValueError, ArithmeticError, tf.errors.InvalidArgumentError) as error:
             messages[name] = str(error)
     return messages
 
@@ -559,6 +583,7 @@ def main() -> None:
     cases = {case.__name__: case for case in CASES}
     trials = {
         "refused": lambda: refused(cluster),
+        "not_finite": lambda: not_finite(cluster),
         "resumed": lambda: resumed(cluster, path.parent, with_dropout),
         "resumed_step": lambda: resumed(cluster, path.parent, noisy),
         "refused_steps": lambda: refused_steps(cluster),

@@ -49,7 +49,7 @@ def found(tmp_path_factory):
             return fits.measure(directory, [*TOPOLOGIES[topology], *trials.get(topology, [])], devices=devices)
         if topology == "one replica":
             return fits.measure(directory, TOPOLOGIES[topology])
-        trials = ["resumed", "application"] if "slow" in topology else ["chief_first"]
+        trials = ["resumed", "application"] if "slow" in topology else ["chief_first", "not_finite"]
         return fits.measure(directory, [*TOPOLOGIES[topology], *trials], workers=2)
 
     return measure
@@ -150,6 +150,24 @@ def test_what_cannot_be_done_is_refused_with_a_reason(found, name, words):
 )
 def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name, words):
     assert re.search(words, found("two devices")[0]["refused_steps"][name])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("array", r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan\. .* Remove or replace such values"),
+        ("weights", r"in step \d, sample_weight\[12\] is inf\. Nothing is saved without a workdir\. Remove or"),
+        ("batches", r": in step 5, x\[5, 4\] of the batch is nan\. "),
+        (
+            "rate",
+            r"loss is (nan|inf) in steps \d+ to \d+\. .* Lower the learning rate, or clip .*'s global_clipnorm\.$",
+        ),
+    ],
+)
+def test_a_value_that_is_not_finite_is_named_on_all_workers(found, name, words):
+    for worker in found("two workers"):
+        assert re.search(words, worker["not_finite"][name])
+        assert "config." not in worker["not_finite"][name]
 
 
 def test_random_numbers_and_state_of_a_step_resume_exactly(found):

@@ -141,14 +141,15 @@ def test_after_so_many_times_the_run_ends(tmp_path):
     with pytest.raises(nonfinite_lib.DivergedError) as raised:
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
     assert (
-        "3 updates, more than config.train.nonfinite_limit=2, would be skipped. The checkpoint of step 4 is kept"
-        in (str(raised.value))
-    )
+        "3 updates, more than config.train.nonfinite_limit=2, would be skipped: in step 7, image[0, 0, 0] of "
+        "example 300 of the split 'train' (made by config.data.prepare) is nan. The checkpoint of step 4 is kept. "
+    ) in str(raised.value)
     with pytest.raises(nonfinite_lib.DivergedError) as raised:
         run(tmp_path / "rollback", config("rollback", 5, 6, 7, limit=2))
     assert str(raised.value).startswith(
         "The loss or a gradient is not finite in step 7, after 2 rollbacks "
-        "(config.train.nonfinite_limit). The checkpoint of step 4 is kept."
+        "(config.train.nonfinite_limit): in step 7, image[0, 0, 0] of example 300 of the split 'train' (made by "
+        "config.data.prepare) is nan. The checkpoint of step 4 is kept."
     )
 
 

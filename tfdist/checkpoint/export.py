@@ -1,4 +1,4 @@
-"""Writes the final model in Keras' format."""
+"""Writes the final model in Keras' format, and a text about its input."""
 
 import contextlib
 import os
@@ -6,13 +6,22 @@ from pathlib import Path
 
 import keras
 
+from tfdist.report import files
 
-def export(model: keras.Model, path: Path) -> None:
+
+def export(model: keras.Model, path: Path, about: str = "") -> None:
     """Writes `model` to `path` (.keras) through a temporary file: complete or absent.
+
+    Args:
+        model: the model.
+        path: its file.
+        about: text for the file `path` with the suffix .txt, which is written first; "": none.
 
     Raises:
         OSError: the disk is full, read-only or unavailable.
     """
+    if about:
+        files.replace_file(path.with_suffix(".txt"), about.encode())
     temporary = path.with_name(f"{path.stem}.writing.keras")
     try:
         model.save(temporary)

@@ -119,6 +119,15 @@ class Cluster:
         """Returns the chief's `value`, below 2**63, on every worker. Collective."""
         return int(self.all_gather([int(value)])[0, 0])
 
+    def all_gather_text(self, text: str) -> list[str]:
+        """Gathers a text of each worker on every worker, in rank order. Collective."""
+        encoded = text.encode()
+        sizes = self.all_gather([len(encoded)])[:, 0].tolist()
+        words = np.zeros(-(-max(sizes) // 8), np.int64)
+        words.view(np.uint8)[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        rows = self.all_gather(words)
+        return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+
     def any_worker(self, value: bool) -> bool:
         """Returns True if `value` is true on any worker. Collective."""
         return bool(self.all_gather([int(value)]).any())

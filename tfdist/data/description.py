@@ -1,13 +1,102 @@
-"""How the examples are prepared, for the log."""
+"""What `config.data.prepare` makes of the examples: checked, described for the log, and in words and code for users."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 
+def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
+    """Returns the shapes and dtypes of a batch of `dataset`.
+
+    Raises:
+        ValueError: `config.data.prepare` did not return a dict of tensors whose shapes are known except for the first
+            dimension.
+    """
+    spec = dataset.element_spec
+    if not isinstance(spec, dict) or not spec:
+        raise ValueError(f"config.data.prepare must return a dict of tensors. Received: {spec}")
+    for name, tensor in spec.items():
+        if tensor.shape.rank in (None, 0) or None in tensor.shape[1:].as_list():
+            raise ValueError(
+                f"config.data.prepare returns {name!r} of shape {tensor.shape}: every dimension but the first must be "
+                "known, so that examples can be batched. Resize or crop the images, for instance."
+            )
+    return spec
+
+
 def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> str:
     """Returns the prepare function of a config, its arguments, and the batches that it returns on one replica."""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in prepare.items() if name != "target")
-    batch = ", ".join(f"{name} {one.dtype.name} {one.shape.as_list()}" for name, one in spec.items())
-    return f"config.data.prepare: {prepare['target']}({arguments})  returns per replica {batch}"
+    return f"config.data.prepare: {_call(prepare)}  returns per replica {_columns(spec)}"
+
+
+def usage(
+    prepare: Mapping[str, Any],
+    finish: Mapping[str, Any] | None,
+    objective: Mapping[str, Any],
+    spec: Mapping[str, tf.TensorSpec],
+) -> str:
+    """Returns a text about the input that an exported model expects, with the code that prepares it.
+
+    Args:
+        prepare: `config.data.prepare`.
+        finish: `config.data.finish`.
+        objective: `config.objective`, which calls the model.
+        spec: shapes and dtypes of a batch on one replica, as `prepare` returns it.
+    """
+    key = objective.get("inputs", "image")
+    of_zoo = str(objective["target"]).startswith("tfdist.zoo.objectives:") and key in spec
+    first = key if of_zoo else next(iter(spec))
+    steps = [*_code(prepare, "prepare", "batch, seeds"), *(_code(finish, "finish", "batch") if finish else ())]
+    call = f'outputs = keras.models.load_model("model.keras")(batch[{key!r}])'
+    lines = [
+        "import keras",
+        "import tensorflow as tf",
+        *(line for line in steps if line.startswith("from ")),
+        "",
+        f"seeds = tf.zeros([len(batch[{first!r}]), 2], tf.int64)  # Not used in an evaluation.",
+        *(line for line in steps if not line.startswith("from ")),
+        call if of_zoo else f"# {objective['target']} calls the model with it.",
+    ]
+    prepared = [_call(prepare), *([f"then {_call(finish)}"] if finish else ())]
+    return "\n".join(
+        [
+            "model.keras expects prepared examples. For others its outputs are wrong, without an error.",
+            "",
+            f"The examples were prepared by {', '.join(prepared)}.",
+            f"The function prepare returned {_columns(spec, batch='n')}.",
+            "",
+            "With `batch`, a dict of tensors as the source of the data returns it:",
+            "",
+            textwrap.indent("\n".join(lines), "    ", lambda line: bool(line.strip())),
+            "",
+        ]
+    )
+
+
+def _call(spec: Mapping[str, Any]) -> str:
+    return f"{spec['target']}({_arguments(spec)})"
+
+
+def _arguments(spec: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in spec.items() if name != "target")
+
+
+def _columns(spec: Mapping[str, tf.TensorSpec], batch: str | None = None) -> str:
+    shapes = {name: one.shape.as_list() for name, one in spec.items()}
+    if batch is not None:
+        shapes = {name: f"[{', '.join(map(str, (batch, *shape[1:])))}]" for name, shape in shapes.items()}
+    return ", ".join(f"{name} {one.dtype.name} {shapes[name]}" for name, one in spec.items())
+
+
+def _code(spec: Mapping[str, Any], name: str, given: str) -> list[str]:
+    """Returns the import and the call of a function of a config."""
+    module, _, path = str(spec["target"]).partition(":")
+    first, _, rest = path.partition(".")
+    arguments = _arguments(spec)
+    function = f"{name}.{rest}" if rest else name
+    return [
+        f"from {module} import {first} as {name}",
+        f"batch = {function}({given}, training=False{', ' if arguments else ''}{arguments})",
+    ]

@@ -1,6 +1,7 @@
 """Makes a run of a compiled model, after checking that it can be distributed."""
 
 import contextlib
+import functools
 from pathlib import Path
 
 import keras
@@ -10,6 +11,7 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import metric_state, same_data
+from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import objective as own_objective
@@ -79,7 +81,17 @@ def make_run(
         notes=() if caveat is None else (f"An exact resume needs care: {caveat}.",),
         train_step=train_step,
         more_variables=more,
+        rows_of_steps=functools.partial(rows_of_steps.rows_of_steps, adapter, shard),
+        advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
+
+
+def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
+    """Returns what to do if a loss or weight is not finite; `in_data`: it is in the data already."""
+    if in_data:
+        return "Remove or replace such values in the data."
+    again = "" if workdir is None else ", and start again in another workdir"
+    return f"Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm{again}."
 
 
 def _compiled(

@@ -12,6 +12,8 @@ import math
 
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.config import Config
+from tfdist.data import inspection
 from tfdist.training.execution import Execution
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState
@@ -37,9 +39,11 @@ def _stop(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
     loss, first_step = execution.totals["loss"], state.step - execution.steps + 1
     in_epoch = (state.step - 1) % tools.run.steps_per_epoch
     if not math.isfinite(loss) and not tools.run.callbacks.nonfinite_loss(in_epoch, loss):
-        raise diverged(tools, f"The loss is {loss} in steps {first_step} to {state.step}")
+        text = f"The loss is {loss} in steps {first_step} to {state.step}"
+        raise diverged(tools, text, (first_step, state.step))
     if execution.skipped_steps:  # In float16, if no loss scale makes a gradient finite.
-        raise diverged(tools, _bad_step_text(_bad_step(state, execution)))
+        bad_step = _bad_step(state, execution)
+        raise diverged(tools, _bad_step_text(bad_step), (bad_step, bad_step))
     return False
 
 
@@ -54,7 +58,7 @@ def _skip(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
         text = f"The losses or gradients of {skipped} of the steps {bad_step} to {state.step} are not finite"
     if state.skipped > limit:
         too_many = f"{state.skipped} updates, more than config.train.nonfinite_limit={limit}"
-        raise diverged(tools, f"{text}: {too_many}, would be skipped")
+        raise diverged(tools, f"{text}: {too_many}, would be skipped", (bad_step, bad_step))
     tools.report.event(f"WARNING: {text}. Skipped: {state.skipped} updates in all, of at most {limit}", state.step)
     return False
 
@@ -87,14 +91,14 @@ def _restore_regular_checkpoint(tools: LoopTools, state: TrainingState, bad_step
     """Restores the weights of the newest regular checkpoint, and skips the steps between it and the bad one."""
     run, limit = tools.run, tools.run.config.train.nonfinite_limit
     if state.rollbacks >= limit:
-        raise diverged(tools, f"{text}, after {limit} rollbacks (config.train.nonfinite_limit)")
+        raise diverged(tools, f"{text}, after {limit} rollbacks (config.train.nonfinite_limit)", (bad_step, bad_step))
     saved = None
     if tools.checkpointer is not None:
         tools.checkpointer.wait()
         saved = checkpoint_format.newest_valid(run.checkpoints, tools.report.warning, at_most=state.regular)
     saved = restore.broadcast_saved(run.cluster, saved)
     if saved is None:
-        raise diverged(tools, f"{text}, and there is no checkpoint to roll back to")
+        raise diverged(tools, f"{text}, and there is no checkpoint to roll back to", (bad_step, bad_step))
     restore.restore(run.cluster, saved, run.variables)
     run.context.optimizer.iterations.assign(bad_step)
     state.step, state.rollbacks = bad_step, state.rollbacks + 1
@@ -107,16 +111,44 @@ def _restore_regular_checkpoint(tools: LoopTools, state: TrainingState, bad_step
     )
 
 
-def diverged(tools: LoopTools, text: str) -> DivergedError:
-    """Makes the error that ends a diverged run."""
+def diverged(tools: LoopTools, text: str, steps: tuple[int, int] | None = None) -> DivergedError:
+    """Makes the error that ends a diverged run. Every worker calls it.
+
+    Args:
+        text: what is not finite, and where.
+        steps: the first and last step whose data may be the reason; None: not known.
+    """
+    run = tools.run
+    in_data = "" if steps is None else _search_data(tools, *steps)
     if tools.checkpointer is not None:
         tools.checkpointer.wait()
-    saved = None if tools.run.workdir is None else directory.newest_step(tools.run.checkpoints)
+    saved = None if run.workdir is None else directory.newest_step(run.checkpoints)
     kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
-    alternative = ""
-    if tools.run.config.train.nonfinite == "stop":
-        alternative = ', or with config.train.nonfinite="skip" or "rollback", which leave such steps out'
-    return DivergedError(
-        f"{text}. {kept}. Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set "
-        f"config.train.clip_norm, and start again in another workdir{alternative}."
+    if run.workdir is None:
+        kept = "Nothing is saved without a workdir"
+    where = f": {in_data}" if in_data else ""
+    return DivergedError(f"{text}{where}. {kept}. {run.advice_if_diverged(bool(in_data))}")
+
+
+def advice(config: Config, in_data: bool) -> str:
+    """Returns what to do in a run of a config if something is not finite; `in_data`: it is in the data already."""
+    others = ', or set config.train.nonfinite to "skip" or "rollback", which leave such steps out'
+    others = others if config.train.nonfinite == "stop" else ""
+    if in_data:
+        return f"Remove or replace such values in the data{others}."
+    return (
+        "Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set config.train.clip_norm, "
+        f"and start again in another workdir{others}."
     )
+
+
+def _search_data(tools: LoopTools, first_step: int, last_step: int) -> str:
+    """Returns a sentence about the first value in the data of these steps that is not finite; "": there is none.
+
+    Each worker reads its own examples once more.
+    """
+    cluster = tools.run.cluster
+    with cluster.paused():
+        found = inspection.first_nonfinite(tools.run.rows_of_steps(first_step, last_step))
+    first = cluster.all_gather([last_step + 1 if found is None else found[0]])[:, 0]
+    return cluster.all_gather_text("" if found is None else found[1])[int(first.argmin())]

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.data import inspection
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
@@ -64,6 +65,12 @@ class Run:
     training_examples: int | None = None
     # Warnings about the data, for the log.
     notes: tuple[str, ...] = ()
+    # (first step, last step), counted from 1 -> this worker's examples of these steps, read once more.
+    rows_of_steps: Callable[[int, int], Iterable[inspection.Rows]] = lambda first_step, last_step: ()
+    # (whether the data are the reason) -> what to do if a loss or weight is not finite.
+    advice_if_diverged: Callable[[bool], str] = lambda in_data: ""
+    # Text about the input of the exported model; "": none.
+    model_input: str = ""
     # What each replica does in a training step.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.

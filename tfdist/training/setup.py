@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,8 +18,9 @@ from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.config import batches, diff, specs, validate
-from tfdist.data import autograph, cache, description, device_part, order, stream
+from tfdist.data import autograph, cache, description, device_part, inspection, order, stream
 from tfdist.report import reporter, run_info
+from tfdist.training import nonfinite
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks import from_config
 from tfdist.training.consistency import start
@@ -73,35 +75,53 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     training_data = stream.training(
         *train, shard, global_batch=config.data.batch_size, seed=config.seed, shuffle=config.data.shuffle
     )
-    spec = element_spec(training_data(0, 1))
+    spec = description.element_spec(training_data(0, 1))
     context = build_model(config, cluster, inputs, spec, steps_per_epoch, total_steps)
     check_names(config, context.names)
     trained, epochs = (context.model, context.optimizer, context.names), math.ceil(total_steps / steps_per_epoch)
     callbacks = from_config.make_callbacks(config, cluster, *trained, epochs=epochs, steps=steps_per_epoch)
-    sources = [source for source in (inputs.train_source, inputs.evaluation_source) if source is not None]
     return Run(
         config=config,
         workdir=workdir,
         cluster=cluster,
         stop=stop,
         context=context,
-        training_data=training_data,
+        **_of_data(config, inputs, shard, training_data, spec),
         evaluation_data=_evaluation_data(config, *evaluation, shard),
-        evaluation_examples=None if inputs.evaluation_source is None else len(inputs.evaluation_source),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         batch_size=config.data.batch_size,
-        verify=tuple(source.verify for source in sources if hasattr(source, "verify")),
         examples=functools.partial(start.read_examples, {"train": train[0], "evaluation": evaluation[0]}),
         callbacks=callbacks,
-        preparation=description.describe(config.data.prepare, spec),
-        example_name="images" if "image" in spec else "examples",
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
-        training_examples=len(inputs.train_source),
         notes=(*precision_notes, *_warmup_note(config, steps_per_epoch, total_steps)),
+        advice_if_diverged=functools.partial(nonfinite.advice, config),
         train_step=local_sgd.choose_step(config.train),
     )
+
+
+def _of_data(
+    config: config_lib.Config,
+    inputs: Inputs,
+    shard: stream.ReplicaShard,
+    training_data: Callable[[int, int], tf.data.Dataset],
+    spec: dict[str, tf.TensorSpec],
+) -> dict[str, Any]:
+    """Returns the fields of a `Run` about its data, except for the evaluation."""
+    data, training, evaluation = config.data, inputs.train_source, inputs.evaluation_source
+    ordering = {"seed": config.seed, "global_batch": data.batch_size, "shuffle": data.shuffle}
+    examples = (training_data, shard, training, data.train_split)
+    return {
+        "training_data": training_data,
+        "training_examples": len(training),
+        "evaluation_examples": None if evaluation is None else len(evaluation),
+        "verify": tuple(source.verify for source in (training, evaluation) if hasattr(source, "verify")),
+        "preparation": description.describe(data.prepare, spec),
+        "example_name": "images" if "image" in spec else "examples",
+        "model_input": description.usage(data.prepare, data.finish, config.objective, spec),
+        "rows_of_steps": functools.partial(inspection.rows_of_steps, *examples, **ordering),
+    }
 
 
 def _saved_precision(workdir: Path) -> str | None:
@@ -111,7 +131,7 @@ def _saved_precision(workdir: Path) -> str | None:
 
 
 def _warmup_note(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> list[str]:
-    note = optimizer_lib.warmup_steps(config.learning_rate, steps_per_epoch, total_steps)[1]
+    note = optimizer_lib.schedule_steps(config.learning_rate, steps_per_epoch, total_steps)[1]
     return [note] if note else []
 
 
@@ -265,25 +285,6 @@ def check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
             f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among the values that the "
             f"objective returns: {', '.join(names)}"
         )
-
-
-def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
-    """Returns the shapes and dtypes of a batch of `dataset`.
-
-    Raises:
-        ValueError: `config.data.prepare` did not return a dict of tensors whose shapes are known except for the first
-            dimension.
-    """
-    spec = dataset.element_spec
-    if not isinstance(spec, dict) or not spec:
-        raise ValueError(f"config.data.prepare must return a dict of tensors. Received: {spec}")
-    for name, tensor in spec.items():
-        if tensor.shape.rank in (None, 0) or None in tensor.shape[1:].as_list():
-            raise ValueError(
-                f"config.data.prepare returns {name!r} of shape {tensor.shape}: every dimension but the first must be "
-                "known, so that examples can be batched. Resize or crop the images, for instance."
-            )
-    return spec
 
 
 def _evaluation_data(

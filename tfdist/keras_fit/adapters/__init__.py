@@ -3,6 +3,7 @@
     make_adapter.py         chooses the adapter: make_data_adapter(x, y, sample_weight, options) -> DataAdapter
     base.py                 DataAdapter, RandomAccessAdapter, BatchAdapter, DataOptions
     py_dataset.py           keras.utils.PyDataset and generators
+    rows_of_steps.py        the examples of some steps once more, to find values that are not finite
     inspect_dataset.py      properties of a user's tf.data pipeline
     shard_before_map.py     shards a tf.data pipeline before its maps, if possible
 

@@ -70,25 +70,30 @@ class RandomAccessAdapter:
 
     def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """Returns this worker's elements; see `DataAdapter`."""
-        even = self.num_examples % self.batch_size == 0 and self.batch_size % shard.num_replicas == 0
 
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
-            epoch, first = step // self.pass_steps, step % self.pass_steps * self.batch_size
-            total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - first)
-            low, count = shard_bounds(replica, total, shard.num_replicas)
-            positions = first + low + tf.range(tf.maximum(count, 1))
-            if even:  # Static shapes make some kernels and XLA faster.
-                positions = tf.ensure_shape(positions, [self.batch_size // shard.num_replicas])
-            if self.shuffle:
-                positions = order.permuted(positions, epoch, seed=self.seed, num_examples=self.num_examples)
-            return {"data": self.read(positions), "count": count, "total": total}
+            ids, count, total = self.ids(step, replica, shard.num_replicas)
+            return {"data": self.read(ids), "count": count, "total": total}
 
         elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas).repeat()
         load = tf.autograph.experimental.do_not_convert(load)
         rows = -(-self.batch_size // shard.num_replicas)
         calls, buffer = read_ahead.limits(self.element_spec, rows=rows, local_replicas=shard.local_replicas)
         return elements.map(load, num_parallel_calls=calls, deterministic=True).prefetch(buffer)
+
+    def ids(self, step: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the examples of a replica in a step, int64 [n], their number, and that in the global batch."""
+        epoch, first = step // self.pass_steps, step % self.pass_steps * self.batch_size
+        total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - first)
+        low, count = shard_bounds(replica, total, num_replicas)
+        positions = first + low + tf.range(tf.maximum(count, 1))
+        # Static shapes make some kernels and XLA faster.
+        if self.num_examples % self.batch_size == 0 and self.batch_size % num_replicas == 0:
+            positions = tf.ensure_shape(positions, [self.batch_size // num_replicas])
+        if self.shuffle:
+            positions = order.permuted(positions, epoch, seed=self.seed, num_examples=self.num_examples)
+        return positions, count, total
 
     def _read_any(self, ids: tf.Tensor) -> Any:
         return self.read(tf.ensure_shape(tf.reshape(ids, [-1]), [None]))

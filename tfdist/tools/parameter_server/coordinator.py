@@ -127,7 +127,8 @@ def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
         started, first = time.perf_counter(), state.step
         sums = _updates(tools, state, remote, batches)
         if not all(math.isfinite(value) for value in sums):
-            raise nonfinite.diverged(tools, f"The loss is {sums[0]} in updates {first + 1} to {state.step}")
+            text = f"The loss is {sums[0]} in updates {first + 1} to {state.step}"
+            raise nonfinite.diverged(tools, text, (first + 1, state.step))
         _copy(_variables(remote), run.variables)
         run.context.optimizer.iterations.assign(state.step)  # Simultaneous updates may be counted once.
         totals = dict(zip((*run.context.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}

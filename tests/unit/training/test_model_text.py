@@ -1,0 +1,55 @@
+"""model.txt says how the input of model.keras is prepared, in code that gives the run's own results."""
+
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import topologies
+
+from tfdist import config as c
+from tfdist.training import loop, setup
+from tfdist.zoo import sources
+
+pytestmark = pytest.mark.usefixtures("own_signals")
+PREPARE = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "mean": [0.3], "std": [0.4], "flip": True}
+BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "flip": True}
+FINISH = {"target": "tfdist.zoo.prepare:normalised", "scale": 1 / 16, "mean": [0.3], "std": [0.4]}
+
+
+@pytest.mark.parametrize("parts", [{"prepare": PREPARE}, {"prepare": BYTES, "finish": FINISH}], ids=["prepare", "both"])
+def test_the_code_of_the_text_gives_the_accuracy_of_the_run(tmp_path, parts, monkeypatch):
+    keras.utils.clear_session()
+    config = c.Config(
+        model={"target": "lab:linear", "num_classes": 10},
+        data=c.Data(batch_size=48, **parts),
+        learning_rate=c.LearningRate(peak=0.05),
+        train=c.Train(steps=20),
+        report=c.Report(tensorboard=False),
+    )
+    assert loop.train(setup.build_run(config, tmp_path)) == 0
+    text = (tmp_path / "model.txt").read_text()
+    assert text.startswith("model.keras expects prepared examples.")
+    assert "prepare:image" in text and ("finish" in text) == ("finish" in parts)
+    expected = topologies.records(tmp_path, "evaluation")[-1]["accuracy"]
+    test = sources.digits("test")
+    stored = test.read(tf.range(len(test), dtype=tf.int64))
+    code = textwrap.dedent("\n".join(line for line in text.splitlines() if line.startswith("    ")))
+    monkeypatch.chdir(tmp_path)
+    found = {"batch": stored}
+    exec(code, found)
+    accuracy = np.mean(np.argmax(found["outputs"], -1) == stored["label"].numpy())
+    assert accuracy == pytest.approx(expected, abs=1e-6) and accuracy > 0.5
+
+
+def test_a_run_with_an_objective_of_its_own_says_who_calls_the_model(tmp_path):
+    config = c.Config(
+        model={"target": "lab:linear", "num_classes": 10},
+        data=c.Data(batch_size=48, prepare={"target": "lab:darkened"}),
+        objective={"target": "lab:bounded"},
+        train=c.Train(steps=1),
+    )
+    text = setup.build_run(config, tmp_path).model_input
+    assert "from lab import darkened as prepare\n" in text and "# lab:bounded calls the model with it." in text
+    assert "image float32 [n, 8, 8, 1], label int64 [n]" in text

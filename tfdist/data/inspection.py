@@ -1,0 +1,99 @@
+"""Looks for NaN and infinite values in the examples of some steps, to name the place in the user's data."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data import autograph, order
+from tfdist.data.stream import ReplicaShard, Source
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The examples of one replica in one step."""
+
+    # Counted from 1.
+    step: int
+    # Column -> values [rows, ...].
+    columns: Mapping[str, np.ndarray]
+    # (column, (row, *index)) -> the place for a message, such as "x[57, 4]".
+    place: Callable[[str, tuple[int, ...]], str]
+
+
+def first_nonfinite(elements: Iterable[Rows]) -> tuple[int, str] | None:
+    """Returns the step and a sentence about the first value that is not finite; None if all are.
+
+    Only columns of floats are searched.
+    """
+    for rows in elements:
+        for name, values in rows.columns.items():
+            # bfloat16, an extension of NumPy, is of kind "V".
+            values = values.astype(np.float32) if values.dtype.kind == "V" else values
+            if values.dtype.kind != "f" or np.isfinite(values).all():
+                continue
+            bad = np.argwhere(~np.isfinite(values))
+            at = tuple(int(index) for index in bad[0])
+            others = len({int(row) for row in bad[:, 0]}) - 1
+            more = f", and {others} more of its examples have such values" if others else ""
+            return rows.step, f"in step {rows.step}, {rows.place(name, at)} is {values[at]}{more}"
+    return None
+
+
+def rows_of_steps(
+    dataset: Callable[[int, int], tf.data.Dataset],
+    shard: ReplicaShard,
+    source: Source,
+    split: str,
+    first_step: int,
+    last_step: int,
+    *,
+    seed: int,
+    global_batch: int,
+    shuffle: bool,
+) -> Iterator[Rows]:
+    """Reads this worker's examples of the steps `first_step` to `last_step`, counted from 1, of a config's run.
+
+    Args:
+        dataset: what `stream.training` returned.
+        shard: of this worker.
+        source: the training split, which `dataset` reads.
+        split: its name, for messages.
+        first_step: the first step to read.
+        last_step: the last one.
+        seed: of the run.
+        global_batch: examples per step.
+        shuffle: see `order.example_ids`.
+    """
+    elements = dataset(first_step - 1, last_step).take((last_step - first_step + 1) * shard.local_replicas)
+    for number, batch in enumerate(elements):
+        step, slots = shard.locate(tf.constant(number, tf.int64), global_batch)
+        ids, _ = order.example_ids(
+            step + first_step - 1,
+            slots,
+            seed=seed,
+            num_examples=len(source),
+            global_batch=global_batch,
+            shuffle=shuffle,
+        )
+
+        columns = {name: value.numpy() for name, value in batch.items()}
+        place = functools.partial(_place, source, split, ids.numpy())
+        yield Rows(step=first_step + int(step), columns=columns, place=place)
+
+
+def _place(source: Source, split: str, ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
+    example = int(ids[at[0]])
+    index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
+    origin = "as the source reads it" if _is_in_source(source, example) else "made by config.data.prepare"
+    return f"{column}{index} of example {example} of the split {split!r} ({origin})"
+
+
+def _is_in_source(source: Source, example: int) -> bool:
+    """Returns whether the example has a value that is not finite before it is prepared."""
+    read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
+    batch = next(iter(tf.data.Dataset.from_tensors(tf.constant([example], tf.int64)).map(read)))
+    floats = [value for value in batch.values() if value.dtype.is_floating]
+    return any(not bool(tf.reduce_all(tf.math.is_finite(value))) for value in floats)

@@ -1,0 +1,48 @@
+"""Reads the examples of some steps once more, to find values that are not finite."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.inspection import Rows
+from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, RandomAccessAdapter
+
+
+def rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_step: int, last_step: int) -> Iterator[Rows]:
+    """Yields this worker's examples of the steps `first_step` to `last_step`, counted from 1.
+
+    The place of a value is an index of the user's arrays, or the row of a batch. Yields nothing for a generator, which
+    cannot be read twice.
+    """
+    if isinstance(adapter, BatchAdapter) and adapter.sample is None:
+        return
+    elements = adapter.dataset(shard, first_step - 1, last_step)
+    for number, element in enumerate(elements.take((last_step - first_step + 1) * shard.local_replicas)):
+        if int(element["count"]) == 0:
+            continue
+        step, replica = first_step + number // shard.local_replicas, shard.first_replica + number % shard.local_replicas
+        data = element["data"]
+        given = data[0] if len(data) == 1 and isinstance(data[0], tuple) else data  # For a step of the model's own.
+        if isinstance(adapter, RandomAccessAdapter):
+            place = _of_arrays(adapter, shard, step - 1, replica)
+        else:
+            place = _of_batch(element, shard, replica)
+        yield Rows(step=step, columns=base.named_columns(given), place=place)
+
+
+def _of_arrays(adapter: RandomAccessAdapter, shard: ReplicaShard, step: int, replica: int):
+    ids, _, _ = adapter.ids(tf.constant(step, tf.int64), tf.constant(replica, tf.int64), shard.num_replicas)
+    ids = ids.numpy()
+    return lambda column, at: f"{column}{_index(int(ids[at[0]]), *at[1:])}"
+
+
+def _of_batch(element: dict, shard: ReplicaShard, replica: int):
+    low, _ = base.shard_bounds(np.int64(replica), np.int64(element["total"]), shard.num_replicas)
+    return lambda column, at: f"{column}{_index(int(low) + at[0], *at[1:])} of the batch"
+
+
+def _index(*numbers: int) -> str:
+    return f"[{', '.join(map(str, numbers))}]"
