@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 
 import accelerators
 import forked
@@ -23,6 +24,14 @@ DURATIONS = TESTS / "durations.txt"
 # Only the tests marked gpu use GPUs: the others give the same results on every machine.
 os.environ.setdefault(accelerators.VISIBLE, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the tests a home of their own: workers keep a key in it, which is not to be that of the user."""
+    if not hasattr(config, "workerinput"):  # The processes of pytest-xdist inherit it.
+        home = tempfile.TemporaryDirectory(prefix="tfdist-tests-home-")
+        config.add_cleanup(home.cleanup)
+        os.environ["HOME"] = home.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import os
+import pwd
 import random
 import resource
 import socket
 import stat
 
 import pytest
+from launching import worker_environment
 
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import decision, messages, protocol
@@ -292,6 +294,10 @@ def test_keys_come_from_the_variable_or_from_files_that_others_cannot_read(tmp_p
     home.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="ymbolic links"):
         keys_lib.load(None, {})
+
+
+def test_the_workers_of_the_tests_have_a_key_of_their_own():
+    assert worker_environment()["HOME"] != pwd.getpwuid(os.geteuid()).pw_dir
 
 
 def test_workers_listen_only_where_the_others_connect():
