@@ -80,14 +80,14 @@ def report_exception(error: Exception) -> int:
         peer_loss.claim_exit()
         _say(str(error))
         return interruption.EXIT_PEER_LOST
-    text, file = _cause(error)
+    text, _ = _cause(error)
     peer_loss.claim_exit()
     peer_loss.announce_failure(_first_line(text))
-    # Raised by this package, of a type that it uses for user errors.
-    if isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE):
+    if is_user_error(error):
         if _verbose():
             _print_stack(error)
-        _say(text)
+        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # A command has no script.
+        _say(f"{text}\n  Called at {place}." if place else text)
         return 1
     explained = user_code.explain(error) if flags.FLAGS.is_parsed() and not _verbose() else ""
     if explained:
@@ -96,6 +96,11 @@ def report_exception(error: Exception) -> int:
         _print_stack(error)
         _say(f"{type(error).__name__}: {_first_line(text)}")
     return 1
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Returns whether tfdist raised the error to report a mistake of the user: its message says what to do."""
+    return isinstance(error, ValueError | OSError | ArithmeticError) and _cause(error)[1].startswith(_PACKAGE)
 
 
 def _verbose() -> bool:
@@ -133,7 +138,7 @@ def import_tensorflow_quietly() -> None:
                 os.close(stderr)
 
 
-def _cause(error: Exception) -> tuple[str, str]:
+def _cause(error: BaseException) -> tuple[str, str]:
     """Returns the message and the file of the place that raised `error`."""
     # TensorFlow wraps errors raised during tracing; the new text starts with a traceback.
     traced = getattr(error, "ag_error_metadata", None)

@@ -29,17 +29,10 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
         function: the function that failed, such as "config.objective"; "": not known.
         batch: the batch that it received, to name its keys, shapes and dtypes.
     """
-    place = next(_places(error), None)
-    if place is None and not function:
+    found = place(error)
+    if not found and not function:
         return ""
-    if place is None:
-        where = f"{function} failed"
-    else:
-        file, line = place
-        code = linecache.getline(file, line).strip()
-        relative = os.path.relpath(file)
-        shown = file if relative.startswith("..") else relative
-        where = f"{function}{' failed at ' if function else ''}{shown}, line {line}{f', `{code}`' if code else ''}"
+    where = " failed at ".join(part for part in (function, found) if part) if found else f"{function} failed"
     text = message(error)
     parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith(".") else ".")]
     if batch is not None:
@@ -47,6 +40,15 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
         parts += [f"Did you mean {close[0]!r}?"] if close else []
         parts.append(f"The batch has {describe(batch)}.")
     return " ".join(parts)
+
+
+def place(error: BaseException) -> str:
+    """Returns the innermost place in the user's code: "train.py, line 3, `fit(model)`"; "" if there is none."""
+    for file, line in _places(error):
+        code = linecache.getline(file, line).strip()
+        relative = os.path.relpath(file)
+        return f"{file if relative.startswith('..') else relative}, line {line}" + (f", `{code}`" if code else "")
+    return ""
 
 
 def describe(batch: Mapping[str, Any]) -> str:

@@ -1,14 +1,17 @@
 """Connects the workers of a script, and ends all workers after an error on one.
 
 `connect` sets `sys.excepthook` for the rest of the script: an error between two calls of `fit` would otherwise leave
-the other workers waiting. With several workers, it makes Keras' own `predict` raise for models in their scope.
+the other workers waiting. On one worker it changes only how errors of tfdist's own are shown: as on several. With
+several workers, it makes Keras' own `predict` raise for models in their scope.
 """
 
 import atexit
+import functools
 import signal
 import sys
 import traceback as traceback_lib
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -47,7 +50,21 @@ def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) 
         atexit.register(cluster_lib.leave, cluster)
         sys.excepthook = _end_all_workers
         collective_guard.reject_keras_predict(cluster.strategy)
+    else:
+        sys.excepthook = functools.partial(_report_user_error, sys.excepthook)
     return cluster
+
+
+def _report_user_error(
+    otherwise: Callable[..., None],
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: types.TracebackType | None,
+) -> None:
+    if process_exit.is_user_error(error):
+        process_exit.report_exception(error)
+    else:
+        otherwise(kind, error, traceback)
 
 
 def _end_all_workers(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
