@@ -51,7 +51,7 @@ def _evaluate_split(tools: LoopTools, step: int, best: float | None, compare: bo
     while done < steps:
         if callbacks.begins_batch("test", done):
             callbacks.call("on_test_batch_begin", done)
-        execution = tools.evaluation_steps(batches, _most_steps(run, done, steps))
+        execution = tools.evaluation_steps(batches, _most_steps(run, done, steps), done)
         done += execution.steps
         run.cluster.heartbeat(step)
         totals = add_totals(totals, execution.totals)

@@ -52,12 +52,12 @@ class StepRunner:
     # Seconds of each replica since `take_shares`: float64 [num_replicas, 3]; see timing.py.
     seconds: np.ndarray
 
-    def __call__(self, iterator: Any, most: int) -> Execution:
-        """Runs up to `most` steps."""
+    def __call__(self, iterator: Any, most: int, first: int = 0) -> Execution:
+        """Runs up to `most` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(most)
         stop = tf.constant(float(self.run.stop.asked()), tf.float64)
         with self.run.cluster.collective("an execution"):
-            vector, replica_seconds = self.run_steps(iterator, tf.constant(steps, tf.int32), stop)
+            vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
             totals = self.run.context.execution_layout.to_dict(vector)
         self.seconds += replica_seconds.numpy()
         seconds = totals["seconds"] / self.run.cluster.num_replicas

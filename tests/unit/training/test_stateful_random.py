@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.training import execution, setup
 from tfdist.training import run as run_lib
-from tfdist.training import setup
 from tfdist.training.step import multi_step, seed_generators, stateful_random, train_step
 
 NOISY = {"objective": {"target": "lab:noisy"}}
@@ -72,6 +72,20 @@ def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
     second = start(tmp_path, **NOISE)
     steps(second, 0, 0)  # Traced, not run.
     assert evaluate(second) == alone
+
+
+def test_each_batch_of_an_evaluation_draws_its_own_numbers(tmp_path):
+    run = start(tmp_path, **NOISE)
+    run_batches = execution.make_runner(run, train_step.evaluation_step)
+
+    def losses(batches: int, *firsts: int) -> list[float]:
+        iterator = run.cluster.distribute(run.evaluation_data()[0])
+        stop, count = tf.zeros([], tf.float64), tf.constant(batches)
+        return [float(run_batches.run_steps(iterator, count, stop, tf.constant(first))[0][0]) for first in firsts]
+
+    # The same batch under three numbers; and two batches in one execution or in two.
+    assert len({losses(1, number)[0] for number in range(3)}) == 3
+    assert sum(losses(1, 0, 1)) == losses(2, 0)[0]
 
 
 def test_generators_are_restored(tmp_path):

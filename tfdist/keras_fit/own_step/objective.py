@@ -72,7 +72,10 @@ class OwnStepObjective:
             if self.may_be_empty
             else []
         )
-        seed_generators.begin_forward_pass(0 if kind == "train" else -1)
+        if kind == "train":
+            seed_generators.begin_forward_pass(0)
+        else:
+            seed_generators.begin_evaluation_pass()
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
         present = synchronized_norm.shard_present(tf.cast(step.count > 0, tf.float32))
         shard = Shard(weight=step.weight, present=tf.cast(step.count > 0, tf.float32), by_xla=False, means=True)

@@ -19,9 +19,10 @@ def make_multi_step_fn(
         updates: optimizer steps in one call of `step`; None: `config.train.local_steps`.
 
     Returns:
-        run_steps(iterator, count, stop): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1 if this
-        worker requests a stop. Returns, equal on all workers, the sums over replicas, float64 with the fields of
-        `context.execution_layout`, and the seconds of each replica, float64 [num_replicas, 3] (see timing.py).
+        run_steps(iterator, count, stop, first=0): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1
+        if this worker requests a stop; `first`, int32 [], is the index of the first batch of an evaluation. Returns,
+        equal on all workers, the sums over replicas, float64 with the fields of `context.execution_layout`, and the
+        seconds of each replica, float64 [num_replicas, 3] (see timing.py).
     """
     strategy, totals, communication = context.cluster.strategy, context.totals, context.communication
     num_replicas, clock = context.cluster.num_replicas, context.clock
@@ -44,20 +45,21 @@ def make_multi_step_fn(
     # The numbers of a loop on a GPU are int32, which TensorFlow has in host memory: for int64 the host would wait in
     # every step until the device has compared them.
     @tf.function(autograph=False)
-    def run_steps(iterator, count, stop):
+    def run_steps(iterator, count, stop, first=0):
         words = seed_generators.step_words(context.step_count)
 
         def one_step(number: tf.Tensor, waited: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
             elements = next(iterator)
             ready = clock(tf.nest.flatten(elements, expand_composites=True))
-            with seed_generators.counted_by_loop(words, number * updates), stateful_random.made_stateless():
+            counted = seed_generators.counted_by_loop(words, number * updates, lambda: first + number)
+            with counted, stateful_random.made_stateless():
                 sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
             return number + 1, waited + tf.maximum(ready - done, 0.0), clock(local_results(sums))
 
         started = timing.now()
         last = tf.identity(count)
-        first = (tf.zeros([], tf.int32), tf.zeros([], tf.float64), clock([]))
-        _, waited, _ = tf.while_loop(lambda number, *_: number < last, one_step, first)
+        start = (tf.zeros([], tf.int32), tf.zeros([], tf.float64), clock([]))
+        _, waited, _ = tf.while_loop(lambda number, *_: number < last, one_step, start)
         vector = strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, started)), axis=None)
         num_fields, num_seconds = len(context.execution_layout.fields), num_replicas * len(timing.COLUMNS)
         summed, seconds = tf.split(vector, [num_fields, num_seconds])

@@ -19,9 +19,11 @@ import tensorflow as tf
 
 # The replicas of a process are traced in threads of their own, in turns: each thread counts its own calls.
 _trace = threading.local()
-# While the body of a loop is traced: the step count before the loop, and the optimizer steps made in it. All replicas'
-# threads read it.
-_loop: list[tuple[tf.Tensor, tf.Tensor]] = []
+# While the body of a loop is traced: the step count before the loop, the optimizer steps made in it, and the index of
+# the batch. All replicas' threads read it.
+_loop: list[tuple[tf.Tensor, tf.Tensor, Callable[[], tf.Tensor]]] = []
+# In the place of the micro-batch.
+_EVALUATION = object()
 
 
 class _Unseeded:
@@ -37,17 +39,22 @@ class _Unseeded:
 _unseeded: list[_Unseeded] = []
 
 
-def begin_forward_pass(micro_batch: tf.Tensor | int, local_step: int = 0) -> None:
+def begin_forward_pass(micro_batch: tf.Tensor | int | object, local_step: int = 0) -> None:
     """Resets the calls of all generators at the start of one replica's forward pass.
 
     Args:
-        micro_batch: index of the micro-batch, int32 []; -1 in an evaluation.
+        micro_batch: index of the micro-batch, int32 [].
         local_step: optimizer steps since the start of this step of the run, for local SGD.
     """
     _trace.graph = tf.compat.v1.get_default_graph()
     _trace.calls = {}
     _trace.micro_batch = micro_batch
     _trace.local_step = local_step
+
+
+def begin_evaluation_pass() -> None:
+    """As `begin_forward_pass`, for a batch of an evaluation: each batch has its own number below 0."""
+    begin_forward_pass(_EVALUATION)
 
 
 def step_words(step: keras.Variable) -> tf.Tensor:
@@ -58,14 +65,15 @@ def step_words(step: keras.Variable) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def counted_by_loop(words: tf.Tensor, done: tf.Tensor) -> Iterator[None]:
+def counted_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tensor]) -> Iterator[None]:
     """While the body of a loop is traced, seeds use the loop's count instead of reading the step from the device.
 
     Args:
         words: the result of `step_words` before the loop.
         done: optimizer steps that the loop has made, int32 [].
+        batch: returns the index of the batch, int32 [], since the start of an evaluation.
     """
-    _loop.append((words, done))
+    _loop.append((words, done, batch))
     try:
         yield
     finally:
@@ -124,9 +132,11 @@ def _make_stateless(
             begin_forward_pass(0)
         call = _trace.calls.get(id(generator), 0)
         _trace.calls[id(generator)] = call + 1
-        words, done = _loop[-1] if _loop else (step_words(step), 0)
+        words, done, batch = _loop[-1] if _loop else (step_words(step), 0, lambda: 0)
         done = tf.convert_to_tensor(done) + _trace.local_step
-        micro_batch = tf.convert_to_tensor(_trace.micro_batch)
+        # Computed here only: a graph without random numbers would pass it on in each step.
+        micro_batch = -1 - batch() if _trace.micro_batch is _EVALUATION else _trace.micro_batch
+        micro_batch = tf.convert_to_tensor(micro_batch)
         arguments = (tf.constant(own_seed), tf.constant(call), words, done, micro_batch, replica_id())
         with tf.device("CPU:0"):
             return compute_seed(*arguments)

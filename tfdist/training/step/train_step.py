@@ -41,7 +41,7 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
 
 def evaluation_step(context: StepContext, *element: Any) -> tf.Tensor:
     """Adds this replica's shard of an evaluation batch to the totals; called in `strategy.run`."""
-    seed_generators.begin_forward_pass(-1)
+    seed_generators.begin_evaluation_pass()
     sums = context.objective.evaluate(*element)
     add_to_totals(context, sums, None)
     return sums
