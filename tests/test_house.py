@@ -101,6 +101,7 @@ PRIVATE_NAMES = {
     ),
     "tfdist.keras_fit.setup": {
         "_compile_loss": "the losses that compile() made",
+        "_compile_metrics": "the metrics that compile() made",
         "_user_loss": "the losses that compile() was given",
         "_symbolic_build": "builds the model and its metrics as Model.fit does",
     },

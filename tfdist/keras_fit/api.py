@@ -183,8 +183,12 @@ def evaluate(
     config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
     with restored.patched(model) as stack:
         run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest(), stack)
-        runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-        logs = evaluate_lib.evaluate(loop_tools.make_silent_tools(dataclasses.replace(run, callbacks=runner)), 0)
+        called = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
+        tools = loop_tools.make_silent_tools(dataclasses.replace(run, callbacks=called))
+        if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
+            runner, empty = tools.evaluation_steps, run.objective.may_be_empty
+            runner.run_steps = setup.kept(cluster, model, "evaluation", runner.run_steps, may_be_empty=empty)
+        logs = evaluate_lib.evaluate(tools, 0)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
@@ -230,7 +234,8 @@ def predict(
     dataset = data.dataset(run_lib.replica_shard(cluster), 0, data.steps)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
-    found = predict_lib.gather(cluster, model, cluster.distribute(dataset), data.steps, runner, keep=keep)
+    step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
+    found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
     cluster.pause()
     return found
 

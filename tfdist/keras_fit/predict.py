@@ -1,6 +1,6 @@
 """Computes the outputs of a model for all examples on all replicas, and gathers them on every worker."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -12,14 +12,41 @@ from tfdist.keras_fit.compiled_objective import Element
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
-def gather(
-    cluster: Cluster, model: keras.Model, elements: Iterator, steps: int, callbacks: CallbackRunner, *, keep: bool
-) -> Any:
-    """Runs `model` on `steps` batches, each replica on its shard. Collective: all workers call it.
+def make_step(cluster: Cluster, model: keras.Model) -> Callable[[Iterator], Any]:
+    """Compiles a step of a prediction: runs `model` on one batch, and gathers the outputs of all replicas.
 
     Args:
         cluster: the workers.
         model: the model, created in the cluster's scope.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def predict_step(element: Element) -> Any:
+        outputs = model.predict_step(element["data"])
+        return tf.nest.map_structure(lambda output: output[: element["count"]], outputs)
+
+    @tf.function(autograph=False)
+    def step(iterator: Iterator) -> Any:
+        outputs = cluster.strategy.run(predict_step, args=(next(iterator),))
+        return tf.nest.map_structure(cluster.gather, outputs)
+
+    return step
+
+
+def gather(
+    cluster: Cluster,
+    step: Callable[[Iterator], Any],
+    elements: Iterator,
+    steps: int,
+    callbacks: CallbackRunner,
+    *,
+    keep: bool,
+) -> Any:
+    """Computes the outputs of `steps` batches, each replica its shard. Collective: all workers call it.
+
+    Args:
+        cluster: the workers.
+        step: of `make_step`.
         elements: what `Cluster.distribute` returned for the dataset of a data adapter.
         steps: number of batches.
         callbacks: their prediction hooks are called.
@@ -28,25 +55,13 @@ def gather(
     Returns:
         Arrays [examples, ...] in the order of the data, in the structure of the model's outputs; None without `keep`.
     """
-    strategy = cluster.strategy
-
-    @tf.autograph.experimental.do_not_convert
-    def predict_step(element: Element) -> Any:
-        outputs = model.predict_step(element["data"])
-        return tf.nest.map_structure(lambda output: output[: element["count"]], outputs)
-
-    @tf.function(autograph=False)
-    def call(iterator: Iterator) -> Any:
-        outputs = strategy.run(predict_step, args=(next(iterator),))
-        return tf.nest.map_structure(cluster.gather, outputs)
-
     batches = []
     callbacks.call("on_predict_begin")
     for index in range(steps):
         if callbacks.begins_batch("predict", index):
             callbacks.call("on_predict_batch_begin", index)
         with cluster.collective("tfdist.predict"):
-            outputs = tf.nest.map_structure(lambda output: output.numpy(), call(elements))
+            outputs = tf.nest.map_structure(lambda output: output.numpy(), step(elements))
         if keep:
             batches.append(outputs)
         cluster.heartbeat(index + 1)

@@ -1,8 +1,11 @@
 """Makes a run of a compiled model, after checking that it can be distributed."""
 
 import contextlib
+import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -57,7 +60,9 @@ def make_run(
         context, train_step = own.context, own_objective.train_step
         more = own.variables
     else:
-        context, train_step = _compiled(cluster, model, config, adapter, may_be_empty), train_step_lib.train_step
+        trains = validation is not adapter
+        context = _compiled(cluster, model, config, adapter, may_be_empty=may_be_empty, trains=trains)
+        train_step = train_step_lib.train_step
         more = {}
     seed_generators.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
     shard, caveat = run_lib.replica_shard(cluster), adapter.resume_caveat
@@ -95,11 +100,22 @@ def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
 
 
 def _compiled(
-    cluster: Cluster, model: keras.Model, config: config_lib.Config, adapter: DataAdapter, may_be_empty: bool
+    cluster: Cluster,
+    model: keras.Model,
+    config: config_lib.Config,
+    adapter: DataAdapter,
+    *,
+    may_be_empty: bool,
+    trains: bool,
 ) -> StepContext:
-    with cluster.scope():
-        model._symbolic_build(data_batch=adapter.element_spec)
-    optimizer = model.optimizer
+    optimizer, built = model.optimizer, model.optimizer.built
+    try:
+        # Keras also builds an optimizer that is not built: an evaluation needs no slots.
+        optimizer.built = built or not trains
+        with cluster.scope():
+            model._symbolic_build(data_batch=adapter.element_spec)
+    finally:
+        optimizer.built = optimizer.built if trains else built
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
     objective = CompiledObjective(
@@ -108,9 +124,37 @@ def _compiled(
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
         may_be_empty=may_be_empty,
     )
-    context = context_lib.build_context(cluster, config, objective, optimizer)
-    optimizer_lib.start_averages(model, optimizer)
+    context = context_lib.build_context(cluster, config, objective, optimizer, slots=trains)
+    if trains:
+        optimizer_lib.start_averages(model, optimizer)
     return context
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kept:
+    """A traced function, and the objects for which it was made."""
+
+    made_for: tuple[Any, ...]
+    function: Callable[..., Any]
+
+
+def kept(
+    cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *, may_be_empty: bool = False
+) -> Callable:
+    """Returns `function`; on later calls that of the first one, which is traced. As in Keras, until the next `compile`.
+
+    Args:
+        purpose: "evaluation" or "prediction".
+        function: a `tf.function` for this purpose.
+        may_be_empty: as for `CompiledObjective`; an evaluation depends on it.
+    """
+    made_for = (cluster, getattr(model, "optimizer", None), model._compile_loss, model._compile_metrics, may_be_empty)
+    name = f"_tfdist_{purpose}"
+    found = vars(model).get(name)
+    if found is None or any(old is not new for old, new in zip(found.made_for, made_for, strict=True)):
+        # Keras does not track what is set in this way.
+        found = vars(model)[name] = _Kept(made_for, function)
+    return found.function
 
 
 def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:

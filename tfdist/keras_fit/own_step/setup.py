@@ -80,7 +80,8 @@ def prepare(
         may_be_empty=may_be_empty,
     )
     main = model.optimizer if not optimizers or any(one is model.optimizer for one in optimizers) else optimizers[0]
-    context = context_lib.build_context(cluster, config, own, getattr(main, "inner_optimizer", main))
+    main = getattr(main, "inner_optimizer", main)
+    context = context_lib.build_context(cluster, config, own, main, slots="train" in adapters)
     of_layers = {id(variable) for layer in model.layers for variable in layer.variables}
     statistics = [v for v in context_lib.statistics(model, frozen=True) if id(v) in of_layers]
     return OwnStep(

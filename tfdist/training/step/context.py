@@ -129,8 +129,14 @@ def build_context(
     config: config_lib.Config,
     objective: objective_lib.Objective,
     optimizer: keras.optimizers.Optimizer,
+    *,
+    slots: bool = True,
 ) -> StepContext:
-    """Makes the variables of a step, and prepares the optimizer for gradients that are summed already."""
+    """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
+
+    Args:
+        slots: whether to make the optimizer's slots; an evaluation needs none.
+    """
     model = objective.model
     optimizer_lib.take_over_reduction(optimizer)
     optimizer_lib.fuse(optimizer)
@@ -139,7 +145,8 @@ def build_context(
         work_sharing.share(optimizer, cluster)
     found = tuple(statistics(model))
     with cluster.scope():
-        optimizer.build(model.trainable_variables)
+        if slots:
+            optimizer.build(model.trainable_variables)
         totals = tf.Variable(
             tf.zeros([len(objective.names) + len(objective_lib.COUNTS)], tf.float64),
             trainable=False,

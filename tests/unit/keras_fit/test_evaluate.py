@@ -1,0 +1,68 @@
+"""Evaluations and predictions again and again: nothing is made or traced that an earlier call has made."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist import config as c
+from tfdist.cluster import strategy
+
+X, Y = np.float32(np.random.default_rng(0).normal(size=(21, 4))), np.arange(21) % 3
+# An entry for each call of the layer by Python, that is, for each trace.
+TRACED: list[int] = []
+
+
+class Counting(keras.layers.Layer):
+    """A layer that counts how often it is traced."""
+
+    def call(self, inputs):
+        TRACED.append(1)
+        return inputs
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The cluster and a compiled model of one device."""
+    cluster = strategy.connect(c.Cluster())
+    with cluster.scope():
+        model = keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(3)])
+    return cluster, model
+
+
+def compile_model(cluster, model):
+    with cluster.scope():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss=loss, metrics=["accuracy"])
+
+
+def traces(function):
+    """How often the model is traced in a call; and what it returns."""
+    before = len(TRACED)
+    result = function()
+    return len(TRACED) - before, result
+
+
+def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
+    cluster, model = made
+    compile_model(cluster, model)
+    first, values = traces(lambda: tfdist.evaluate(cluster, model, X, Y, batch_size=8, verbose=0))
+    assert first > 0 and not model.optimizer.built
+    np.testing.assert_allclose(values, model.evaluate(X, Y, batch_size=8, verbose=0), rtol=1e-5)
+    # Other data, other weights.
+    model.layers[-1].kernel.assign(-model.layers[-1].kernel)
+    again, changed = traces(lambda: tfdist.evaluate(cluster, model, X[:15], Y[:15], batch_size=8, verbose=0))
+    assert again == 0 and changed != values
+    np.testing.assert_allclose(changed, model.evaluate(X[:15], Y[:15], batch_size=8, verbose=0), rtol=1e-5)
+    tfdist.fit(cluster, model, X, Y, batch_size=8, verbose=0)
+    assert model.optimizer.built
+    compile_model(cluster, model)
+    assert traces(lambda: tfdist.evaluate(cluster, model, X, Y, batch_size=8, verbose=0))[0] > 0
+
+
+def test_a_second_prediction_traces_nothing(made):
+    cluster, model = made
+    first, outputs = traces(lambda: tfdist.predict(cluster, model, X, batch_size=8, verbose=0))
+    again, same = traces(lambda: tfdist.predict(cluster, model, X, batch_size=8, verbose=0))
+    assert first > 0 and again == 0
+    np.testing.assert_array_equal(same, outputs)
