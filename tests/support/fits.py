@@ -534,10 +534,11 @@ def chief_first(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
             dense(2)
 
     attempts = {"fails": fails, "builds": lambda: in_block(build), "communicates": lambda: in_block(cluster.barrier)}
+    attempts["exits"] = lambda: in_block(lambda: sys.exit(3))
     for name, attempt in attempts.items():
         try:
             attempt()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found[name] = f"{type(error).__name__}: {error}"
     cluster.barrier()
     return found | {"ran": ran, "ranks": cluster.all_gather([cluster.rank])[:, 0].tolist()}

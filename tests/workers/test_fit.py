@@ -189,6 +189,7 @@ def test_the_chief_runs_a_block_first_and_its_failure_reaches_the_others(found):
     assert chief["losses"] == other["losses"] and chief["losses"][0] == chief["losses"][1]
     assert chief["words"] == other["words"] and sum(chief["words"][0]) == 2
     assert (chief["ran"], other["ran"]) == ([0], [])
+    assert chief["exits"] == other["exits"] == "SystemExit: 3"
     assert chief["fails"] == "OSError: No space left on device."
     assert re.fullmatch(
         r"ChiefFailedError: worker 0, the chief, failed in .*: OSError: No space left .*", other["fails"]

@@ -140,8 +140,9 @@ class Cluster:
         """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
 
         For downloads, and for files that the chief writes and all workers read. If the chief fails in the block, the
-        others skip it and raise ChiefFailedError with its message. In the block, collectives and the creation of
-        models raise RuntimeError: the chief would wait for workers that wait for it.
+        others skip it and raise ChiefFailedError with its message, or SystemExit if the chief raises that. In the
+        block, collectives and the creation of models raise RuntimeError: the chief would wait for workers that wait
+        for it.
         """
         return collective_guard.chief_first(self)
 

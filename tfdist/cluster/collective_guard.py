@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,19 +49,29 @@ def chief_first(cluster: Any) -> Iterator[None]:
         yield
         return
     if not cluster.is_chief:
-        reason = cluster.broadcast_bytes(b"").decode()
-        if reason:
-            raise peer_loss.ChiefFailedError(f"worker 0, the chief, failed in a block of cluster.chief_first: {reason}")
+        end = json.loads(cluster.broadcast_bytes(b""))
+        if "exit_code" in end:
+            raise SystemExit(end["exit_code"])
+        if "error" in end:
+            raise peer_loss.ChiefFailedError(
+                f"worker 0, the chief, failed in a block of cluster.chief_first: {end['error']}"
+            )
     only_here = on_one_worker("a block of cluster.chief_first", "call it outside of the block")
     try:
         with cluster.paused(), only_here, tf.variable_creator_scope(_reject_replicated):
             yield
     except (Exception, SystemExit) as error:
         if cluster.is_chief:
-            cluster.broadcast_bytes(f"{type(error).__name__}: {user_code.message(error)}".encode())
+            cluster.broadcast_bytes(json.dumps(_describe(error)).encode())
         raise
     if cluster.is_chief:
-        cluster.broadcast_bytes(b"")
+        cluster.broadcast_bytes(b"{}")
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, SystemExit):
+        return {"exit_code": error.code if isinstance(error.code, int | None) else 1}
+    return {"error": f"{type(error).__name__}: {user_code.message(error)}"}
 
 
 def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
