@@ -14,6 +14,10 @@ TOOLS = {
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
+    "models": (
+        "tfdist.tools.studies.models",
+        "Compare networks: parameters, memory, GFLOP, and the time of a step here.",
+    ),
     "scaling": ("tfdist.tools.studies.scaling", "Measure the training time for several numbers of replicas."),
     "trajectories": ("tfdist.tools.studies.trajectories", "Plot the parameters of a linear model during training."),
     "mistakes": ("tfdist.tools.studies.mistakes", "Show what the usual mistakes of data-parallel training do."),

@@ -75,12 +75,13 @@ def add(lines: list[str], parts: Sequence[str], width: int, indent: int, *, new_
         lines: at least one.
         parts: none is divided.
         width: in characters.
-        indent: spaces at the start of a new line; fewer if the part would not fit.
+        indent: spaces at the start of a new line; fewer, down to 2, if the other parts fit then.
         new_line: start with a new line.
     """
-    for part in parts:
+    for index, part in enumerate(parts):
         if new_line or len(f"{lines[-1]}  {part}") > width:
-            lines.append(" " * max(0, min(indent, width - len(part))) + part)
+            spaces = max(2, min(indent, width - len("  ".join(parts[index:]))))
+            lines.append(" " * spaces + part)
         else:
             lines[-1] += f"  {part}"
         new_line = False

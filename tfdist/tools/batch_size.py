@@ -146,8 +146,9 @@ class TrialRunner:
         code = child_runs.run(command, log)
         found = batch_size_trial.combine(folder, code)
         if found is None:
-            end = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])
-            raise ValueError(f"The trial of batch {batch} exited with code {code}; the end of {log}:\n{end}")
+            raise ValueError(
+                f"The trial of batch {batch} exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}"
+            )
         replicas = found.get("replicas")
         row = (batch, replicas and batch * replicas, replicas, found["result"], found.get("memory_mb"))
         self.rows.append((*row, found.get("step_ms")))

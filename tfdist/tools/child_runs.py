@@ -68,7 +68,7 @@ def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Pat
     code = run(command, log, dict(os.environ) | gpus)
     if code:
         raise ValueError(
-            f"The training on {replicas} replica(s) exited with code {code}; the end of {log}:\n{_end(log)}"
+            f"The training on {replicas} replica(s) exited with code {code}; the end of {log}:\n{end_of(log)}"
         )
 
 
@@ -105,7 +105,7 @@ def run_workers(command: Sequence[str], *, workers: int, backend: str, folder: P
         log = folder / "workers.log"
         code = run(["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", *command], log)
         if code:
-            raise ValueError(f"The workers exited with code {code}; the end of {log}:\n{_end(log)}")
+            raise ValueError(f"The workers exited with code {code}; the end of {log}:\n{end_of(log)}")
         return
     reserved = local_workers.reserve_ports(workers)
     ports = [sock.getsockname()[1] for sock in reserved]
@@ -127,7 +127,7 @@ def run_workers(command: Sequence[str], *, workers: int, backend: str, folder: P
     failed = next((rank for rank, code in enumerate(codes) if code), None)
     if failed is not None:
         log = folder / f"worker-{failed}.log"
-        raise ValueError(f"Worker {failed} exited with code {codes[failed]}; the end of {log}:\n{_end(log)}")
+        raise ValueError(f"Worker {failed} exited with code {codes[failed]}; the end of {log}:\n{end_of(log)}")
 
 
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
@@ -136,5 +136,5 @@ def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
     return [record for record in records if record.get("kind") == kind]
 
 
-def _end(log: Path) -> str:
+def end_of(log: Path) -> str:
     return "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])
