@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 BEST = "best.json"
+_RESUME = "run the same command to resume"
 # Names a file of workdirs: tfdist.launch looks there for checkpoints of the scripts that it has started.
 WORKDIRS_VARIABLE = "TFDIST_WORKDIRS"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
@@ -21,6 +22,12 @@ def step_path(directory: Path, step: int) -> Path:
 def newest_step(directory: Path) -> int | None:
     """Returns the newest step with a checkpoint directory, not verified, or None."""
     return next(iter(steps(directory)), None)
+
+
+def safe_state(directory: Path) -> str:
+    """Returns what a stop before the first step of this start leaves of a run, for the end of a message."""
+    step = newest_step(directory)
+    return "nothing to save" if step is None else f"the checkpoint of step {step} is unchanged: {_RESUME}"
 
 
 def read_best(directory: Path) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopError(Exception):
-    """A stop request before the end of the rendezvous: nothing to save."""
+    """A stop request before the end of the rendezvous."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -137,4 +137,5 @@ def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
 
 
 def end_of(log: Path) -> str:
+    """Returns the last lines of a log, indented."""
     return "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])

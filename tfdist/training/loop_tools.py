@@ -157,7 +157,5 @@ def report_end(tools: LoopTools, state: TrainingState) -> None:
 
 def before_the_first_step(run: run_lib.Run) -> str:
     """Returns what a stop request before the first step of this start means for what is saved."""
-    step = None if run.checkpoints is None else directory.newest_step(run.checkpoints)
-    if step is None:
-        return "before the first step: nothing to save"
-    return f"while resuming: the checkpoint of step {step} is unchanged. Run the same command to resume."
+    saved = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
+    return f"before the first step: {saved}"

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.checkpoint import directory
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
@@ -213,7 +214,10 @@ def connect(
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
         slurm_requeue.enable_requeue(rank, stop, progressed=lambda: False)  # Until `checkpointing.open_run`.
-    cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=workdir, stop=stop)
+    try:
+        cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=workdir, stop=stop)
+    except interruption.StopError as error:
+        raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
     if cluster.is_chief:  # The time limit is checked by one clock.
         stop.end = slurm_requeue.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
     return cluster

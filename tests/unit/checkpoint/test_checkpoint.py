@@ -509,3 +509,10 @@ def test_a_full_disk_loses_nothing_and_training_goes_on(tmp_path):
     assert steps[0] == 8 and steps[-1] == 96 and {*range(8, 97, 8)} <= {*steps, *failed}
     assert [checkpoint_format.verify(directory_lib.step_path(checkpoints, step)).step for step in steps] == steps
     assert [line["step"] for line in topologies.records(tmp_path, "train")] == [*range(5, 96, 5), 96]
+
+
+def test_a_stop_before_the_first_step_names_the_newest_checkpoint(tmp_path):
+    assert directory_lib.safe_state(tmp_path / "none") == "nothing to save"
+    directory_lib.step_path(tmp_path, 235).mkdir()
+    text = "the checkpoint of step 235 is unchanged: run the same command to resume"
+    assert directory_lib.safe_state(tmp_path) == text

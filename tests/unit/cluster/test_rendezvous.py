@@ -146,7 +146,7 @@ def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
         assert isinstance(outcome.error, interruption.StopError), outcome
         assert outcome.seconds < 30
         assert outcome.message == (
-            f"stopped by SIGTERM to rank {asked} (localhost:{ports[asked]}) before training started: nothing to save"
+            f"stopped by SIGTERM to rank {asked} (localhost:{ports[asked]}) before training started"
         )
 
 

@@ -77,7 +77,7 @@ def decide(
 def stopped(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
     """The decision after stop requests; `requests`: rank -> reason, such as "SIGTERM"."""
     who = ", ".join(f"{reason} to {worker_name(rank, addresses)}" for rank, reason in sorted(requests.items()))
-    return _error(interruption.StopError, f"stopped by {who} before training started: nothing to save", [])
+    return _error(interruption.StopError, f"stopped by {who} before training started", [])
 
 
 def failure(failed: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
