@@ -205,7 +205,7 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
     if which == "newest":
         saved = newest_valid(directory, report)
         if saved is None:
-            raise ValueError(f"No valid checkpoint in {directory}.")
+            raise ValueError(f"No valid checkpoint in {directory}: train first, or check --workdir.")
         return saved
     if which == "best":
         best = directory_lib.read_best(directory)

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import diff, schema
+from tfdist.config import diff, schema, user_code
 
 _OVERRIDE = re.compile(r"(no)?config\.")
 
@@ -73,14 +73,26 @@ def load(path: str) -> Any:
     return runpy.run_path(file)["get_config"](*filter(None, [argument]))
 
 
-def explain_unknown_field(argv: Sequence[str]) -> None:
-    """Exits with the nearest field if the command line overrides a field that the config does not have."""
+def explain(argv: Sequence[str]) -> None:
+    """Exits with a message if the config file fails, or with the nearest field if the config lacks one that is set."""
     path = config_path(argv)
-    config, file = load(path), path.partition(":")[0]
+    file = path.partition(":")[0]
+    try:
+        config = load(path)
+    except Exception as error:
+        sys.exit(f"--config={path}: {_explain_file(error)}")
     for overriding in argv[1:]:
         match = re.match(r"--?(?:no)?config\.([^=\[]+)", overriding)
         if match:
             _check_field(config, match[1], file)
+
+
+def _explain_file(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}, `{(error.text or '').strip()}`: {error.msg}."
+    if isinstance(error, KeyError) and error.args == ("get_config",):
+        return "the file must define get_config(), which returns a tfdist.config.Config; see configs/digits.py."
+    return user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
 
 
 def _check_field(config: schema.Config, name: str, file: str) -> None:

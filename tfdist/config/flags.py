@@ -20,6 +20,8 @@ from ml_collections import config_flags
 from tfdist.config import flag_errors, flag_help, schema
 
 NONE_WORDS = ("none", "None")
+# Python's messages for flags of the tools.
+_INTEGER, _NUMBER = re.compile(r"invalid literal for int\(\).*"), re.compile(r"could not convert string to float.*")
 # Names of the flags that `define_run_flags` defines.
 RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
 
@@ -152,9 +154,13 @@ def parse(argv: list[str]) -> list[str]:
     try:
         rest = flags.FLAGS(argv)
     except flags.Error as error:
-        sys.exit(str(error).removeprefix("flag "))
-    except (KeyError, IndexError, TypeError, ValueError):
-        flag_errors.explain_unknown_field(argv)
+        if "Traceback" in str(error):  # Of the config file.
+            flag_errors.explain(argv)
+        text = _INTEGER.sub("must be a whole number", str(error).removeprefix("flag "))
+        sys.exit(_NUMBER.sub("must be a number", text))
+    except Exception:
+        if has_config:
+            flag_errors.explain(argv)
         raise
     flags_only(rest[1:])
     if not has_config:

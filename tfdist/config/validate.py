@@ -61,7 +61,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         for part in name.split("."):
             value = getattr(value, part)
         if value is not None and not (math.isfinite(value) and value >= low):
-            yield f"{name} must be at least {low}. Received: {value}"
+            yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
 
     def one_of(name: str, value: str, choices: tuple[str, ...]) -> Iterator[str]:
         if value not in choices:

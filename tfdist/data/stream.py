@@ -30,6 +30,21 @@ class Source(Protocol):
         """Returns the examples `ids` (int64 [n]) as a batch of tensors [n, ...]; called inside `Dataset.map`."""
 
 
+def check_source(source: Any, name: str, split: str) -> Source:
+    """Returns `source`, which the function `name` made for `split`.
+
+    Raises:
+        ValueError: it is no source, or has no examples.
+    """
+    if not (hasattr(source, "__len__") and hasattr(source, "read")):
+        raise ValueError(
+            f"config.data.source: {name} must return an object with len() and read(ids). Received: {source!r}"
+        )
+    if len(source) == 0:
+        raise ValueError(f"config.data: the split {split!r} of {name} has no examples.")
+    return source
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaShard:
     """The shard of each global batch that belongs to one worker: consecutive slots for each of its replicas."""

@@ -33,7 +33,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     changes = checkpointing.check_same_config(run, allow_config_changes)
     if not run.by_epochs and run.cluster.broadcast(checkpointing.is_finished(run)):
         if run.cluster.is_chief:
-            finished = (run.workdir / checkpointing.FINISHED).read_text().strip()
+            finished = loop_tools.describe_finished(run.workdir / checkpointing.FINISHED)
             print(f"This run is finished; nothing to do. {finished}\nTo train again, choose another --workdir.")
         return 0
     if run.cluster.any_worker(run.stop.reason is not None):

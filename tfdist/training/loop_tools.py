@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -159,3 +160,11 @@ def before_the_first_step(run: run_lib.Run) -> str:
     """Returns what a stop request before the first step of this start means for what is saved."""
     saved = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
     return f"before the first step: {saved}"
+
+
+def describe_finished(path: Path) -> str:
+    """Returns what finished.json, at `path`, says: "Step 660, best accuracy 0.9944."."""
+    values = json.loads(path.read_text())
+    early = "; a callback stopped it" if values.pop("stopped_by_callback", False) else ""
+    step, best = values.pop("step"), [f", {name.replace('_', ' ')} {value:.4g}" for name, value in values.items()]
+    return f"Step {step}{''.join(best)}{early}."

@@ -167,9 +167,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
 def open_source(config: config_lib.Config, split: str) -> stream.Source:
     """Makes the source of one split; no TensorFlow operation runs."""
     source = specs.build(config.data.source, split, field="config.data.source")
-    if len(source) == 0:
-        raise ValueError(f"config.data: the split {split!r} of {config.data.source['target']} has no examples.")
-    return source
+    return stream.check_source(source, config.data.source["target"], split)
 
 
 def check_fit(

@@ -124,12 +124,12 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("checkpoint.keep", 0, r"must be at least 1\. Received: 0"),
         ("cluster.logical_devices", 0, r"must be at least 1\. Received: 0"),
         ("report.every.steps", 0, r"must be at least 1\. Received: 0"),
-        ("checkpoint.every.epochs", 0.0, r"must be at least 1e-06\. Received: 0\.0"),
+        ("checkpoint.every.epochs", 0.0, r"must be above 0\. Received: 0\.0"),
         ("learning_rate.peak", -0.1, r"must be at least 0\. Received: -0\.1"),
         ("learning_rate.peak", float("nan"), r"must be at least 0\. Received: nan"),
         ("learning_rate.peak", float("inf"), r"must be at least 0\. Received: inf"),
-        ("train.clip_norm", 0.0, r"must be at least 1e-09\. Received: 0\.0"),
-        ("train.epochs", -1, r"must be at least 1e-09\. Received: -1"),
+        ("train.clip_norm", 0.0, r"must be above 0\. Received: 0\.0"),
+        ("train.epochs", -1, r"must be above 0\. Received: -1"),
         ("cluster.connect_seconds", 0.5, r"must be at least 1\. Received: 0\.5"),
         ("cluster.heartbeat_seconds", 0, r"must be at least 1\. Received: 0"),
         ("cluster.time_limit_seconds", 0, r"must be at least 1\. Received: 0"),
@@ -261,6 +261,9 @@ def command_line(tmp_path_factory):
     directory = tmp_path_factory.mktemp("command_line")
     (directory / "base.py").write_text(CONFIG_FILE)
     (directory / "other.py").write_text("def get_config():\n    return {'seed': 3}\n")
+    (directory / "empty.py").touch()
+    (directory / "syntax.py").write_text("\ndef get_config(:\n")
+    (directory / "typo.py").write_text(CONFIG_FILE.replace("Config(", "Config(sed=3, ", 1))
     (directory / "script.py").write_text(SCRIPT)
 
     def run(*arguments):
@@ -342,6 +345,9 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
         (["--config"], "Missing --config: give a config file"),
         (["--confg=base.py"], "There is no flag --confg. Did you mean --config? "),
         (["--config=bas"], "Did you mean --config=base.py?"),
+        (["--config=empty.py"], "--config=empty.py: the file must define get_config(), which returns a tfdist.config"),
+        (["--config=syntax.py"], "--config=syntax.py: syntax.py, line 2, `def get_config(:`: invalid syntax."),
+        (["--config=typo.py"], "Config.__init__() got an unexpected keyword argument 'sed'."),
         (["bse.py"], "/bse.py. Did you mean --config=base.py?"),
         (["--config=nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),

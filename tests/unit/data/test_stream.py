@@ -229,3 +229,9 @@ def test_positions_of_ten_million_examples_are_found_without_a_table():
     assert epoch.numpy() == 7
     assert len(set(ids.numpy())) == 8
     assert all(0 <= i < 10_000_000 for i in ids.numpy())
+
+
+@pytest.mark.parametrize("source", [lambda split: split, lambda split: {"image": [1]}])
+def test_what_is_no_source_is_refused_by_name(source):
+    with pytest.raises(ValueError, match=r"config\.data\.source: lab:made must return an object with len\(\) and read"):
+        stream.check_source(source("train"), "lab:made", "train")
