@@ -100,12 +100,16 @@ PRIVATE_NAMES = {
         "the losses and metrics that compile() made",
     ),
     "tfdist.keras_fit.setup": {
+        "_call_has_training_arg": "whether the model's call takes `training`",
         "_compile_loss": "the losses that compile() made",
         "_compile_metrics": "the metrics that compile() made",
         "_user_loss": "the losses that compile() was given",
         "_symbolic_build": "builds the model and its metrics as Model.fit does",
     },
-    "tfdist.keras_fit.shard_losses": {
+    "tfdist.keras_fit.replacements.optimizer_branches": {
+        "keras.src.ops": "an optimizer that accumulates gradients updates weights in a branch of a replica",
+    },
+    "tfdist.keras_fit.replacements.shard_losses": {
         "keras.src.losses.loss": "Keras divides a loss by the examples of one replica",
         "_compile_loss": "the losses that compile() made",
     },

@@ -100,6 +100,7 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "get_tensor_spec": ("batches",),
     },
     f"{ADAPTERS}.tf_dataset_adapter": {"make_class_weight_map_fn": ("class_weight",)},
+    "keras.src.ops": {"cond": ("pred", "true_fn", "false_fn")},
     "keras.src.random.seed_generator": {"global_seed_generator": ()},
     "tensorflow.python.ops.gen_random_ops": {
         "random_standard_normal": ("shape", "dtype", "seed", "seed2"),
@@ -182,6 +183,8 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
 REPLACED = {
     "keras.random.SeedGenerator.next": ("ordered",),
     "keras.optimizers.Optimizer.update_step": ("gradient", "variable", "learning_rate"),
+    "keras.optimizers.Optimizer._backend_apply_gradients": ("grads", "trainable_variables"),
+    "keras.optimizers.Optimizer._overwrite_model_variables_with_average_value": ("trainable_variables",),
     "keras.Metric.update_state": (),
 }
 # Classes that tfdist recognises by name.

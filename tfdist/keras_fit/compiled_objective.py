@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.keras_fit import shard_losses
 from tfdist.keras_fit.metric_state import MetricState
-from tfdist.keras_fit.shard_losses import Shard
+from tfdist.keras_fit.replacements import shard_losses
+from tfdist.keras_fit.replacements.shard_losses import Shard
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import seed_generators
 from tfdist.training.step.normalization import synchronized_norm

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import keras
 
-from tfdist.keras_fit import shard_losses
 from tfdist.keras_fit.own_step import patches
+from tfdist.keras_fit.replacements import shard_losses
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import seed_generators
 from tfdist.training.step.normalization import synchronized_norm

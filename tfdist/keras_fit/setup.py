@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
@@ -19,6 +20,7 @@ from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.replacements import optimizer_branches
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.run import Run
@@ -61,7 +63,7 @@ def make_run(
         more = own.variables
     else:
         trains = validation is not adapter
-        context = _compiled(cluster, model, config, adapter, may_be_empty=may_be_empty, trains=trains)
+        context = _compiled(cluster, model, config, adapter, stack, may_be_empty=may_be_empty, trains=trains)
         train_step = train_step_lib.train_step
         more = {}
     seed_generators.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
@@ -104,6 +106,7 @@ def _compiled(
     model: keras.Model,
     config: config_lib.Config,
     adapter: DataAdapter,
+    stack: contextlib.ExitStack,
     *,
     may_be_empty: bool,
     trains: bool,
@@ -113,11 +116,12 @@ def _compiled(
         # Keras also builds an optimizer that is not built: an evaluation needs no slots.
         optimizer.built = built or not trains
         with cluster.scope():
-            model._symbolic_build(data_batch=adapter.element_spec)
+            _build(model, adapter.element_spec)
     finally:
         optimizer.built = optimizer.built if trains else built
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
+    stack.enter_context(optimizer_branches.taken_once(optimizer))
     objective = CompiledObjective(
         model=model,
         optimizer=optimizer,
@@ -155,6 +159,23 @@ def kept(
         # Keras does not track what is set in this way.
         found = vars(model)[name] = _Kept(made_for, function)
     return found.function
+
+
+def _build(model: keras.Model, element_spec: Any) -> None:
+    """Builds the model, its losses and its metrics for data of `element_spec`."""
+    if all(spec is None or isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec)):
+        model._symbolic_build(data_batch=element_spec)
+        return
+
+    # Keras' symbolic tensors are neither ragged nor sparse.
+    def forward(data: Any) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        predictions = model(x, training=False) if model._call_has_training_arg else model(x)
+        model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
+        model.compute_metrics(x, y, predictions, sample_weight)
+
+    with keras.StatelessScope(), keras.SymbolicScope():
+        tf.function(forward, autograph=False).get_concrete_function(element_spec)
 
 
 def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
@@ -212,11 +233,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             "model.preprocessor = None."
         )
     if model.run_eagerly:
-        raise ValueError("compile(run_eagerly=True) is not supported: remove it.")
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-        if getattr(optimizer, name, None):
-            raise ValueError(
-                f"The optimizer's {name}={getattr(optimizer, name)} does not work in a compiled step over replicas: "
-                "remove it."
-            )
+        raise ValueError(
+            "compile(run_eagerly=True) is not supported, because many steps run in one compiled call: remove "
+            "it. To debug the model eagerly, run the script with Keras' own fit on one device."
+        )

@@ -17,6 +17,7 @@ from tfdist.data import inspection
 from tfdist.training.execution import Execution
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState
+from tfdist.training.step import optimizer as optimizer_lib
 
 
 class DivergedError(ArithmeticError):
@@ -100,7 +101,7 @@ def _restore_regular_checkpoint(tools: LoopTools, state: TrainingState, bad_step
     if saved is None:
         raise diverged(tools, f"{text}, and there is no checkpoint to roll back to", (bad_step, bad_step))
     restore.restore(run.cluster, saved, run.variables)
-    run.context.optimizer.iterations.assign(bad_step)
+    optimizer_lib.step_count(run.context.optimizer).assign(bad_step)
     state.step, state.rollbacks = bad_step, state.rollbacks + 1
     state.interval.reset()
     tools.consistency.check(state)

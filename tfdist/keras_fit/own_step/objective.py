@@ -13,14 +13,14 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.keras_fit import shard_losses
 from tfdist.keras_fit.adapters.base import shard_bounds
 from tfdist.keras_fit.compiled_objective import Element
 from tfdist.keras_fit.metric_state import MetricState
 from tfdist.keras_fit.own_step import discover, replica_step
 from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.shard_losses import Shard
+from tfdist.keras_fit.replacements import shard_losses
+from tfdist.keras_fit.replacements.shard_losses import Shard
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import seed_generators
 from tfdist.training.step import train_step as train_step_lib

@@ -15,6 +15,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.replaced import replaced
+from tfdist.keras_fit.replacements import optimizer_branches
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import work_sharing
 
@@ -44,6 +45,7 @@ def sums_expected(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster
             optimizer_lib.take_over_reduction(inner)
             optimizer_lib.fuse(inner)
             work_sharing.share(inner, cluster)
+            stack.enter_context(optimizer_branches.taken_once(inner))
         yield
 
 

@@ -162,7 +162,7 @@ def build_context(
         optimizer=optimizer,
         statistics=found,
         loss_scale=loss_scale,
-        step_count=optimizer.iterations,
+        step_count=optimizer_lib.step_count(optimizer),
         communication_options=gradients.with_pack_size(config.communication, cluster.implementation),
         totals=totals,
         communication=communication,

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -133,6 +135,32 @@ def apply_if(
         )
 
     tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(finite, gradients))
+
+
+def cond(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:
+    """Calls, on every replica, `when_true` if `predicate` (bool [], the same everywhere), else `when_false`.
+
+    In `tf.cond` on a replica, an optimizer cannot update weights.
+    """
+
+    def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> None:
+        one = strategy.experimental_local_results(predicate)[0]
+        tf.cond(one, *(functools.partial(_run, strategy, _call, branch) for branch in branches))
+
+    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
+
+
+def once(function: Callable[[], Any]) -> None:
+    """Calls `function` once for all replicas, in cross-replica context."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        function()
+    else:
+        context.merge_call(lambda strategy: function())
+
+
+def _call(function: Callable[[], Any]) -> None:
+    function()
 
 
 def _run(strategy: tf.distribute.Strategy, function: Callable, *args: Gradients) -> tf.Tensor:

@@ -95,7 +95,7 @@ def _momentum(optimizer, index, variable, gradient, learning_rate, dtype):
 
 
 def _adam(optimizer, index, variable, gradient, learning_rate, dtype):
-    steps = tf.cast(optimizer.iterations.value + 1, dtype)
+    steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, dtype)
     beta1, beta2 = tf.constant(optimizer.beta_1, dtype), tf.constant(optimizer.beta_2, dtype)
     tf.raw_ops.ResourceApplyAdam(
         var=variable,
@@ -135,6 +135,11 @@ def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     and checks replica 0 only for overflows. Given the sums, its clipping is right.
     """
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+
+def step_count(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """Returns the count of calls of `apply`: with `gradient_accumulation_steps`, `iterations` is a part of it."""
+    return optimizer.variables[0]
 
 
 def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:

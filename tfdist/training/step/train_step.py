@@ -91,7 +91,7 @@ def update(
 
     def skip() -> None:
         # Schedule, dropout and reports depend on the step.
-        context.optimizer.iterations.assign_add(1)
+        optimizer_lib.step_count(context.optimizer).assign_add(1)
         if context.loss_scale is not None:
             context.loss_scale.update(finite=False)
 
