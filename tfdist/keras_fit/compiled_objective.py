@@ -126,7 +126,7 @@ class CompiledObjective:
         if model._compile_loss is not None:
             with shard_losses.mode(shard=shard):
                 losses.append(model._compile_loss(y, predictions, sample_weight))
-        losses += [shard.weight * model._aggregate_additional_loss(loss) for loss in model.losses]
+        losses += [_share(shard, loss) * model._aggregate_additional_loss(loss) for loss in model.losses]
         if not losses:
             raise ValueError("There is no loss to minimise: pass a loss to compile, or call add_loss in the model.")
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
@@ -152,6 +152,11 @@ class CompiledObjective:
 def _after(update: Callable[[], None]) -> tf.Tensor:
     update()
     return tf.constant(0)
+
+
+def _share(shard: Shard, loss: tf.Tensor) -> tf.Tensor:
+    """Returns the factor of a loss of `add_loss`: Keras sums one that is no scalar, such as a value per example."""
+    return shard.weight if loss.shape.rank == 0 else shard.present
 
 
 def _weight(element: Element) -> tf.Tensor:
