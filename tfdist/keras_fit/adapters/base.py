@@ -116,6 +116,30 @@ def named_columns(batch: Any) -> dict[str, np.ndarray]:
     return found
 
 
+def _num_rows(part: Any) -> tf.Tensor:
+    """Returns the rows of a tensor, ragged or sparse ones included: int64 []."""
+    return tf.shape(part, out_type=tf.int64)[0]
+
+
+def _rows(part: Any, low: tf.Tensor, count: tf.Tensor) -> Any:
+    """Returns `count` rows from `low` on, one at least."""
+    count = tf.maximum(count, 1)
+    if not isinstance(part, tf.SparseTensor):
+        return part[low : low + count]
+    others = part.dense_shape[1:]
+    sliced = tf.sparse.slice(part, tf.concat([[low], tf.zeros_like(others)], 0), tf.concat([[count], others], 0))
+    sliced.indices.set_shape([None, part.shape.rank])
+    return sliced
+
+
+def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
+    """Checks that tensors of different numbers of rows, such as labelled and unlabelled images, have equal shards."""
+    sizes = tf.stack(totals)
+    equal = tf.reduce_all(tf.equal(sizes, sizes[0])) | tf.reduce_all(tf.equal(sizes % replicas, 0))
+    text = f"A batch holds tensors of different numbers of rows, which {replicas} replicas must divide. Rows:"
+    return [] if len(totals) == 1 or replicas == 1 else [tf.debugging.Assert(equal, [text, sizes], summarize=-1)]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAdapter:
     """A sequence of global batches, from which each replica takes its rows."""
@@ -142,10 +166,12 @@ class BatchAdapter:
 
         def shards(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:
-                total = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
-                low, count = shard_bounds(shard.first_replica + local, total, shard.num_replicas)
-                rows = slice(low, low + tf.maximum(count, 1))
-                return {"data": tf.nest.map_structure(lambda t: t[rows], batch), "count": count, "total": total}
+                totals = [_num_rows(part) for part in tf.nest.flatten(batch)]
+                with tf.control_dependencies(_check_rows(totals, shard.num_replicas)):
+                    bounds = [shard_bounds(shard.first_replica + local, n, shard.num_replicas) for n in totals]
+                parts = [_rows(part, *one) for part, one in zip(tf.nest.flatten(batch), bounds, strict=True)]
+                data = tf.nest.pack_sequence_as(batch, parts)
+                return {"data": data, "count": bounds[0][1], "total": totals[0]}
 
             return tf.data.Dataset.range(shard.local_replicas).map(load)
 

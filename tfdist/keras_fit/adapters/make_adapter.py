@@ -73,11 +73,11 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         _check_no_lists(part)
     with tf.device("CPU:0"):
         data = tf.nest.map_structure(_tensor, keras.tree.lists_to_tuples(parts))
-    sizes = {int(tensor.shape[0]) for tensor in tf.nest.flatten(data)}
+    sizes = {int(tensor.shape[0]) for tensor in _present(data)}
     if len(sizes) != 1:
         names = ("x", *(name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None))
         found = [
-            f"{name} {', '.join(str(tensor.shape[0]) for tensor in tf.nest.flatten(part))}"
+            f"{name} {', '.join(str(tensor.shape[0]) for tensor in _present(part))}"
             for name, part in zip(names, data, strict=True)
         ]
         raise ValueError(f"All arrays must have the same number of examples. Received: {'; '.join(found)}")
@@ -85,8 +85,15 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
     if options.as_given:  # As Keras packs them.
         data = (data[0] if len(data) == 1 and not isinstance(x, list | tuple) else data,)
     return _examples(
-        lambda ids: tf.nest.map_structure(lambda tensor: tf.gather(tensor, ids), data), sizes.pop(), options
+        lambda ids: tf.nest.map_structure(lambda one: None if one is None else tf.gather(one, ids), data),
+        sizes.pop(),
+        options,
     )
+
+
+def _present(data: Any) -> list[Any]:
+    """Returns the tensors of nested data; None is the target of an output without a loss."""
+    return [one for one in tf.nest.flatten(data) if one is not None]
 
 
 def _check_no_lists(data: Any) -> None:
@@ -100,14 +107,21 @@ def _check_no_lists(data: Any) -> None:
         _check_no_lists(part)
 
 
-def _tensor(array: Any) -> tf.Tensor:
+def _tensor(array: Any) -> Any:
+    if array is None:
+        return None
+    if isinstance(array, tf.SparseTensor):
+        raise ValueError(
+            "Rows of a SparseTensor cannot be read one by one: pass a tf.data.Dataset, such as "
+            f"tf.data.Dataset.from_tensor_slices((x, y)).batch(32). Received: shape {tuple(array.shape)}"
+        )
     array = array if tf.is_tensor(array) else np.asarray(array)
     if array.dtype == object or len(array.shape) == 0:
         raise ValueError(
             "Data must be arrays with one row per example, a tf.data.Dataset, a keras.utils.PyDataset, a generator or "
             f"a source with len() and read(ids). Received: {type(array).__name__} of {array.dtype} {array.shape}"
         )
-    tensor = tf.convert_to_tensor(array)
+    tensor = array if isinstance(array, tf.RaggedTensor) else tf.convert_to_tensor(array)
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
 
 

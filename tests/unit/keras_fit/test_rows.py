@@ -1,0 +1,37 @@
+"""The rows of a batch that a replica gets."""
+
+import pytest
+import tensorflow as tf
+
+from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit.adapters import base, make_adapter
+
+
+def shards(dataset, replicas):
+    """The data of each replica in the first step."""
+    adapter = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(as_given=True))
+    parts = [ReplicaShard(num_replicas=replicas, first_replica=replica) for replica in range(replicas)]
+    return [next(iter(adapter.dataset(part, 0, 1)))["data"][0] for part in parts]
+
+
+def test_tensors_of_two_batch_sizes_are_each_divided():
+    labelled, unlabelled = tf.data.Dataset.range(40).batch(4), tf.data.Dataset.range(100).batch(10)
+    dataset = tf.data.Dataset.zip((unlabelled, labelled))
+    found = [[part.numpy().tolist() for part in one] for one in shards(dataset, 2)]
+    assert found == [[[0, 1, 2, 3, 4], [0, 1]], [[5, 6, 7, 8, 9], [2, 3]]]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of rows, which 3 replicas must divide"):
+        shards(dataset, 3)
+
+
+def test_sparse_and_ragged_rows_are_divided():
+    ragged, sparse = tf.ragged.constant([[1], [2, 3], []]), tf.sparse.from_dense([[0, 1], [2, 0], [3, 4]])
+    dataset = tf.data.Dataset.from_tensor_slices((ragged, sparse)).batch(3)
+    found = [(words.to_list(), tf.sparse.to_dense(flags).numpy().tolist()) for words, flags in shards(dataset, 2)]
+    assert found == [([[1]], [[0, 1]]), ([[2, 3], []], [[2, 0], [3, 4]])]
+
+
+def test_a_sparse_tensor_itself_is_refused():
+    with pytest.raises(
+        ValueError, match=r"Rows of a SparseTensor .*: pass a tf\.data\.Dataset.* Received: shape \(1, 2\)"
+    ):
+        make_adapter.make_data_adapter(tf.sparse.from_dense([[0, 1]]), None, None, base.DataOptions())
