@@ -76,12 +76,21 @@ def classification() -> Case:
     return Case(build=build, data=(Memory(),), for_keras=(X, LABELS), options=options)
 
 
+class Penalty(keras.layers.Layer):
+    """A loss with one value per example, of which Keras takes the sum."""
+
+    def call(self, x):
+        self.add_loss(0.001 * keras.ops.sum(keras.ops.square(x), axis=1, keepdims=True))
+        return x
+
+
 def regression() -> Case:
     """Sample weights, penalties, a learning rate function, and one example in the last batch: one of two replicas has
     no example."""
 
     def build():
         model = dense(2, kernel_regularizer=keras.regularizers.L2(0.01), activity_regularizer="l1")
+        model.add(Penalty())
         sgd = keras.optimizers.SGD(lambda: 0.1, momentum=0.9, clipnorm=0.5)
         return compiled(model, sgd, keras.losses.MeanSquaredError(), metrics=["mae"], weighted_metrics=["mse"])
 
@@ -215,6 +224,61 @@ def transformer() -> Case:
     return Case(build=build, data=(dataset,), options=options | {"class_weight": {0: 0.5, 2: 3.0}}, batch_size=None)
 
 
+def accumulating() -> Case:
+    """Gradients of two steps for each update, and averages that replace the weights after every third."""
+
+    def build():
+        adam = keras.optimizers.Adam(
+            keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.9),
+            gradient_accumulation_steps=2,
+            use_ema=True,
+            ema_momentum=0.8,
+            ema_overwrite_frequency=3,
+            clipnorm=0.3,
+        )
+        return compiled(dense(3, "softmax"), adam)
+
+    return Case(build=build)
+
+
+class Composite(keras.Model):
+    """Takes a ragged and a sparse input."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.flags = keras.layers.Embedding(20, 4), keras.layers.Dense(4)
+        self.kind = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, inputs):
+        words = inputs["words"].to_tensor()  # Its width is that of the shard.
+        present = keras.ops.cast(words != 0, "float32")[..., None]
+        words = keras.ops.sum(self.embedding(words) * present, axis=1)
+        return self.kind(words + self.flags(inputs["flags"]))
+
+
+def composites() -> Case:
+    def build():
+        return compiled(Composite(), "sgd", metrics=["accuracy"])
+
+    words = tf.RaggedTensor.from_tensor(TOKENS, padding=0)
+    flags = tf.sparse.from_dense((X * (X > 0.5)).astype(np.float32))
+    dataset = tf.data.Dataset.from_tensor_slices(({"words": words, "flags": flags}, LABELS)).batch(16)
+    return Case(build=build, data=(dataset,), batch_size=None)
+
+
+def without_target() -> Case:
+    """Arrays, ragged ones too, with None as the target of an output."""
+
+    def build():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(4, activation="tanh")(inputs)
+        outputs = {"kind": keras.layers.Dense(3, activation="softmax")(hidden), "place": keras.layers.Dense(2)(hidden)}
+        loss = {"kind": "sparse_categorical_crossentropy", "place": None}
+        return compiled(keras.Model(inputs, outputs), "sgd", loss)
+
+    return Case(build=build, data=(X, {"kind": LABELS, "place": None}))
+
+
 def repeated_tokens() -> Case:
     """Embedding rows with gradients from several examples."""
 
@@ -278,7 +342,7 @@ def _own_step(made: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
 CASES = [
     *map(_own_step, own_steps.CASES),
     *(regression, outputs_in_dicts, outputs_in_lists, masked_sequences, transfer, classification, subclass),
-    *(transformer, repeated_tokens, by_xla),
+    *(transformer, repeated_tokens, accumulating, composites, without_target, by_xla),
 ]
 
 
@@ -323,7 +387,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
     with cluster.scope():
         good = simple()
         eager = simple(run_eagerly=True)
-        accumulating = simple(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
         uncompiled = dense(3)
         preprocessing = compiled(Preprocessing(), loss="mse")
         vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
@@ -336,7 +399,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "outside": lambda: tfdist.fit(cluster, outside, X, LABELS),
         "uncompiled": lambda: tfdist.fit(cluster, uncompiled, X, LABELS),
         "eager": lambda: tfdist.fit(cluster, eager, X, LABELS),
-        "accumulating": lambda: tfdist.fit(cluster, accumulating, X, LABELS),
         "preprocessing": lambda: tfdist.fit(cluster, preprocessing, X, TARGETS),
         "vectors": lambda: tfdist.fit(cluster, vectors, X, X[:, :3]),
         "frozen": lambda: tfdist.fit(cluster, frozen, X, X[:, :3]),
