@@ -34,6 +34,7 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
             None: nothing is saved.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(keras.Model, "compile", compile_without_xla))
         for name, method in _methods(cluster, workdir).items():
             stack.enter_context(replaced(keras.Model, name, method))
         for name in ("__init__", "add_variable_from_reference"):
@@ -43,6 +44,9 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
                 if hasattr(module, name):
                     stack.enter_context(replaced(module, name, functools.partial(_refuse_device_setting, name)))
         stack.enter_context(strategy.refuse_others())
+        # The scope is one of the default graph, which keras.utils.clear_session replaces.
+        replicated = functools.partial(_reset_graph, cluster, stack)
+        stack.enter_context(replaced(tf.compat.v1, "reset_default_graph", replicated))
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
 
@@ -77,6 +81,14 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
 
 
+def compile_without_xla(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
+    """Compiles as `Model.compile`, and takes jit_compile="auto" as Keras does in a strategy's scope: False."""
+    given = _arguments(original, model, args, keywords)
+    if given.get("jit_compile", "auto") == "auto":
+        given["jit_compile"] = False
+    original(model, **given)
+
+
 def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, keywords: dict) -> dict[str, Any]:
     """Returns the arguments of a call by name, without the model."""
     given = dict(inspect.signature(original).bind(model, *args, **keywords).arguments)
@@ -90,6 +102,11 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
         return original(*args, **keywords)
     with cluster.scope():
         return original(*args, **keywords)
+
+
+def _reset_graph(cluster: Cluster, stack: contextlib.ExitStack, original: Callable[[], None]) -> None:
+    original()
+    stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
 
 
 def _refuse_device_setting(name: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
