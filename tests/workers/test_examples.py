@@ -1,0 +1,96 @@
+"""Scripts after Keras' public examples: under tfdist.run, unchanged, they train as under Keras on one device."""
+
+import functools
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+from launching import REPOSITORY, run_all, worker_environment
+from topologies import environments
+
+RUN_EACH = REPOSITORY / "tests/scripts/examples/run_each.py"
+ON_DEVICES = REPOSITORY / "tests/support/run_on_devices.py"
+# In these nothing is drawn at random on a replica, and the data is not shuffled.
+EXACT = ("distillation", "simsiam", "simclr", "ocr_ctc")
+# How far losses may be from Keras' in the last epoch, relative to it. For the translation: its RMSprop squares summed
+# gradients of an Embedding's row, and Keras' those of each token.
+SIMILAR = {
+    "vae": {"loss": 0.05},
+    "dcgan": {"d_loss": 0.2, "g_loss": 0.2},
+    "conditional_gan": {"d_loss": 0.2, "g_loss": 0.2},
+    "diffusion": {"n_loss": 0.15, "val_n_loss": 0.15},
+    "masked_autoencoder": {"loss": 0.15, "val_loss": 0.15},
+    "mixup": {"loss": 0.1, "val_loss": 0.1},
+    "seq2seq_transformer": {"loss": 0.05, "val_loss": 0.05},
+    # It reports the critic's loss on the last batch only, which falls from 2.
+    "wgan_gp": {"d_loss": 1.0},
+}
+# Workers, and devices of each.
+TOPOLOGIES = {"one device": (1, 1), "two devices": (1, 2), "two workers": (2, 1)}
+QUICK = ("distillation", "ocr_ctc")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """(how, names) -> name -> history and weights, under Keras alone or under tfdist.run on a topology."""
+
+    @functools.cache
+    def results(how: str, names: tuple[str, ...] = (*EXACT, *SIMILAR)) -> dict[str, tuple[dict, list[np.ndarray]]]:
+        out = tmp_path_factory.mktemp("examples")
+        workers, devices = TOPOLOGIES.get(how, (1, 1))
+        launcher = [] if how == "keras" else [str(ON_DEVICES), str(devices)]
+        line = [sys.executable, *launcher, str(RUN_EACH), str(out), *names]
+        paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+        where = [worker_environment()] if how == "keras" else environments(workers)
+        run_all([line] * workers, [env | paths for env in where], timeout=3000.0, cwd=out)
+        return {name: read(out, name) for name in names}
+
+    return results
+
+
+def read(out: pathlib.Path, name: str) -> tuple[dict, list[np.ndarray]]:
+    """What run_each.py wrote."""
+    with np.load(out / f"{name}.npz") as file:
+        return json.loads((out / f"{name}.json").read_text()), [file[key] for key in file.files]
+
+
+def assert_close(first, second):
+    """Histories and weights agree to 1e-5, relative to values above 1."""
+    (history, weights), (expected, expected_weights) = first, second
+    assert list(history) == list(expected)
+    for key, values in expected.items():
+        np.testing.assert_allclose(history[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
+    for one, other in zip(weights, expected_weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_script_without_its_own_step_gives_the_numbers_of_keras(found, name):
+    assert_close(found("two devices", QUICK)[name], found("keras", QUICK)[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_the_numbers_are_those_of_keras_on_one_device(found, topology, name):
+    assert_close(found(topology)[name], found("keras")[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMILAR)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_with_random_numbers_the_losses_are_similar(found, topology, name):
+    (history, weights), (expected, expected_weights) = found(topology)[name], found("keras")[name]
+    assert list(history) == list(expected)
+    assert [one.shape for one in weights] == [one.shape for one in expected_weights]
+    for key, part in SIMILAR[name].items():
+        np.testing.assert_allclose(history[key][-1], expected[key][-1], rtol=0, atol=part * abs(expected[key][0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMILAR)
+def test_two_devices_and_two_workers_draw_the_same_numbers(found, name):
+    assert_close(found("two devices")[name], found("two workers")[name])
