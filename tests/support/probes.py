@@ -6,6 +6,7 @@ A pytest process cannot do this: the number of logical devices is fixed with its
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import sys
@@ -164,6 +165,14 @@ def update(options: c.Cluster) -> Arrays:
         run_steps(run, 1)
         found |= {f"{name}/after/{key}": value for key, value in weights(run).items()}
     return found
+
+
+def clipped_alike(options: c.Cluster) -> Arrays:
+    """A kernel of a million weights after a step with clipped gradients."""
+    model = {"target": "lab:Dropouts", "width": 2**14, "depth": 1}
+    run = start(options, train=c.Train(steps=20, clip_norm=1e-3), model=model)
+    run_steps(run, 1)
+    return {name: value for name, value in weights(run).items() if name.endswith("hidden0/kernel")}
 
 
 def compressed(options: c.Cluster) -> Arrays:
@@ -498,7 +507,7 @@ PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, update, compressed, xla, embedding, loss_scale)},
     **{f.__name__: f for f in (regularization, statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
     **{f.__name__: f for f in (synchronised, averages, traces, collectives, local_rounds, seeds)},
-    **{f.__name__: f for f in (restored, other_data, predicted)},
+    **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike)},
 }
 
 if __name__ == "__main__":
@@ -507,6 +516,9 @@ if __name__ == "__main__":
     if SEVERAL_WORKERS:  # Which meet once.
         once = functools.cache(functools.partial(strategy.connect, c.Cluster(connect_seconds=60.0)))
         strategy.connect = lambda *args, **keywords: once()
+        # As on machines with different numbers of cores, on which sums of large tensors have another order.
+        rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        tf.config.threading.set_intra_op_parallelism_threads(1 + 15 * rank)
     for name in names:
         probe, _, devices = name.partition(":")
         options = c.Cluster(logical_devices=int(devices or all_devices), connect_seconds=60.0)

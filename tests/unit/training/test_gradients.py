@@ -147,6 +147,7 @@ def workers(tmp_path_factory):
         "restored",
         "other_data",
         "predicted",
+        "clipped_alike",
         workers=2,
     )
 
@@ -238,3 +239,9 @@ def test_outputs_of_a_prediction_are_held_by_all_workers_or_by_the_chief(workers
     np.testing.assert_array_equal(chief["predicted/all"], other["predicted/all"])
     np.testing.assert_array_equal(chief["predicted/all"], chief["predicted/chief"])
     assert other["predicted/chief"].shape == ()
+
+
+def test_workers_with_different_numbers_of_threads_clip_to_the_same_bits(workers):
+    (kernel,) = (name for name in workers[0] if name.startswith("clipped_alike/"))
+    assert workers[0][kernel].size == 2**20
+    np.testing.assert_array_equal(*(worker[kernel].view(np.uint32) for worker in workers))

@@ -1,6 +1,7 @@
 """Everything that a step needs, made once in `strategy.scope`: `StepContext`."""
 
 import dataclasses
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -39,6 +40,8 @@ class StepContext:
     optimizer: keras.optimizers.Optimizer
     # Float variables that each replica updates from its own examples, such as moving averages.
     statistics: tuple[keras.Variable, ...]
+    # Clips summed gradients, if the config says so.
+    clip: Callable[[gradients.Gradients], gradients.Gradients]
     # None except in float16.
     loss_scale: loss_scale_lib.LossScale | None
     # Of the gradients' all-reduce; the size of packs is set.
@@ -161,6 +164,7 @@ def build_context(
         objective=objective,
         optimizer=optimizer,
         statistics=found,
+        clip=work_sharing.make_clip(config.train.clip_norm, cluster, equal=config.train.local_steps == 1),
         loss_scale=loss_scale,
         step_count=optimizer_lib.step_count(optimizer),
         communication_options=gradients.with_pack_size(config.communication, cluster.implementation),

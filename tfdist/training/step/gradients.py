@@ -109,9 +109,15 @@ def sum_value(value: tf.Tensor) -> tf.Tensor:
     return total(value)
 
 
-def clip(gradients: Gradients, norm: float) -> Gradients:
-    """Scales the summed gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063)."""
-    return tf.clip_by_global_norm(gradients, norm)[0]
+def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
+    """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
+
+    Args:
+        gradients: summed over replicas.
+        norm: the largest norm.
+        own_norm: their norm, of their dtype: []; None: it is computed.
+    """
+    return tf.clip_by_global_norm(gradients, norm, own_norm)[0]
 
 
 def all_finite(gradients: Gradients) -> tf.Tensor:

@@ -49,9 +49,7 @@ def evaluation_step(context: StepContext, *element: Any) -> tf.Tensor:
 
 def apply(context: StepContext, gradients: gradients_lib.Gradients) -> None:
     """Applies summed gradients, clipped if the config says so; called in `strategy.run`."""
-    if context.config.train.clip_norm is not None:
-        gradients = gradients_lib.clip(gradients, context.config.train.clip_norm)
-    context.optimizer.apply(gradients, context.model.trainable_variables)
+    context.optimizer.apply(context.clip(gradients), context.model.trainable_variables)
     if context.loss_scale is not None:
         context.loss_scale.update(finite=True)
 
