@@ -208,10 +208,20 @@ def _gpu_kernels(kind: str) -> tuple[Any, ...]:
 
 def gpu_kernel(node: node_def_pb2.NodeDef) -> Any:
     """Returns the kernel with which `node` runs on a GPU, or None."""
+    if node.op == "_UnaryOpsComposition":  # TensorFlow joins ops in this way on CPUs only.
+        found = [gpu_kernel(_unary(node, name.decode())) for name in node.attr["op_names"].list.s]
+        return found[0] if all(found) else None
     for kernel in _gpu_kernels(node.op):
         if all(_types(node, one.name) <= {*one.allowed_values.list.type} for one in kernel.constraint):
             return kernel
     return None
+
+
+def _unary(node: node_def_pb2.NodeDef, op: str) -> node_def_pb2.NodeDef:
+    """Returns a node of the type of `node` with another op."""
+    made = node_def_pb2.NodeDef(op=op)
+    made.attr["T"].type = node.attr["T"].type
+    return made
 
 
 def _types(node: node_def_pb2.NodeDef, name: str) -> set[int]:

@@ -1,8 +1,9 @@
-"""The configs and variants of a step that the GPU audit traces, each in a process whose logical devices stand for GPUs.
+"""The configs, variants of a step and compiled models of the GPU audit, on logical devices that stand for GPUs.
 
 usage: python gpu_variants.py OUT.json REPLICAS NAME...
 """
 
+import contextlib
 import importlib
 import json
 import pathlib
@@ -12,12 +13,21 @@ from collections.abc import Callable
 from typing import Any
 
 import gpu_audit
+import keras
+import numpy as np
+import own_steps
 import tensorflow as tf
 
 from tfdist import config as c
+from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit import restored
+from tfdist.keras_fit import setup as fit_setup
+from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.training import execution, setup
-from tfdist.training.step import local_sgd, train_step
+from tfdist.training.run import Run
+from tfdist.training.step import train_step
 
 # The images on which each shipped config is traced: small ones, if its network allows that. None: its own data.
 _SHAPES = {
@@ -98,10 +108,65 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
     "mixup": lambda: _small(
         data__prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "mixup": 0.2, "num_classes": 10}
     ),
+    "noise": lambda: _small(model={"target": "lab:noise"}),
+    "cosine": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:cosine"}),
+    "constant": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:constant"}),
     "finish": lambda: _finished(shipped("mlp")),
     # Defects that the audit must find.
     "timed": lambda: _small(report__step_times=True),
 }
+
+
+def _layers(policy: str, examples: int = 64, tokens: str = "int64") -> tuple[Any, ...]:
+    """Returns a compiled model of Keras' own layers, and data of two inputs with weights; `tokens`: dtype of one."""
+    keras.config.set_dtype_policy(policy)
+    layers = keras.layers
+    image, token = keras.Input((8, 8, 1), name="image"), keras.Input((4,), name="token", dtype=tokens)
+    hidden = layers.Conv2D(8, 3, activation="relu", kernel_regularizer="l2")(image)
+    hidden = layers.BatchNormalization()(layers.BatchNormalization(synchronized=True)(hidden))
+    hidden = layers.GlobalAveragePooling2D()(layers.MaxPooling2D()(hidden))
+    words = layers.LayerNormalization()(layers.Flatten()(layers.Embedding(20, 4)(token)))
+    hidden = layers.Dropout(0.5)(layers.Concatenate()([hidden, words]))
+    model = keras.Model({"image": image, "token": token}, layers.Dense(10, dtype="float32")(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss=loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    keras.config.set_dtype_policy("float32")
+    inputs = {"image": np.ones((examples, 8, 8, 1), np.float32), "token": np.ones((examples, 4), tokens)}
+    return model, inputs, np.arange(examples) % 10, np.ones(examples, np.float32)
+
+
+def _own_steps() -> tuple[Any, ...]:
+    """Returns a compiled model with steps of its own, and its data."""
+    case = own_steps.vae()
+    return case["build"](), *case["data"], None, None
+
+
+# name -> a compiled model of a script, and its x, y and weights; called in the scope.
+COMPILED: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "compiled": lambda: _layers("float32"),
+    "compiled_float16": lambda: _layers("mixed_float16"),
+    "compiled_bfloat16": lambda: _layers("mixed_bfloat16"),
+    "compiled_tokens": lambda: _layers("float32", tokens="int32"),
+    # The last batch has one example: a replica has none.
+    "compiled_uneven": lambda: _layers("float32", 65),
+    "own_steps_uneven": _own_steps,
+}
+
+
+def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: contextlib.ExitStack) -> Run:
+    """Makes the run of `tfdist.fit` for a compiled model, as it runs on GPUs."""
+    own_step = bool(own_setup.overrides(model))
+    options = base.DataOptions(batch_size=None if own_step else 8, as_given=own_step)
+    adapter, validation = (make_adapter.make_data_adapter(*data, options) for _ in range(2))
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    config = c.Config(
+        model={"class": type(model).__name__},
+        data=c.Data(source={"kind": "data"}, batch_size=adapter.batch_size),
+        train=c.Train(epochs=1, precision="float16" if scaled else "float32"),
+        report=c.Report(step_times=False),
+    )
+    stop = interruption.StopRequest()
+    return fit_setup.make_run(cluster, model, config, adapter, validation, None, stop, stack)
 
 
 def make_config(name: str) -> c.Config:
@@ -128,18 +193,26 @@ def make_cluster(num_replicas: int) -> Cluster:
     )
 
 
-def audited(cluster: Cluster, config: c.Config) -> dict[str, list[list]]:
+def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:
     """Returns the findings of the audit in a training and in an evaluation step: [kind, source, reader, how often]."""
-    run = setup.build_run(config, pathlib.Path(tempfile.mkdtemp()), cluster)
-    steps = {"training": (local_sgd.choose_step(config.train), run.training_data(0, 1))}
+    if name not in COMPILED:
+        return _audited(setup.build_run(make_config(name), pathlib.Path(tempfile.mkdtemp()), cluster))
+    with cluster.scope():
+        model, *data = COMPILED[name]()
+    with restored.patched(model) as stack:
+        return _audited(_compiled_run(cluster, model, data, stack))
+
+
+def _audited(run: Run) -> dict[str, list[list]]:
+    steps = {"training": (run.train_step, run.training_data(0, 1))}
     if run.evaluation_data is not None:
         steps["evaluation"] = (train_step.evaluation_step, run.evaluation_data()[0])
     found = {}
     for name, (step, dataset) in steps.items():
         run_steps = execution.make_runner(run, step).run_steps
-        iterator = cluster.distribute(dataset)
+        iterator = run.cluster.distribute(dataset)
         # No step is run: the graph is there before the loop starts.
-        arguments = (iterator, tf.constant(0, tf.int32), tf.zeros([], tf.float64))
+        arguments = (iterator, tf.constant(0), tf.zeros([], tf.float64), tf.constant(0))
         graph = gpu_audit.executed_graph(lambda run_steps=run_steps, arguments=arguments: run_steps(*arguments))
         counts = gpu_audit.count(gpu_audit.audit(graph))
         found[name] = [[*key, number] for key, number in sorted(counts.items())]
@@ -154,7 +227,7 @@ def main(out: str, replicas: str, *names: str) -> None:
     cluster = make_cluster(int(replicas))
     found = {}
     for name in names:
-        found[name] = audited(cluster, make_config(name))
+        found[name] = audited(cluster, name)
         pathlib.Path(out).write_text(json.dumps(found))
 
 

@@ -6,7 +6,6 @@ in size by one example. If there are fewer examples than replicas, an empty shar
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -137,21 +136,15 @@ class CompiledObjective:
         if self.model._compile_metrics is None and not own:
             return
 
-        def update() -> None:
-            if own:
-                self.model.compute_metrics(x, y, predictions, sample_weight)
-            else:
-                self.model._compile_metrics.update_state(y, predictions, sample_weight)
-
-        if self.may_be_empty:
-            tf.cond(element["count"] > 0, lambda: _after(update), lambda: tf.constant(0))
+        # Not a branch, for which the host would wait for a GPU.
+        variables = self.model.metrics_variables if self.may_be_empty else []
+        kept = [(variable, tf.convert_to_tensor(variable.value)) for variable in variables]
+        if own:
+            self.model.compute_metrics(x, y, predictions, sample_weight)
         else:
-            update()
-
-
-def _after(update: Callable[[], None]) -> tf.Tensor:
-    update()
-    return tf.constant(0)
+            self.model._compile_metrics.update_state(y, predictions, sample_weight)
+        for variable, old in kept:
+            variable.assign(tf.where(element["count"] > 0, variable.value, old))
 
 
 def _share(shard: Shard, loss: tf.Tensor) -> tf.Tensor:

@@ -9,18 +9,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from launching import run_all, worker_environment
+from launching import REPOSITORY, run_all, worker_environment
 
 from tfdist.training.step import seed_generators, timing
+from tfdist.zoo import optimizers, schedules
 
 # (kind, source, reader) -> why a step may have it.
 ALLOWED = {
     ("on the host", "_seed", ""): "random seeds: TensorFlow's random ops read them from host memory",
-    (
-        "host to device",
-        "StatelessRandomGetKeyCounter",
-        "StatelessRandomUniformV2",
-    ): "24 bytes for each use of a random layer; the host does not wait",
+    **{
+        ("host to device", "StatelessRandomGetKeyCounter", f"StatelessRandom{kind}V2"): (
+            "24 bytes for each use of a random layer; the host does not wait"
+        )
+        for kind in ("Uniform", "Normal")
+    },
+    ("loop variable", "int32", "AddV2"): "the number of an evaluation's first batch, for its random seeds",
     (
         "loop variable",
         "int32",
@@ -29,13 +32,33 @@ ALLOWED = {
 }
 # With loss scaling, or if non-finite steps are skipped, the host reads whether the gradients are finite.
 DECISION = {("device to host", "All", "Switch"), ("device to host", "LogicalAnd", "Switch")}
-DECIDES = {"float16", "skip"}
+DECIDES = {"float16", "skip", "compiled_float16"}
 # Keras' argmax, in its accuracy, compares int32 numbers, which TensorFlow has in host memory.
 KERAS_ARGMAX = {
     *{("host to device", "Const", "BitwiseAnd"), ("device to host", "BitwiseAnd", "Less")},
     ("host to device", "Less", "LogicalAnd"),
 }
-QUICK = {1: ("digits", "finish", "timed"), 2: ("dropout",)}
+# Batches of unequal sizes: their sizes go to the device. TensorFlow computes the shape of the gradient of a sum over
+# some axes on the device, and reads it on the host.
+UNEQUAL_BATCHES = {
+    ("device to host", "DynamicStitch", "Reshape"),
+    *{("host to device", source, "DynamicStitch") for source in ("Const", "Shape")},
+    *{("host to device", source, "GatherV2") for source in ("Const", "Shape")},
+    *{("host to device", source, "Cast") for source in ("FloorDiv", "Size", "StridedSlice")},
+    ("host to device", "Const", "AssignAddVariableOp"),  # An int32 variable of the script.
+}
+# What compiled models have because of their data.
+OF_DATA = {
+    # Keras' Embedding compares int32 tokens; int64 ones stay on the device.
+    "compiled_tokens": {
+        *{("device to host", "IteratorGetNext", "Less"), ("device to host", "SelectV2", "Reshape")},
+        *{("host to device", "AddV2", "SelectV2"), ("host to device", "Less", "SelectV2")},
+        ("host to device", "Reshape", "UnsortedSegmentSum"),
+    },
+    "compiled_uneven": UNEQUAL_BATCHES,
+    "own_steps_uneven": UNEQUAL_BATCHES,
+}
+QUICK = {1: ("digits", "finish", "timed"), 2: ("dropout", "compiled")}
 
 
 def audited(folder, replicas, names):
@@ -49,7 +72,9 @@ def audited(folder, replicas, names):
 
 def allowed(name):
     """The findings that the config `name` may have."""
-    return {*ALLOWED} | (DECISION if name in DECIDES else set()) | (KERAS_ARGMAX if "courses." in name else set())
+    by_keras = name.startswith(("courses.", "compiled"))
+    more = [DECISION if name in DECIDES else {}, KERAS_ARGMAX if by_keras else {}, OF_DATA.get(name, {})]
+    return {*ALLOWED}.union(*more)
 
 
 def unexpected(found, names):
@@ -61,6 +86,19 @@ def unexpected(found, names):
         for row in rows
         if tuple(row[:3]) not in allowed(name)
     ]
+
+
+def test_every_config_optimizer_and_schedule_is_audited(monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY)
+    folder = REPOSITORY / "configs"
+    files = {".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")}
+    assert files == {*gpu_variants.SHIPPED}
+    configs = [gpu_variants.make_config(name) for name in (*gpu_variants.SHIPPED, *gpu_variants.VARIANTS)]
+    targets = {one.learning_rate.schedule["target"] for one in configs} | {one.optimizer["target"] for one in configs}
+    for module in (optimizers, schedules):
+        made = {name for name, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__}
+        functions = {name for name in made if name.islower() and not name.startswith("_")}
+        assert functions and {f"{module.__name__}:{name}" for name in functions} <= targets
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +121,10 @@ def test_random_seeds_are_computed_without_waiting_for_the_device(quick):
     ]
 
 
+def test_a_compiled_model_runs_on_the_device_alone(quick):
+    assert unexpected(quick[2], ["compiled"]) == []
+
+
 def test_the_audit_finds_steps_that_are_timed(quick):
     found = {tuple(row[:3]) for row in quick[1]["timed"]["training"]}
     assert ("on the host", "Timestamp", "") in found
@@ -92,10 +134,14 @@ def test_the_audit_finds_steps_that_are_timed(quick):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "names"),
-    [(1, gpu_variants.SHIPPED), (2, tuple(name for name in gpu_variants.VARIANTS if name != "timed"))],
-    ids=["shipped configs", "variants on two replicas"],
+    [
+        (1, gpu_variants.SHIPPED),
+        (2, tuple(name for name in gpu_variants.VARIANTS if name != "timed")),
+        (2, tuple(gpu_variants.COMPILED)),
+    ],
+    ids=["shipped configs", "variants on two replicas", "compiled models on two replicas"],
 )
-def test_no_config_or_variant_has_more_on_the_host(tmp_path, replicas, names):
+def test_no_config_variant_or_compiled_model_has_more_on_the_host(tmp_path, replicas, names):
     assert unexpected(audited(tmp_path, replicas, names), names) == []
 
 

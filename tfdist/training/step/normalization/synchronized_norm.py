@@ -108,8 +108,9 @@ def _moments(
         weights = tf.broadcast_to(tf.cast(mask, x.dtype)[..., tf.newaxis], tf.shape(x))
         x, squares, count = x * weights, squares * weights, tf.reduce_sum(weights[..., 0])
     count = tf.cast(count, x.dtype)
-    parts = [tf.reduce_sum(x, axes), tf.reduce_sum(squares, axes), count[tf.newaxis]]
-    sums = tf.concat(parts, axis=0)
+    # With keepdims the gradient needs no shape that TensorFlow computes on a GPU, and that the host waits for.
+    parts = [tf.reshape(tf.reduce_sum(one, axes, keepdims=True), [x.shape[axis]]) for one in (x, squares)]
+    sums = tf.concat([*parts, count[tf.newaxis]], axis=0)
     if _trace.present is not None:
         sums *= tf.cast(_trace.present, x.dtype)
     total, total_squares, count = tf.split(gradients_lib.sum_value(sums), [x.shape[axis], x.shape[axis], 1])
