@@ -117,7 +117,7 @@ def measure() -> None:
                 sections.show(rows)
             if values.json:
                 of_section = [row for row in found if row["section"] == section]
-                caption = f"medians of {values.rounds} turns, {measure_lib.machine()}"
+                caption = f"medians, turns: {values.rounds}, {measure_lib.machine()}"
                 path = Path(f"{os.path.splitext(values.json)[0]}-{section}")
                 draw = functools.partial(measured.draw_ratios, of_section, caption=caption)
                 print(style.save(path, draw), flush=True)

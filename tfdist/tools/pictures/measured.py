@@ -45,7 +45,7 @@ def draw_all_reduce(
     observed = [(row[0], row[2]) for row in predictions if row[2] is not None]
     right.plot(*zip(*observed, strict=True), linestyle="none", **style.series(0), label="measured")
     for number, each, row in zip(numbers, predicted, predictions, strict=True):
-        style.value(right, number, each, f"{row[3]:.0%}", below=True)
+        style.value(right, number, each, f"{row[3]:.0%}", place="below")
     style.whole_numbers(right, numbers)
     right.set(title="Time of a step, and efficiency", xlabel="replicas", ylabel="milliseconds")
     right.set_ylim(0, 1.2 * max(predicted + [each for _, each in observed]))
@@ -100,7 +100,7 @@ def draw_ratios(rows: Sequence[Mapping[str, Any]], *, caption: str) -> Any:
     most = max(sum(row["title"] == title for row in rows) for title in titles)
     columns = min(2, len(titles))
     lines = math.ceil(len(titles) / columns)
-    size = (8.0 * columns, lines * (1.3 + 0.46 * most))
+    size = (max(10.0, 8.0 * columns), lines * (1.3 + 0.46 * most))
     figure, panels = style.figure(
         "Time relative to tfdist: shorter bars are faster", caption, columns=columns, rows=lines, size=size
     )
@@ -117,10 +117,10 @@ def _draw_bars(axes: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> None
         ours = row["ratio"] == 1.0
         axes.barh(place, row["ratio"], 0.7, color=style.COLORS[0 if ours else 5])
         text = f"{row['ratio']:.2f}  ({row['milliseconds']:.3g} ms)"
-        style.value(axes, row["ratio"], place, text, beside=True)
+        style.value(axes, row["ratio"], place, text, place="right")
     axes.axvline(1.0, color=style.GREY, linestyle="--", linewidth=1.5, zorder=0)
     axes.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)])
-    axes.set(xlabel="times tfdist's median", xlim=(0, 1.35 * longest))
+    axes.set(xlabel="times tfdist's median", xlim=(0, 1.5 * longest))
     axes.set_title(title, fontsize=13, wrap=True)
     axes.grid(axis="y", visible=False)
 

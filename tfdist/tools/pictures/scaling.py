@@ -37,8 +37,8 @@ def draw(studies: Sequence[Study]) -> Any:
                 sorted((amount(number, times[0]), amount(number, times[-1])))
                 for number, times in zip(examples, seconds, strict=True)
             ]
-            below = axes is not panels[0]  # The ideal is above.
-            _draw_points(axes, study, middle, ends, index, values=len(studies) == 1, below=below)
+            place = "upper right" if axes is panels[0] else "lower right"  # Away from the ideal.
+            _draw_points(axes, study, middle, ends, index, values=len(studies) == 1, place=place)
     own = [study for study in studies if not study.published] or list(studies)
     _draw_ideals(panels, own)
     titles = (
@@ -91,16 +91,16 @@ def has_details(studies: Sequence[Study]) -> bool:
 
 
 def _draw_points(
-    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, values: bool, below: bool
+    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, values: bool, place: str
 ) -> None:
     looks = _looks(study, index)
     numbers = [point.replicas for point in study.points]
     lower = [value - low for value, (low, _) in zip(middle, ends, strict=True)]
     upper = [high - value for value, (_, high) in zip(middle, ends, strict=True)]
-    axes.errorbar(numbers, middle, yerr=[lower, upper], **looks, label=study.name)
-    for number, value, (low, high) in zip(numbers, middle, ends, strict=True):
+    axes.errorbar(numbers, middle, yerr=[lower, upper], **looks, label=study.name, elinewidth=1.3, capthick=1.3)
+    for number, value in zip(numbers, middle, strict=True):
         if values or study.published:
-            style.value(axes, number, low if below else high, _short(value), color=looks["color"], below=below)
+            style.value(axes, number, value, _short(value), color=looks["color"], place=place)
 
 
 def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study]) -> None:

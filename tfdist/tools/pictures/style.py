@@ -20,6 +20,14 @@ SURFACE = "cividis"
 DPI = 200
 # What a command prints instead of file names.
 MISSING = "no picture: pip install matplotlib, and run the command again"
+# Where a value stands: shift from its point in points (1/72 inch), horizontal and vertical alignment.
+_PLACES = {
+    "above": ((0, 9), "center", "bottom"),
+    "below": ((0, -10), "center", "top"),
+    "right": ((8, 0), "left", "center"),
+    "upper right": ((6, 5), "left", "bottom"),
+    "lower right": ((6, -5), "left", "top"),
+}
 _SETTINGS = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 13.0,
@@ -106,22 +114,16 @@ def whole_numbers(axes: Any, numbers: Sequence[int]) -> None:
     numbers = sorted(set(numbers))
     if numbers[-1] > 8 * numbers[0]:
         axes.set_xscale("log", base=2)
-        axes.set_xlim(numbers[0] / 1.3, numbers[-1] * 1.3)
+        axes.set_xlim(numbers[0] / 1.3, numbers[-1] * 1.5)
     else:
-        axes.set_xlim(0, 1.12 * numbers[-1])
+        axes.set_xlim(0, 1.25 * numbers[-1])
     axes.set_xticks(numbers, [f"{number:,}" for number in numbers])
     axes.set_xticks([], minor=True)
 
 
-def value(
-    axes: Any, x: float, y: float, text: str, *, color: str = "black", below: bool = False, beside: bool = False
-) -> None:
-    """Writes the value of a point above it, below it, or to its right."""
-    # (shift in points, horizontal and vertical alignment)
-    place = (
-        ((0, -10), "center", "top") if below else ((8, 0), "left", "center") if beside else ((0, 9), "center", "bottom")
-    )
-    shift, horizontal, vertical = place
+def value(axes: Any, x: float, y: float, text: str, *, color: str = "black", place: str = "above") -> None:
+    """Writes the value of a point next to it; `place` is a key of `_PLACES`."""
+    shift, horizontal, vertical = _PLACES[place]
     axes.annotate(
         text,
         (x, y),
