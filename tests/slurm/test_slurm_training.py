@@ -81,6 +81,26 @@ def test_the_batch_file_trains(slurm, alone, tmp_path):
     assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)
 
 
+@pytest.mark.slow
+def test_studies_run_in_a_batch_job(slurm, tmp_path):
+    """They start job steps of their own: one for each number of replicas, and one of two tasks for the stages."""
+    tool = f"{sys.executable} -m tfdist"
+    config = "--config.data.batch_size=64 --config.train.steps=5"
+    commands = [
+        f"{tool} scaling --config=configs/line.py --replicas=1,2 --batch=strong --workdir={tmp_path}/scaling",
+        f"{tool} trajectories --config=configs/line.py --stages {config} --workdir={tmp_path}/stages",
+    ]
+    log = tmp_path / "job.log"
+    sbatch = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={log}"]
+    done = slurm.run([*sbatch, f"--wrap={' && '.join(commands)}"], env=ON_CPUS, cwd=REPOSITORY, timeout=300)
+    assert done.returncode == 0, done.stderr + log.read_text()
+    text = log.read_text()
+    assert "1 replica(s) by slurm" in text and "2 replica(s) by slurm" in text
+    assert "worker 0 of 2" in (tmp_path / "scaling" / "strong-2.log").read_text()
+    assert len((tmp_path / "scaling" / "scaling.csv").read_text().splitlines()) == 3
+    assert re.search(r"^shard: the trajectory differs by [\d.e-]+ from that of one process", text, re.MULTILINE)
+
+
 def records(directory: pathlib.Path) -> int:
     """How many intervals of training the run has reported."""
     metrics = directory / "run" / "metrics.jsonl"
