@@ -1,11 +1,9 @@
 """Runs trainings as child processes, for the tools that compare them. Imports no TensorFlow."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from tfdist.report import metrics_file
 
 # How replicas are started: as workers on this machine, as logical devices of one process, as tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
-_POLL_SECONDS = 0.05
 
 
 def define_by() -> None:
@@ -88,46 +85,24 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None)
                 process.wait()
 
 
-def run_workers(command: Sequence[str], *, workers: int, backend: str, folder: Path) -> None:
-    """Runs a command as each of several connected workers: processes of this machine, or tasks of a Slurm step.
+def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Path) -> None:
+    """Runs a program as each of several connected workers, without GPUs; writes its output to `log`.
 
     Args:
-        command: of every worker.
+        arguments: of Python, such as "-m", a module, and its arguments.
         workers: their number.
         backend: "processes" or "slurm"; see `choose_backend`.
-        folder: gets worker-RANK.log, or workers.log from srun.
+        log: a file; it is overwritten.
 
     Raises:
-        ValueError: a worker failed, and the others were killed; contains the end of its log.
+        ValueError: a worker failed; contains the end of the log.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--max_restarts=0", "--", *arguments]
     if backend == "slurm":
-        log = folder / "workers.log"
-        code = run(["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", *command], log)
-        if code:
-            raise ValueError(f"The workers exited with code {code}; the end of {log}:\n{end_of(log)}")
-        return
-    reserved = local_workers.reserve_ports(workers)
-    ports = [sock.getsockname()[1] for sock in reserved]
-    started: list[subprocess.Popen] = []
-    with processes.cleanup_on_sigterm(), contextlib.ExitStack() as stack:
-        stack.callback(lambda: [process.wait() for process in started])
-        stack.callback(lambda: [process.kill() for process in started])
-        for rank, env in enumerate(local_workers.environments(os.environ, ports, [("",)] * workers)):
-            file = stack.enter_context((folder / f"worker-{rank}.log").open("wb"))
-            bound = processes.die_with_parent(os.getpid()) if sys.platform == "linux" else None
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-            started.append(subprocess.Popen(command, env=env, preexec_fn=bound, **pipes))
-        for sock in reserved:
-            sock.close()
-        codes: list[int | None] = [None]
-        while None in codes and not any(codes):
-            time.sleep(_POLL_SECONDS)
-            codes = [process.poll() for process in started]
-    failed = next((rank for rank, code in enumerate(codes) if code), None)
-    if failed is not None:
-        log = folder / f"worker-{failed}.log"
-        raise ValueError(f"Worker {failed} exited with code {codes[failed]}; the end of {log}:\n{end_of(log)}")
+        command = ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *arguments]
+    code = run(command, log, dict(os.environ) | local_workers.first_gpus(os.environ, 0))
+    if code:
+        raise ValueError(f"The {workers} workers exited with code {code}; the end of {log}:\n{end_of(log)}")
 
 
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:

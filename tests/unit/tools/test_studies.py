@@ -125,7 +125,7 @@ def test_the_stages_of_the_laboratory_on_two_workers(tmp_path):
     pytest.importorskip("matplotlib")
     assert all(min(size_of_picture(tmp_path / f"{name}.png")) > 300 for name in ("stages", "stages-loss"))
     message = study("trajectories", "--stages", "--config.data.batch_size=63", f"--workdir={tmp_path}", code=1)
-    assert "a batch that 2 workers and the 64 points divide" in message
+    assert "that is a multiple of the 2 workers and divides the 64 points. Received: steps 60, batch 63" in message
 
 
 def test_the_examples_of_workers_by_hand():

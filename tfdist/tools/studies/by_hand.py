@@ -114,19 +114,19 @@ def run_workers(
         recipes: with different names.
         workers: the number of processes, or of Slurm tasks.
         backend: a result of `child_runs.choose_backend`: "processes" or "slurm".
-        workdir: gets the settings, the logs and the results.
+        workdir: gets the settings, the log and the results.
 
     Returns:
         Name of the recipe -> the results of `train` of each worker, in rank order.
 
     Raises:
-        ValueError: a worker failed; contains the end of its log.
+        ValueError: a worker failed; contains the end of the log.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     settings = {"problem": dict(problem), "recipes": [dataclasses.asdict(recipe) for recipe in recipes]}
     files.write_json(workdir / "settings.json", settings)
-    command = [sys.executable, "-m", "tfdist.tools.studies.by_hand", str(workdir / "settings.json")]
-    child_runs.run_workers(command, workers=workers, backend=backend, folder=workdir)
+    program = ["-m", "tfdist.tools.studies.by_hand", str(workdir / "settings.json")]
+    child_runs.run_workers(program, workers=workers, backend=backend, log=workdir / "workers.log")
     return {
         recipe.name: [dict(np.load(workdir / f"{recipe.name}-{rank}.npz")) for rank in range(workers)]
         for recipe in recipes

@@ -18,7 +18,9 @@ def names() -> list[str]:
 def define_flag() -> None:
     """Defines the flag --published; not at import, because several tools have it."""
     flags.DEFINE_list(
-        "published", [], f"Also draw the results that a course prints, with their hardware: {', '.join(names())}."
+        "published",
+        [],
+        f"Also draw the results that a course prints, with their hardware: {', '.join(names())}. Default: none.",
     )
 
 
