@@ -80,7 +80,7 @@ def test_the_command_draws_the_runs_in_these_directories(tmp_path):
         command = [sys.executable, "-m", "tfdist", "plot", *map(str, words)]
         done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
         assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return done.stderr if code else done.stdout
 
     workdir = write_run(tmp_path / "one", loss=1.0)
     assert plot(workdir, "--values=loss", "--log").strip() == f"{workdir}/curves.png, curves.svg"
