@@ -95,7 +95,8 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
     for axes in panels[len(chosen) :]:
         axes.remove()
     handles = _legend(runs)
-    figure.legend(handles=handles, loc="outside upper right", ncols=min(4, len(handles)))
+    if handles:
+        style.legend(figure, handles)
     return figure
 
 

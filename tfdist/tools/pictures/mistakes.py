@@ -44,6 +44,6 @@ def draw(
         axes.set(xlabel="epoch", ylabel="test accuracy", ylim=(-0.25, 1.03))
         axes.set_yticks(np.linspace(0, 1, 6))  # The space below 0 is for the notes.
         axes.label_outer()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+    handles = panels[0].get_legend_handles_labels()[0]
+    style.legend(figure, handles)
     return figure

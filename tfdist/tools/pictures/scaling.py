@@ -49,8 +49,8 @@ def draw(studies: Sequence[Study]) -> Any:
     for axes, (title, label) in zip(panels, titles, strict=True):
         style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
         axes.set(title=title, ylabel=label, xlabel="replicas", ylim=(0, 1.12 * axes.get_ylim()[1]))
-    handles, labels = panels[2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+    handles = panels[2].get_legend_handles_labels()[0]
+    style.legend(figure, handles)
     return figure
 
 

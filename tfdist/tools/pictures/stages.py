@@ -55,8 +55,8 @@ def draw_paths(
     for axes in panels[::2]:
         axes.set_ylabel("offset")
     figure.colorbar(drawn, ax=panels, label="mean squared error", pad=0.01)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+    handles = panels[0].get_legend_handles_labels()[0]
+    style.legend(figure, handles)
     return figure
 
 

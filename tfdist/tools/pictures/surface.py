@@ -67,8 +67,8 @@ def draw(
         axes.set(title=f"batch of {batch}", xlabel="slope m", ylabel="intercept n" if batch == batches[0] else "")
     bar = figure.colorbar(filled, ax=panels, label="mean squared error (logarithmic)", pad=0.01)
     bar.set_ticks(filled.levels[::5], labels=[f"{level:.2g}" for level in filled.levels[::5]])
-    handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=lambda each: len(each[1]))
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+    handles = max((axes.get_legend_handles_labels()[0] for axes in panels), key=len)
+    style.legend(figure, handles)
     return figure
 
 

@@ -100,7 +100,8 @@ def run(
     if options.train.steps is None or options.data.batch_size % workers or own % options.data.batch_size:
         raise ValueError(
             "--stages needs config.train.steps, and a config.data.batch_size that is a multiple of the "
-            f"{workers} workers and divides the {own} points. Received: steps {options.train.steps}, batch {options.data.batch_size}"
+            f"{workers} workers and divides the {own} points. Received: steps {options.train.steps}, "
+            f"batch {options.data.batch_size}"
         )
     workdir.mkdir(parents=True, exist_ok=True)
     np.savez(workdir / "points.npz", x=points[0], y=points[1])
