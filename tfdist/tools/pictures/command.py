@@ -2,7 +2,8 @@
 
 DIR is the workdir of a run, during the run or after it: the loss, the other values of the objective and examples per
 second are drawn by epoch, training and evaluation together, all runs in one picture. Or DIR is the workdir of `tfdist
-scaling`: all studies are drawn in one picture.
+scaling`: all studies are drawn in one picture, and what their time was spent on
+in another.
 
     python -m tfdist plot runs/digits
     python -m tfdist plot runs/digits runs/digits-large --values=loss,accuracy --out=comparison
@@ -57,6 +58,8 @@ def plot(workdirs: list[Path]) -> None:
     if studies:
         studies += [published.study(name) for name in values.published]
         print(style.save(path, lambda: scaling.draw(studies)))
+        if scaling.has_details(studies):
+            print(style.save(path.with_name(f"{path.name}-details"), lambda: scaling.draw_details(studies)))
         return
     runs = curves.read(workdirs)
     print(style.save(path, lambda: curves.draw(runs, values.values, log=values.log)))

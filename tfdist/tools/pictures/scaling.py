@@ -1,5 +1,6 @@
 """Pictures of scaling studies: the courses' three plots, and what the time was spent on."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def draw(studies: Sequence[Study]) -> Any:
 def draw_details(studies: Sequence[Study]) -> Any:
     """Returns a figure of what an epoch's time was spent on, and of the values after the same epochs."""
     values = _common_values(studies)
-    reasons = "\n".join(filter(None, (results.reason(study) for study in studies)))
+    reasons = "\n".join(f"{study.name}: {results.reason(study)}" for study in studies if results.reason(study))
     measured = [study for study in studies if any(point.shares for point in study.points)]
     columns = bool(measured) + len(values)
     figure, panels = style.figure(
@@ -120,20 +121,21 @@ def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study]) -> None:
 
 def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
     """Draws a stacked bar for each training: seconds of input, compute and communication in an epoch."""
-    labels, place = [], 0
+    labels: list[str] = []
     for study in studies:
-        for point in (each for each in study.points if each.shares):
-            bottom = 0.0
+        shown = [point for point in study.points if point.shares]
+        for number, point in enumerate(shown):
+            place, bottom = len(labels), 0.0
             for part, (name, seconds) in enumerate(point.part_seconds().items()):
                 color = style.COLORS[(4, 0, 1)[part]]
-                axes.bar(place, seconds, 0.7, bottom=bottom, color=color, label=name if not labels else None)
+                axes.bar(place, seconds, 0.7, bottom=bottom, color=color, label=None if labels else name)
                 bottom += seconds
             style.value(axes, place, bottom, f"{_short(bottom)} s")
             axes.hlines(study.ideal_seconds(point.replicas), place - 0.42, place + 0.42, color="black", linestyle="--")
-            labels.append(f"{point.replicas}" if len(studies) == 1 else f"{study.name}\n{point.replicas}")
-            place += 1
+            in_middle = len(studies) > 1 and number == len(shown) // 2
+            labels.append(f"{point.replicas}\n{textwrap.fill(study.name, 18)}" if in_middle else f"{point.replicas}")
     axes.plot([], [], color="black", linestyle="--", label="ideal")
-    axes.set_xticks(range(place), labels)
+    axes.set_xticks(range(len(labels)), labels)
     axes.set(title="Time of an epoch", ylabel="seconds", xlabel="replicas", ylim=(0, 1.45 * axes.get_ylim()[1]))
     axes.grid(axis="x", visible=False)
     axes.legend(ncols=2, loc="upper right")

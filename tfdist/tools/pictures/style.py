@@ -108,7 +108,7 @@ def figure(
 def legend(figure: Any, handles: Sequence[Any]) -> None:
     """Places one legend for all axes to the right of the title, in as many rows as it needs there."""
     # Inches: a letter of the bold title, a letter of the legend, and a line or marker with its space.
-    letter, small, sample = 0.165, 0.1, 0.8
+    letter, small, sample = 0.17, 0.1, 1.2
     space = figure.get_figwidth() - letter * len(figure.get_suptitle())
     lengths = [len(handle.get_label()) for handle in handles]
     for columns in range(len(lengths), 0, -1):
