@@ -59,6 +59,10 @@ class Cluster:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
         return distributed_dataset.distribute(self.strategy, dataset)
 
+    def distribute_global(self, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator:
+        """Returns an iterator over global batches, which TensorFlow divides; see `distributed_dataset`."""
+        return distributed_dataset.distribute_global(self.strategy, dataset, policy, drop)
+
     def created_here(self, variable: tf.Variable) -> bool:
         """Returns True if `variable` was created in the scope of this cluster."""
         return self.strategy.extended.variable_created_in_scope(variable)

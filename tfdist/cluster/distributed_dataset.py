@@ -19,6 +19,32 @@ def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> It
         return iter(strategy.distribute_datasets_from_function(lambda context: without_autotuning(dataset)))
 
 
+def distribute_global(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator:
+    """Returns an iterator over `dataset` of global batches, which TensorFlow divides among all replicas.
+
+    Args:
+        policy: of `tf.data.experimental.AutoShardPolicy`: "auto", "data", "file" or "hint".
+        drop: the number of steps to take and drop first.
+
+    Raises:
+        ValueError: the dataset has no files to shard.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
+    dataset = without_autotuning(dataset.with_options(options))
+    try:
+        with _untuned_device_datasets():
+            iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    except tf.errors.NotFoundError as error:
+        raise ValueError(
+            f'config.data.auto_shard={policy!r} needs a tf.data.Dataset that reads files: set it to "data". '
+            f"TensorFlow: {error.message.splitlines()[0][:200]}"
+        ) from None
+    for _ in range(drop):
+        next(iterator)
+    return iterator
+
+
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same dataset, without the thread that tunes it."""
     options = tf.data.Options()

@@ -23,7 +23,8 @@ class Every:
 class Data:
     """The dataset, its preprocessing and the batches."""
 
-    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has ten.
+    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has ten. With the
+    # textbook pipeline also a tf.data.Dataset of single examples.
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
     # prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All
     # randomness comes from `seeds`, int64 [n, 2], one row per example and epoch.
@@ -41,6 +42,17 @@ class Data:
     evaluation_batch_size: int | None = None
     # True: a new random order in every epoch. False: the order of the source.
     shuffle: bool = True
+    # Input pipeline: "stream", random access to examples, each worker reads its shard of each batch; "textbook",
+    # Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md).
+    pipeline: str = "stream"
+    # Textbook pipeline: the auto-shard policy, "auto", "data", "file" or "hint" (docs/pipelines.md).
+    auto_shard: str = "auto"
+    # Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all.
+    shuffle_buffer: int | None = None
+    # Examples of a worker: "batch", those of its shard of each batch, any in the course of a run; "fixed", example i
+    # always with worker i mod W, so that memory and disk of a cache fall as 1/W. With "fixed" the result depends on the
+    # number of workers; runs on the same workers still repeat and resume bit for bit.
+    shards: str = "batch"
     # Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
     # which must not be random. The first read fills the cache with the whole split. The results do not change.
     cache: str = "none"

@@ -16,6 +16,9 @@ LEARNING_RATE_SCALINGS = ("none", "linear", "sqrt")
 BEST_MODES = ("max", "min")
 IMPLEMENTATIONS = ("auto", "nccl", "ring")
 CACHES = ("none", "raw", "prepared")
+PIPELINES = ("stream", "textbook")
+AUTO_SHARD = ("auto", "data", "file", "hint")
+SHARDS = ("batch", "fixed")
 
 
 def validate(config: schema.Config) -> None:
@@ -71,6 +74,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         "data.batch_size",
         "data.evaluation_batch_size",
+        "data.shuffle_buffer",
         "train.micro_batches",
         "train.local_steps",
         "train.steps",
@@ -97,6 +101,9 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for seconds in ("connect", "heartbeat", "stall", "first_stall", "time_limit"):
         yield from at_least(f"cluster.{seconds}_seconds", 1)
     yield from one_of("data.cache", config.data.cache, CACHES)
+    yield from one_of("data.pipeline", config.data.pipeline, PIPELINES)
+    yield from one_of("data.auto_shard", config.data.auto_shard, AUTO_SHARD)
+    yield from one_of("data.shards", config.data.shards, SHARDS)
     yield from one_of("train.precision", config.train.precision, ("auto", *PRECISIONS))
     yield from one_of("train.nonfinite", config.train.nonfinite, NONFINITE)
     yield from one_of("communication.implementation", config.communication.implementation, IMPLEMENTATIONS)
@@ -134,6 +141,12 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
             f"float16 and no callbacks. {received}"
         )
+    data = config.data
+    if data.pipeline == "textbook" and data.shards == "fixed":
+        yield 'data.shards="fixed" needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
+    for name, default in (("auto_shard", "auto"), ("shuffle_buffer", None)):
+        if data.pipeline == "stream" and getattr(data, name) != default:
+            yield f'data.{name}={getattr(data, name)!r} has no effect with data.pipeline="stream": set it to "textbook"'
     if config.data.cache == "none" and config.data.cache_dir is not None:
         yield f'data.cache_dir={config.data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
     if (config.train.epochs is None) == (config.train.steps is None):

@@ -1,9 +1,29 @@
 """Position in an epoch -> example id: a permutation per epoch, computed instead of stored."""
 
+import dataclasses
+
 import tensorflow as tf
 
 # Separates the order of examples from other uses of the run's seed.
 SALT = 0x0DE2
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The examples index, index + count, index + 2 count, ... of a split: those of one worker for the whole run."""
+
+    # Examples of the whole split.
+    total: int
+    # The worker, and the number of workers.
+    index: int = 0
+    count: int = 1
+
+    def __len__(self) -> int:
+        return len(range(self.index, self.total, self.count))
+
+    def ids(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the numbers, in the whole split, of the examples with the numbers `rows` in this part."""
+        return rows * self.count + self.index if self.count > 1 else rows
 
 
 def steps_per_epoch(num_examples: int, global_batch: int) -> int:
@@ -12,7 +32,15 @@ def steps_per_epoch(num_examples: int, global_batch: int) -> int:
 
 
 def example_ids(
-    step: tf.Tensor, slots: tf.Tensor, *, seed: int, num_examples: int, global_batch: int, shuffle: bool
+    step: tf.Tensor,
+    slots: tf.Tensor,
+    *,
+    seed: int,
+    num_examples: int,
+    global_batch: int,
+    shuffle: bool,
+    epoch_steps: int | None = None,
+    salt: int = SALT,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the ids of the examples in `slots` of the global batch of `step`.
 
@@ -28,34 +56,36 @@ def example_ids(
         num_examples: examples in the split.
         global_batch: examples per step, over all replicas.
         shuffle: False: the order of the source.
+        epoch_steps: steps in an epoch, if fewer than floor(num_examples / global_batch).
+        salt: another one gives another permutation.
 
     Returns:
         (ids, epoch): int64 [n] in [0, num_examples), and int64 [].
     """
-    epoch_steps = steps_per_epoch(num_examples, global_batch)
+    epoch_steps = steps_per_epoch(num_examples, global_batch) if epoch_steps is None else epoch_steps
     epoch = step // epoch_steps
     positions = (step % epoch_steps) * global_batch + slots
     if not shuffle:
         return positions, epoch
-    return permuted(positions, epoch, seed=seed, num_examples=num_examples), epoch
+    return permuted(positions, epoch, seed=seed, num_examples=num_examples, salt=salt), epoch
 
 
-def permuted(positions: tf.Tensor, epoch: tf.Tensor, *, seed: int, num_examples: int) -> tf.Tensor:
+def permuted(positions: tf.Tensor, epoch: tf.Tensor, *, seed: int, num_examples: int, salt: int = SALT) -> tf.Tensor:
     """Returns the example ids, int64 [n], at `positions` (int64 [n]) of a shuffled `epoch` (int64 [])."""
     if num_examples == 1:
         return positions
     return tf.raw_ops.RandomIndexShuffle(
         index=positions,
-        seed=tf.stack([tf.constant(seed, tf.int64), epoch, tf.constant(SALT, tf.int64)]),
+        seed=tf.stack([tf.constant(seed, tf.int64), epoch, tf.constant(salt, tf.int64)]),
         max_index=tf.constant(num_examples - 1, tf.int64),
         rounds=8,
     )
 
 
 def seeds(ids: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
-    """Returns the seeds of the examples `ids` (int64 [n]) in this epoch, int64 [n, 2].
+    """Returns the seeds of the examples `ids` (int64 [n]) in `epoch` (int64 [] or [n]), int64 [n, 2].
 
     Row i is ((seed << 32) | epoch, id): unique for each (seed, epoch, example), and the same on any topology.
     """
-    stream = tf.fill(tf.shape(ids), tf.constant(seed << 32, tf.int64) | epoch)
+    stream = tf.fill(tf.shape(ids), tf.constant(seed << 32, tf.int64)) | epoch
     return tf.stack([stream, ids], axis=1)

@@ -71,6 +71,7 @@ def training(
     global_batch: int,
     seed: int,
     shuffle: bool,
+    part: order.Part | None = None,
 ) -> Callable[[int, int], tf.data.Dataset]:
     """Returns a function that creates the training dataset of one worker.
 
@@ -81,20 +82,31 @@ def training(
         global_batch: examples per step, over all replicas; divisible by the number of replicas.
         seed: the run's seed.
         shuffle: see `order.example_ids`.
+        part: `source` is this part of the split, and `shard` and `global_batch` are those of its batches.
 
     Returns:
         dataset(first_step, last_step): prepared batches [global_batch / num_replicas, ...] of the steps [first_step,
         last_step), repeated endlessly; see `_pipeline`. `prepare` is traced once for all calls.
     """
     read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
+    part = order.Part(total=len(source)) if part is None else part
+    # Equal on all workers, although some parts have an example more.
+    epoch_steps = order.steps_per_epoch(part.total, global_batch * part.count)
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
         step, slots = shard.locate(element, global_batch)
-        ids, epoch = order.example_ids(
-            step, slots, seed=seed, num_examples=len(source), global_batch=global_batch, shuffle=shuffle
+        rows, epoch = order.example_ids(
+            step,
+            slots,
+            seed=seed,
+            num_examples=len(source),
+            global_batch=global_batch,
+            shuffle=shuffle,
+            epoch_steps=epoch_steps,
+            salt=order.SALT + part.index,
         )
-        return prepare(read(ids), order.seeds(ids, epoch, seed), training=True)
+        return prepare(read(rows), order.seeds(part.ids(rows), epoch, seed), training=True)
 
     return functools.partial(_pipeline, shard, load)
 
@@ -116,25 +128,35 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
 
 
 def evaluation(
-    source: Source, prepare: Prepare, shard: ReplicaShard, *, global_batch: int, seed: int
+    source: Source,
+    prepare: Prepare,
+    shard: ReplicaShard,
+    *,
+    global_batch: int,
+    seed: int,
+    part: order.Part | None = None,
 ) -> tuple[tf.data.Dataset, int]:
     """Returns the evaluation dataset of one worker: every example of `source` once, padded to full batches.
+
+    Args:
+        part: as in `training`.
 
     Returns:
         (dataset, steps): pairs of a batch and its mask, bool [global_batch / num_replicas], False for padding; and the
         number of steps of one pass.
     """
+    part = order.Part(total=len(source)) if part is None else part
     num_examples = len(source)
-    steps = -(-num_examples // global_batch)
+    steps = -(-part.total // (global_batch * part.count))
     read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:
         step, slots = shard.locate(element, global_batch)
         positions = step * global_batch + slots
-        ids = tf.minimum(positions, num_examples - 1)
-        batch = prepare(read(ids), order.seeds(ids, tf.zeros([], tf.int64), seed), training=False)
-        return batch, positions < num_examples
+        rows = tf.minimum(positions, num_examples - 1)
+        seeds = order.seeds(part.ids(rows), tf.zeros([], tf.int64), seed)
+        return prepare(read(rows), seeds, training=False), positions < num_examples
 
     return _pipeline(shard, load, 0, steps), steps
 

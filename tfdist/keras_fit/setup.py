@@ -68,6 +68,7 @@ def make_run(
         more = {}
     seed_generators.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
     shard, caveat = run_lib.replica_shard(cluster), adapter.resume_caveat
+    training_data = functools.partial(adapter.dataset, shard)
     return Run(
         config=config,
         workdir=workdir,
@@ -75,7 +76,8 @@ def make_run(
         stop=stop,
         context=context,
         by_epochs=True,
-        training_data=lambda first_step, last_step: adapter.dataset(shard, first_step, last_step),
+        training_data=training_data,
+        open_training=lambda first_step, last_step: cluster.distribute(training_data(first_step, last_step)),
         evaluation_data=None
         if validation is None
         else lambda: (validation.dataset(shard, 0, validation.steps), validation.steps),

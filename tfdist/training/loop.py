@@ -94,7 +94,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
 
 def open_batches(run: Run, step: int) -> Iterator[Any]:
     """Opens this worker's shard of the steps after `step`."""
-    return run.cluster.distribute(run.training_data(step, run.total_steps))
+    return run.open_training(step, run.total_steps)
 
 
 def next_due_step(tools: LoopTools, step: int) -> int:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,11 @@ class Run:
     # Stop requests to this worker.
     stop: interruption.StopRequest
     context: StepContext
-    # (first_step, last_step) -> this worker's shard of the steps [first_step, last_step), repeated endlessly.
+    # (first_step, last_step) -> this worker's shard of the steps [first_step, last_step), repeated endlessly; with the
+    # textbook pipeline, global batches.
     training_data: Callable[[int, int], tf.data.Dataset]
+    # (first_step, last_step) -> an iterator over them, with an element for all local replicas in each step.
+    open_training: Callable[[int, int], Iterator[Any]]
     # () -> this worker's shard of the evaluation split, repeated endlessly, and its steps; None: no evaluation.
     evaluation_data: Callable[[], tuple[tf.data.Dataset, int]] | None
     # Examples of the evaluation split; None: not known before it is read.

@@ -19,7 +19,7 @@ from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.config import batches, diff, specs, validate
-from tfdist.data import autograph, cache, description, device_part, inspection, order, stream
+from tfdist.data import autograph, description, device_part, order, pipelines, stream, textbook
 from tfdist.report import reporter, run_info
 from tfdist.training import nonfinite
 from tfdist.training import run as run_lib
@@ -44,8 +44,9 @@ class Inputs:
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
-    train_source: stream.Source
-    evaluation_source: stream.Source | None
+    # Textbook pipeline: None until all workers are connected. A tf.data.Dataset cannot be made before that.
+    train_source: Any = None
+    evaluation_source: Any = None
 
 
 def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None = None) -> Run:
@@ -64,20 +65,18 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     stop = interruption.install_handlers()
     inputs = open_inputs(config)
     plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
+    if config.data.pipeline == "textbook":
+        cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
+        inputs = with_sources(config, inputs)
     num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
     steps_per_epoch = check_fit(config, num_replicas, inputs.train_source, inputs.evaluation_source)
     total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
-    train = cache.cached(config.data, inputs.train_source, inputs.prepare, training=True)
-    evaluation = cache.cached(config.data, inputs.evaluation_source, inputs.prepare, training=False)
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
     config, precision_notes = precision.resolve(config, _saved_precision(workdir), cluster)
-    shard = run_lib.replica_shard(cluster)
-    training_data = stream.training(
-        *train, shard, global_batch=config.data.batch_size, seed=config.seed, shuffle=config.data.shuffle
-    )
-    spec = description.element_spec(training_data(0, 1))
-    context = build_model(config, cluster, inputs, spec, steps_per_epoch, total_steps)
+    sources = inputs.train_source, inputs.evaluation_source
+    data = pipelines.make(config, inputs.prepare, *sources, run_lib.replica_shard(cluster), cluster)
+    context = build_model(config, cluster, inputs, data, steps_per_epoch, total_steps)
     check_names(config, context.names)
     trained, epochs = (context.model, context.optimizer, context.names), math.ceil(total_steps / steps_per_epoch)
     callbacks = from_config.make_callbacks(config, cluster, *trained, epochs=epochs, steps=steps_per_epoch)
@@ -87,41 +86,34 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         cluster=cluster,
         stop=stop,
         context=context,
-        **_of_data(config, inputs, shard, training_data, spec),
-        evaluation_data=_evaluation_data(config, *evaluation, shard),
+        **_of_data(config, inputs, data),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         batch_size=config.data.batch_size,
-        examples=functools.partial(start.read_examples, {"train": train[0], "evaluation": evaluation[0]}),
+        examples=functools.partial(start.read_examples, data.compared),
         callbacks=callbacks,
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
-        notes=(*precision_notes, *_warmup_note(config, steps_per_epoch, total_steps)),
+        notes=(*data.notes, *precision_notes, *_warmup_note(config, steps_per_epoch, total_steps)),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
-        train_step=local_sgd.choose_step(config.train),
+        train_step=data.with_known_shapes(local_sgd.choose_step(config.train)),
     )
 
 
-def _of_data(
-    config: config_lib.Config,
-    inputs: Inputs,
-    shard: stream.ReplicaShard,
-    training_data: Callable[[int, int], tf.data.Dataset],
-    spec: dict[str, tf.TensorSpec],
-) -> dict[str, Any]:
-    """Returns the fields of a `Run` about its data, except for the evaluation."""
-    data, training, evaluation = config.data, inputs.train_source, inputs.evaluation_source
-    ordering = {"seed": config.seed, "global_batch": data.batch_size, "shuffle": data.shuffle}
-    examples = (training_data, shard, training, data.train_split)
+def _of_data(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipelines) -> dict[str, Any]:
+    """Returns the fields of a `Run` about its data."""
+    options, training, evaluation = config.data, inputs.train_source, inputs.evaluation_source
     return {
-        "training_data": training_data,
+        "training_data": data.training,
+        "open_training": data.open_training,
+        "evaluation_data": data.evaluation,
         "training_examples": len(training),
         "evaluation_examples": None if evaluation is None else len(evaluation),
         "verify": tuple(source.verify for source in (training, evaluation) if hasattr(source, "verify")),
-        "preparation": description.describe(data.prepare, spec),
-        "example_name": "images" if "image" in spec else "examples",
-        "model_input": description.usage(data.prepare, data.finish, config.objective, spec),
-        "rows_of_steps": functools.partial(inspection.rows_of_steps, *examples, **ordering),
+        "preparation": description.describe(options.prepare, data.spec),
+        "example_name": "images" if "image" in data.spec else "examples",
+        "model_input": description.usage(options.prepare, options.finish, config.objective, data.spec),
+        "rows_of_steps": data.rows_of_steps,
     }
 
 
@@ -153,20 +145,30 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
-    evaluation_split = config.data.evaluation_split
-    return Inputs(
+    inputs = Inputs(
         prepare=autograph.convert(prepare, "config.data.prepare"),
         prepare_all=device_part.after(autograph.convert(prepare, "config.data.prepare"), finish),
         objective=device_part.before(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
-        train_source=open_source(config, config.data.train_split),
-        evaluation_source=None if evaluation_split is None else open_source(config, evaluation_split),
+    )
+    return inputs if config.data.pipeline == "textbook" else with_sources(config, inputs)
+
+
+def with_sources(config: config_lib.Config, inputs: Inputs) -> Inputs:
+    """Returns `inputs` with the sources of both splits."""
+    train, evaluation = config.data.train_split, config.data.evaluation_split
+    return dataclasses.replace(
+        inputs,
+        train_source=open_source(config, train),
+        evaluation_source=None if evaluation is None else open_source(config, evaluation),
     )
 
 
-def open_source(config: config_lib.Config, split: str) -> stream.Source:
-    """Makes the source of one split; no TensorFlow operation runs."""
+def open_source(config: config_lib.Config, split: str) -> Any:
+    """Makes the source of one split: a `DatasetSource`, or a `Source`, which runs no TensorFlow operation."""
     source = specs.build(config.data.source, split, field="config.data.source")
+    if isinstance(source, tf.data.Dataset):
+        source = textbook.open_dataset(source, config.data)
     return stream.check_source(source, config.data.source["target"], split)
 
 
@@ -238,14 +240,11 @@ def build_model(
     config: config_lib.Config,
     cluster: Cluster,
     inputs: Inputs,
-    spec: dict[str, tf.TensorSpec],
+    data: pipelines.Pipelines,
     steps_per_epoch: int,
     total_steps: int,
 ) -> context_lib.StepContext:
     """Builds the model, its objective and its optimizer in the cluster's scope.
-
-    Args:
-        spec: shapes and dtypes of a batch.
 
     Raises:
         ValueError: what a function of the config returned cannot be used.
@@ -259,10 +258,10 @@ def build_model(
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
     optimizer_lib.check_optimizer(optimizer)
-    objective = context_lib.build_objective(cluster, config, model, inputs.objective, spec)
+    objective = context_lib.build_objective(cluster, config, model, inputs.objective, data.spec)
     context = context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:
-        read = functools.partial(stream.first_examples, inputs.train_source, inputs.prepare_all, seed=config.seed)
+        read = functools.partial(data.first_examples, inputs.prepare_all)
         with cluster.scope():
             inputs.adapt(model, read)
         cluster.broadcast_variables(model.variables)  # Machines of another kind may have rounded differently.
@@ -287,13 +286,3 @@ def check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
             f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among the values that the "
             f"objective returns: {', '.join(names)}"
         )
-
-
-def _evaluation_data(
-    config: config_lib.Config, source: stream.Source | None, prepare: stream.Prepare, shard: stream.ReplicaShard
-) -> Callable[[], tuple[tf.data.Dataset, int]] | None:
-    if source is None:
-        return None
-    batch = batches.evaluation_batch_size(config)
-    # Made once, at the first evaluation: every later one uses a new iterator of it.
-    return functools.cache(lambda: stream.evaluation(source, prepare, shard, global_batch=batch, seed=config.seed))

@@ -1,54 +1,11 @@
-"""Inspects a user's `tf.data` pipeline: is it deterministic, how many batches has it, what does it start with."""
-
-import dataclasses
-from collections.abc import Iterator
+"""Inspects a user's `tf.data` pipeline: how many batches has it, what does it start with."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data import dataset_traits
 from tfdist.keras_fit.adapters import base
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetTraits:
-    """How a pipeline behaves in the next pass, and in the next start."""
-
-    # True if every pass gives the same batches, so that a resume can skip finished passes.
-    is_deterministic: bool
-    # Why two starts, or two workers, may read different batches; None: they do not.
-    resume_caveat: str | None
-
-
-def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
-    """Inspects the transformations of `dataset`, and the functions that they call."""
-    kinds, ops, unseeded = set(), set(), False
-    waiting = [dataset]
-    while waiting:
-        one = waiting.pop()
-        kinds.add(type(one).__name__)
-        waiting += one._inputs()
-        if hasattr(one, "_seed2"):
-            unseeded |= int(one._seed) == int(one._seed2) == 0
-        for function in one._functions():
-            ops |= set(called_ops(function.function.graph))
-    shuffles = any("Shuffle" in name for name in kinds | ops)
-    python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
-    # Stateless random ops are excluded: they depend only on seeds in the data.
-    random = any(op.startswith(("Random", "StatefulUniform", "StatefulStandardNormal")) for op in ops)
-    resume_caveat = None
-    if unseeded:
-        resume_caveat = (
-            "the tf.data.Dataset shuffles without a seed: call keras.utils.set_random_seed, or "
-            "tfdist.connect(), before it is created"
-        )
-    elif python:
-        resume_caveat = (
-            "the tf.data.Dataset runs Python code, which must return the same in every start and on every worker"
-        )
-    elif random:
-        resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
-    return DatasetTraits(is_deterministic=not (shuffles or python or random), resume_caveat=resume_caveat)
 
 
 def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -56,13 +13,6 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     while type(dataset).__name__ == "_PrefetchDataset":
         (dataset,) = dataset._inputs()
     return dataset
-
-
-def called_ops(graph: tf.Graph) -> Iterator[str]:
-    """Yields the types of the ops in a function, and in the functions that it calls."""
-    definition = graph.as_graph_def()
-    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
-        yield from (node.op for node in nodes)
 
 
 def count(dataset: tf.data.Dataset) -> int:
@@ -95,7 +45,8 @@ def sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
         if hasattr(one, "_seed2"):
             seeds.append([keras.ops.convert_to_numpy(seed) for seed in (one._seed, one._seed2)])
             source = inputs[0] if inputs else None
-        if any("Shuffle" in op for function in one._functions() for op in called_ops(function.function.graph)):
+        graphs = [function.function.graph for function in one._functions()]
+        if any("Shuffle" in op for graph in graphs for op in dataset_traits.called_ops(graph)):
             source = None
             break
         waiting += inputs

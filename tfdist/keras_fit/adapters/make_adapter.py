@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
+from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, inspect_dataset, py_dataset, shard_before_map
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, DataOptions, RandomAccessAdapter
@@ -178,7 +179,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     length = cardinality if cardinality > 0 else None
     if length is None and options.steps is None:
         length = inspect_dataset.count(dataset)
-    traits = inspect_dataset.dataset_traits(dataset)
+    traits = dataset_traits.dataset_traits(dataset)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or options.batch_size or (parts.batch_size if parts else None)

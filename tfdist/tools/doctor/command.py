@@ -199,14 +199,12 @@ def read_rate(started: Any, seconds: float, batch: int) -> float:
         seconds: length of the measurement.
         batch: examples of this worker in a step.
     """
-    local_replicas = started.cluster.num_replicas // started.cluster.num_workers
-    elements = iter(started.training_data(0, started.steps_per_epoch))
-    for _ in range(local_replicas):
-        next(elements)
+    elements = started.open_training(0, started.steps_per_epoch)
+    next(elements)
     started_at, count = time.perf_counter(), 0
     while time.perf_counter() - started_at < seconds:
         next(elements)
-        count += batch // local_replicas
+        count += batch
     return count / (time.perf_counter() - started_at)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.data import autograph
+from tfdist.data import autograph, textbook
 from tfdist.training.consistency import hashing
 from tfdist.training.consistency.replicas import ReplicaMismatchError, describe_mismatch, places
 
@@ -21,19 +21,23 @@ def read_examples(sources: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """Reads a few examples of each source, at positions that depend on its length only.
 
     Args:
-        sources: split -> its `stream.Source`, or None.
+        sources: split -> its `stream.Source` or `textbook.DatasetSource`, or None.
 
     Returns:
         {"'image' of the train split": [examples, ...], ...}
     """
     found = {}
     for split, source in sources.items():
-        if source is not None:
+        if isinstance(source, textbook.DatasetSource):
+            batch = source.first_rows()
+        elif source is not None:
             ids = np.random.RandomState(0).randint(0, len(source), _EXAMPLES, np.int64)
             # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
             read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
             batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
+        if source is not None:
             found |= {f"{name!r} of the {split} split": value for name, value in batch.items()}
+            found[f"the number of examples of the {split} split"] = tf.constant(len(source), tf.int64)
     return found
 
 

@@ -1,6 +1,7 @@
 """Image files in folders, in the layout of `tfds.ImageFolder`: PATH/SPLIT/CLASS/*.jpg."""
 
 import collections
+import copy
 import hashlib
 import os
 import pathlib
@@ -69,6 +70,12 @@ class ImageFolder:
         if self._in_memory:
             return batch
         return {"image": self._decode(self._paths(batch["name"], batch["label"])), "label": batch["label"]}
+
+    def arrays_of_part(self, index: int, count: int) -> in_memory.InMemoryArrays | None:
+        """Loads the examples index, index + count, ... to arrays of their own; None: they are read from files."""
+        part = copy.copy(self)
+        part._names, part._labels = self._names[index::count], self._labels[index::count]
+        return in_memory.InMemoryArrays(part._load_images) if self._in_memory else None
 
     def verify(self) -> None:
         """Decodes every image.

@@ -1,0 +1,124 @@
+"""Reads the input pipelines of several configs on the devices of one worker, and notes what each step takes.
+
+usage: python pipeline_probe.py OUT DEVICES FOLDER   -> writes OUT, an .npz file, and once the files in FOLDER
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config as c
+from tfdist.cluster import strategy
+from tfdist.data import pipelines
+from tfdist.training import run as run_lib
+from tfdist.training import setup
+
+EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
+SEED = 5
+FILES = 4
+# How many examples were read and prepared.
+COUNTS = {"read": 0, "prepared": 0}
+DATASET = {"pipeline": "textbook", "source": {"target": "pipeline_probe:slices"}}
+CASES = {
+    "stream": {},
+    "fixed": {"shards": "fixed"},
+    "auto": {"pipeline": "textbook"},
+    "hint": {"pipeline": "textbook", "auto_shard": "hint"},
+    "slices": DATASET,
+    "files": {**DATASET, "source": {"target": "pipeline_probe:records"}, "auto_shard": "file"},
+}
+
+
+def count(what: str, ids: tf.Tensor) -> tf.Tensor:
+    """Returns `ids`, and counts them when they are computed."""
+
+    def add(values):
+        COUNTS[what] += values.size
+        return values
+
+    counted = tf.numpy_function(add, [ids], tf.int64)
+    return tf.ensure_shape(counted, ids.shape)
+
+
+class Numbers:
+    """Examples that are their own numbers."""
+
+    def __init__(self, split: str):
+        self.split = split
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`."""
+        return {"image": count("read", ids)}
+
+
+def slices(split: str) -> tf.data.Dataset:
+    """A tf.data.Dataset of the same examples."""
+    numbers = tf.data.Dataset.range(EXAMPLES)
+    return numbers.map(lambda number: {"image": count("read", number)})
+
+
+def records(split: str) -> tf.data.Dataset:
+    """A tf.data.Dataset of the same examples in files."""
+    files = sorted(str(path) for path in pathlib.Path(sys.argv[3]).glob("*.records"))
+    number = lambda record: {"image": count("read", tf.strings.to_number(record, tf.int64))}  # noqa: E731
+    return tf.data.TFRecordDataset(files).map(number)
+
+
+def numbered(batch, seeds, *, training):
+    """Hands on which examples these are, and their seeds."""
+    return {"id": count("prepared", batch["image"]), "seed": seeds[:, 1], "stream": seeds[:, 0]}
+
+
+def write(folder: pathlib.Path) -> None:
+    """Writes the files of `records`, of different lengths."""
+    for index, numbers in enumerate(np.array_split(np.arange(EXAMPLES), FILES)):
+        with tf.io.TFRecordWriter(str(folder / f"{index}.records")) as writer:
+            for number in numbers:
+                writer.write(str(number).encode())
+
+
+def take(cluster, iterator, steps: int) -> dict[str, np.ndarray]:
+    """The next steps of this worker: name -> [steps, examples]."""
+    taken = []
+    for _ in range(steps):
+        local = cluster.strategy.experimental_local_results(next(iterator))
+        taken.append({name: np.concatenate([part[name].numpy() for part in local]) for name in local[0]})
+    return {name: np.stack([step[name] for step in taken]) for name in taken[0]}
+
+
+def measure(cluster, options: dict) -> dict[str, np.ndarray]:
+    """What one pipeline gives this worker from the start, and from later steps."""
+    data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": BATCH} | options)
+    config = c.Config(model={"target": "lab:linear"}, data=data, seed=SEED)
+    sources = [setup.open_source(config, split) for split in ("train", "test")]
+    made = pipelines.make(config, numbered, *sources, run_lib.replica_shard(cluster), cluster)
+    COUNTS.update(dict.fromkeys(COUNTS, 0))
+    found = take(cluster, made.open_training(0, STEPS), STEPS)
+    found |= {what: np.array(number) for what, number in COUNTS.items()}
+    for start in STARTS:
+        later = take(cluster, made.open_training(start, STEPS), STEPS - start)
+        found |= {f"{name} from {start}": values for name, values in later.items()}
+    dataset, steps = made.evaluation()
+    iterator = cluster.distribute(dataset)
+    kept = []
+    for _ in range(steps):
+        batches, masks = (cluster.strategy.experimental_local_results(part) for part in next(iterator))
+        for batch, mask in zip(batches, masks, strict=True):
+            kept += batch["id"].numpy()[mask.numpy()].tolist()
+    return found | {"evaluated": np.array(kept)}
+
+
+if __name__ == "__main__":
+    sys.modules["pipeline_probe"] = sys.modules["__main__"]  # Sources are found by name, and count here.
+    out, devices, folder = sys.argv[1:]
+    connected = strategy.connect(c.Cluster(logical_devices=int(devices), connect_seconds=240.0))
+    if connected.is_chief:
+        write(pathlib.Path(folder))
+    connected.any_worker(True)  # All wait until the files are written.
+    measured = {f"{case}/{key}": v for case, data in CASES.items() for key, v in measure(connected, data).items()}
+    np.savez(out, **measured)

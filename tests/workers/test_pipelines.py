@@ -1,0 +1,175 @@
+"""The textbook pipeline and fixed shards: what each worker reads, in every step and after an interruption."""
+
+import shutil
+import sys
+
+import keras
+import numpy as np
+import pipeline_probe as probe
+import pytest
+import tensorflow as tf
+import topologies
+from launching import REPOSITORY, run_all
+from processes import started, until
+
+from tfdist import config as c
+from tfdist.data import textbook
+from tfdist.training import loop, setup
+from tfdist.zoo import sources
+
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """What two workers of two devices each have taken: case -> name -> array, for each worker."""
+    folder = tmp_path_factory.mktemp("probe")
+    script = str(REPOSITORY / "tests/support/pipeline_probe.py")
+    outs = [folder / f"worker{rank}.npz" for rank in range(WORKERS)]
+    run_all([[sys.executable, script, str(out), "2", str(folder)] for out in outs], topologies.environments(WORKERS))
+    return [dict(np.load(out)) for out in outs]
+
+
+def of_step(workers, case):
+    """The examples of all workers in each step, sorted."""
+    return np.sort(np.concatenate([worker[f"{case}/id"] for worker in workers], axis=1))
+
+
+@pytest.mark.parametrize("case", probe.CASES)
+def test_an_epoch_has_each_example_once_and_later_steps_are_those_of_the_uninterrupted_run(workers, case):
+    epoch = probe.EXAMPLES // probe.BATCH
+    steps = of_step(workers, case)
+    for first in (0, epoch) if case != "files" else (0,):  # Workers of uneven files end their epochs at other steps.
+        assert len(set(steps[first : first + epoch].ravel())) == epoch * probe.BATCH
+    assert len({tuple(step) for step in steps}) == probe.STEPS
+    for worker in workers:
+        for start in probe.STARTS:
+            for name in ("id", "seed", "stream"):
+                np.testing.assert_array_equal(worker[f"{case}/{name} from {start}"], worker[f"{case}/{name}"][start:])
+    evaluated = np.concatenate([worker[f"{case}/evaluated"] for worker in workers])
+    np.testing.assert_array_equal(np.sort(evaluated), np.arange(probe.EXAMPLES))
+
+
+@pytest.mark.parametrize("case", ["auto", "hint", "slices"])
+def test_the_textbook_batches_of_two_workers_are_those_of_one(workers, case):
+    data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": probe.BATCH} | probe.CASES[case])
+    source = setup.open_source(c.Config(model={}, data=data), "train")
+    dataset, drop = textbook.training(source, probe.numbered, data, num_workers=1, seed=probe.SEED)(0, probe.STEPS)
+    one = [np.sort(batch["id"]) for batch in dataset.take(probe.STEPS).as_numpy_iterator()]
+    assert drop == 0
+    np.testing.assert_array_equal(of_step(workers, case), one)
+
+
+def test_what_a_worker_reads_and_prepares(workers):
+    taken = probe.STEPS * probe.BATCH
+    for worker in workers:
+        # Half of what is taken, and what is read ahead: three steps.
+        for case in ("stream", "fixed"):
+            assert taken / 2 <= worker[f"{case}/read"] == worker[f"{case}/prepared"] < taken * 0.8
+        # Everything, for the worker's half.
+        for case in ("auto", "slices"):
+            assert min(worker[f"{case}/read"], worker[f"{case}/prepared"]) >= taken
+        assert worker["hint/read"] >= taken > worker["hint/prepared"] >= taken / 2
+        assert worker["files/read"] < taken > worker["files/prepared"] >= taken / 2
+
+
+def test_fixed_shards_give_an_example_to_the_same_worker_always(workers):
+    for rank, worker in enumerate(workers):
+        assert set(worker["fixed/id"].ravel() % WORKERS) == {rank}
+        assert set(worker["fixed/evaluated"] % WORKERS) == {rank}
+        np.testing.assert_array_equal(worker["fixed/seed"], worker["fixed/id"])  # Augmented by its own number.
+    orders = [worker["fixed/id"] // WORKERS for worker in workers]
+    assert not np.array_equal(*orders)  # Not one order for all.
+
+
+@pytest.fixture
+def digits(tmp_path, own_process):
+    """Makes a run of a linear model with 20 steps on the digits, in this process; `data` changes its config."""
+
+    def make(name, **data):
+        keras.utils.clear_session()
+        prepare = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "pad": 1}
+        config = c.Config(
+            model={"target": "tests.support.lab:linear"},
+            data=c.Data(prepare=prepare, batch_size=96, **data),
+            train=c.Train(steps=20),
+            checkpoint=c.Checkpoint(every=c.Every(steps=10)),
+            report=c.Report(tensorboard=False),
+        )
+        return setup.build_run(config, tmp_path / name)
+
+    return make
+
+
+def as_tuples(split):
+    """The digits as a user's tf.data.Dataset of (image, label)."""
+    digits = sources.digits(split)
+    return tf.data.Dataset.range(len(digits)).batch(100).map(lambda ids: tuple(digits.read(ids).values())).unbatch()
+
+
+def endless(split):
+    """A dataset that cannot be used."""
+    return as_tuples(split).repeat()
+
+
+def shuffled(split):
+    """A dataset that cannot be used."""
+    return as_tuples(split).shuffle(10, seed=1)
+
+
+def test_a_dataset_of_the_users_trains_as_the_source_does_and_resumes_to_the_bit(digits, tmp_path):
+    own = {"source": {"target": f"{__name__}:as_tuples"}}
+    assert loop.train(digits("whole", pipeline="textbook", **own)) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    (tmp_path / "again" / "finished.json").unlink()
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "step-00000020")
+    assert loop.train(digits("again", pipeline="textbook", **own)) == 0
+    whole, again = (topologies.arrays(tmp_path / name) for name in ("whole", "again"))
+    for name, array in whole.items():
+        assert array.tobytes() == again[name].tobytes(), name
+    *_, line = topologies.records(tmp_path / "whole", "evaluation")
+    assert line["num_examples"] == 355 and line["accuracy"] > 0.5
+    (note,) = [line["text"] for line in topologies.records(tmp_path / "whole", "warning")]
+    assert "a resume reads the interrupted epoch again" in note
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"source": {"target": f"{__name__}:as_tuples"}}, r'no random access: set config.data.pipeline to "textbook"'),
+        ({"source": {"target": f"{__name__}:endless"}, "pipeline": "textbook"}, r"never ends: remove repeat\(\)"),
+        ({"source": {"target": f"{__name__}:shuffled"}, "pipeline": "textbook"}, r"shuffles.*remove shuffle\(\)"),
+        ({"pipeline": "textbook", "auto_shard": "file"}, r'auto_shard="file" needs .* set it to "data"'),
+        ({"pipeline": "textbook", "shards": "fixed"}, r'data.shards="fixed" needs data.pipeline="stream"'),
+        ({"auto_shard": "hint"}, r"data.auto_shard='hint' has no effect"),
+        ({"pipeline": "textbok"}, r"data.pipeline must be one of .* Did you mean 'textbook'"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused_with_what_to_do(digits, data, message):
+    with pytest.raises(ValueError, match=message):
+        digits("refused", **data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--config.data.pipeline=textbook", "--config.data.shards=fixed"])
+def test_two_workers_that_are_killed_resume_to_the_bit(option, tmp_path):
+    config = "tests/configs/interrupted.py"
+    quickly = "--config.objective.seconds=0.0"
+    topologies.train(tmp_path / "whole", option, quickly, workers=2, config=config)
+    command = topologies.command(tmp_path / "killed", option, config=config)
+    for victim in (1, 0):
+        with started([command] * 2, topologies.environments(2)) as processes:
+            old = newest(tmp_path)
+            until(lambda old=old: newest(tmp_path) > old, 240, lambda: "no checkpoint was saved", pause=0.05)
+            processes[victim].kill()
+            outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
+        assert "is lost" in outputs[1 - victim]
+    run_all([command] * 2, topologies.environments(2))
+    whole, killed = (topologies.arrays(tmp_path / name, 96) for name in ("whole", "killed"))
+    for name, array in whole.items():
+        assert array.tobytes() == killed[name].tobytes(), name
+
+
+def newest(tmp_path):
+    """The newest step that the killed run has saved; 0: none."""
+    return max((int(path.name[5:]) for path in tmp_path.glob("killed/checkpoints/step-????????")), default=0)

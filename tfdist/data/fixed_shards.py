@@ -1,0 +1,76 @@
+"""`config.data.shards = "fixed"`: example i always belongs to worker i mod W, which reads and caches no other."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data import autograph
+from tfdist.data.order import Part
+from tfdist.data.stream import Batch, ReplicaShard, Source
+
+
+class PartSource:
+    """The examples of one part of `source`, numbered from 0. Those in memory are moved: `source` is read no more."""
+
+    def __init__(self, source: Source, part: Part):
+        self._part = part
+        self.num_classes = getattr(source, "num_classes", None)
+        self._fingerprint = f"{getattr(source, 'fingerprint', str)()} {part.index} of {part.count}"
+        arrays = getattr(source, "arrays_of_part", lambda *_: None)(part.index, part.count)
+        read = autograph.convert_read(source) if arrays is None else arrays.gather
+        self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
+        self.verify = getattr(source, "verify", lambda: None)
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> Batch:
+        """Returns the examples `ids` of the part, int64 [n]."""
+        return self._read(ids)
+
+    def fingerprint(self) -> str:
+        """Returns that of the whole source, and the part."""
+        return self._fingerprint
+
+
+def divide(source: Source | None, shard: ReplicaShard, split: str | None) -> tuple[Any, Part | None]:
+    """Returns the examples of this worker, and their numbers in the whole split.
+
+    Args:
+        source: the whole split; None: there is none. If it keeps its examples in memory, it should have
+            `arrays_of_part(index, count)`, as those of the zoo have; otherwise memory does not decrease.
+        shard: the replicas of this worker.
+        split: for the message.
+
+    Raises:
+        ValueError: there are fewer examples than workers.
+    """
+    if source is None:
+        return None, None
+    part = Part(
+        total=len(source),
+        index=shard.first_replica // shard.local_replicas,
+        count=shard.num_replicas // shard.local_replicas,
+    )
+    if part.total < part.count:
+        raise ValueError(
+            f'config.data.shards="fixed" needs an example for each of the {part.count} workers, but the split '
+            f'{split!r} has {part.total}: use fewer workers, or set config.data.shards to "batch".'
+        )
+    return PartSource(source, part), part
+
+
+def alone(shard: ReplicaShard) -> ReplicaShard:
+    """Returns the shard of a worker's replicas in batches of its own, which no other worker reads."""
+    return dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
+
+
+def note(num_workers: int) -> str:
+    """Returns the line for the log: what fixed shards cost."""
+    return (
+        f'config.data.shards="fixed": each of the {num_workers} workers reads and caches 1/{num_workers} of the '
+        "examples. The examples of a batch depend on the number of workers, and so do the weights "
+        "(docs/consistency.md)."
+    )

@@ -1,0 +1,254 @@
+"""`config.data.pipeline = "textbook"`: shuffle, batch and `strategy.experimental_distribute_dataset`.
+
+    dataset.shuffle(n, seed).batch(global_batch, drop_remainder=True)
+
+TensorFlow divides the global batches among the replicas, by an auto-shard policy. Each epoch has a shuffle with its
+own seed, so that a resume starts with the interrupted epoch and skips the batches before its step.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config
+from tfdist.data import autograph, dataset_traits, order, read_ahead
+from tfdist.data.stream import Batch, Prepare, ReplicaShard, Source
+
+# Entries of an example besides its features: its number, and the epoch.
+_ID, _EPOCH = "tfdist example", "tfdist epoch"
+# Examples that a source reads at a time.
+_CHUNK = 256
+# Rows that workers compare at the start.
+_COMPARED = 16
+
+
+class DatasetSource:
+    """A `tf.data.Dataset` of the user's: single examples, in the same order in every pass and on every worker."""
+
+    def __init__(self, dataset: tf.data.Dataset, name: str):
+        """Counts the examples by a pass, if their number is not known.
+
+        Raises:
+            ValueError: the dataset shuffles, never ends, or its elements are not examples.
+        """
+        traits = dataset_traits.dataset_traits(dataset)
+        if traits.shuffles:
+            raise ValueError(
+                f"{name}: the tf.data.Dataset shuffles, so that a resume would read another order: remove shuffle(), "
+                "and pass shuffle=False to list_files(). tfdist shuffles each epoch: config.data.shuffle."
+            )
+        # Why a resume may read other examples; None: it does not.
+        self.resume_caveat = traits.resume_caveat
+        spec = dataset.element_spec
+        self.dataset = dataset.map(_named) if isinstance(spec, tuple) and len(spec) in (2, 3) else dataset
+        if not isinstance(self.dataset.element_spec, dict):
+            raise ValueError(
+                f"{name}: the tf.data.Dataset must have elements (image, label) or dicts of tensors, of one example "
+                f"each. Received: {dataset.element_spec}"
+            )
+        length = int(dataset.cardinality())
+        if length == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(f"{name}: the tf.data.Dataset never ends: remove repeat(), which tfdist does.")
+        if length == tf.data.UNKNOWN_CARDINALITY:
+            length = int(dataset.reduce(np.int64(0), lambda total, *_: total + 1))
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, ids: tf.Tensor) -> Batch:
+        """Raises a ValueError: the examples have no random access."""
+        raise ValueError(
+            "config.data.source returns a tf.data.Dataset, which has no random access: it can be used to train and to "
+            'evaluate, with config.data.pipeline="textbook".'
+        )
+
+    def first_rows(self, count: int = _COMPARED) -> Batch:
+        """Returns the first `count` examples, or all."""
+        return next(iter(self.dataset.batch(count)))
+
+
+def open_dataset(dataset: tf.data.Dataset, options: config.Data) -> DatasetSource:
+    """Returns the source of a dataset that the function `options.source` has returned.
+
+    Raises:
+        ValueError: the pipeline needs random access, or the dataset cannot be used.
+    """
+    target = options.source["target"]
+    if options.pipeline != "textbook":
+        raise ValueError(
+            f"config.data.source: {target} returns a tf.data.Dataset, which has no random access: set "
+            'config.data.pipeline to "textbook", or return an object with len() and read(ids).'
+        )
+    return DatasetSource(dataset, target)
+
+
+def training(
+    source: Source | DatasetSource,
+    prepare: Prepare,
+    options: config.Data,
+    *,
+    num_workers: int,
+    seed: int,
+) -> Callable[[int, int], tuple[tf.data.Dataset, int]]:
+    """Returns a function that creates the global batches of training, which are the same on all workers.
+
+    Args:
+        source: the training split.
+        prepare: prepare(batch, seeds, *, training) -> batch. Rows of `seeds` depend on (seed, epoch, example);
+            the number of an example of a `DatasetSource` is a hash of its content.
+        options: `batch_size`, `shuffle`, `shuffle_buffer` and `auto_shard`.
+        num_workers: workers among which TensorFlow divides them.
+        seed: the run's seed.
+
+    Returns:
+        batches(first_step, last_step) -> (dataset, drop): prepared batches [batch_size, ...] of these steps, repeated
+        endlessly, after `drop` steps that the workers must take and drop.
+    """
+    prepare = autograph.convert(prepare, "config.data.prepare")
+    epoch_steps = order.steps_per_epoch(len(source), options.batch_size)
+    examples = _numbered(source)
+
+    @tf.function(autograph=False)
+    def prepared(batch: Batch) -> Batch:
+        features = {name: value for name, value in batch.items() if name not in (_ID, _EPOCH)}
+        return prepare(features, order.seeds(batch[_ID], batch[_EPOCH], seed), training=True)
+
+    def one_epoch(epoch: int) -> tf.data.Dataset:
+        shuffled = examples
+        if options.shuffle:
+            buffer = options.shuffle_buffer or len(source)
+            shuffled = examples.shuffle(buffer, seed=_epoch_seed(seed, epoch), reshuffle_each_iteration=False)
+        number = tf.constant(epoch, tf.int64)
+        return shuffled.take(epoch_steps * options.batch_size).map(_adding(number))
+
+    def batches(first_step: int, last_step: int) -> tuple[tf.data.Dataset, int]:
+        epoch, skip, drop = _start(first_step, epoch_steps, _steps_per_batch(source, options, num_workers))
+        dataset = _joined([one_epoch(number) for number in range(epoch, -(-last_step // epoch_steps))])
+        if options.auto_shard == "hint" and num_workers > 1:
+            hint = tf.data.experimental.SHARD_HINT
+            dataset = dataset.shard(hint, hint)
+        dataset = dataset.batch(options.batch_size, drop_remainder=True).skip(skip)
+        dataset = dataset.map(prepared, num_parallel_calls=tf.data.AUTOTUNE)
+        # Endless: with a finite dataset, the workers would communicate in every step whether all have another batch.
+        return dataset.repeat().prefetch(2), drop
+
+    return batches
+
+
+def _numbered(source: Source | DatasetSource) -> tf.data.Dataset:
+    """Returns all examples, each with its number."""
+    if isinstance(source, DatasetSource):
+        # By their content: counted, examples could not be sharded by files.
+        return source.dataset.map(lambda example: {**example, _ID: _hash(example)}, num_parallel_calls=tf.data.AUTOTUNE)
+    read = autograph.convert_read(source)
+
+    @tf.autograph.experimental.do_not_convert
+    def load(ids: tf.Tensor) -> Batch:
+        return {**read(ids), _ID: ids}
+
+    chunks = tf.data.Dataset.range(len(source)).batch(_CHUNK)
+    return chunks.map(load, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def _steps_per_batch(source: Source | DatasetSource, options: config.Data, num_workers: int) -> int | None:
+    """Returns the steps in which a worker uses up one of its global batches; None: not known before it reads them."""
+    if num_workers == 1 or options.auto_shard == "data":
+        return 1
+    if options.auto_shard == "hint":
+        return num_workers
+    return None if isinstance(source, DatasetSource) else 1  # "auto": by data, as there are no files to shard.
+
+
+def _start(first_step: int, epoch_steps: int, steps_per_batch: int | None) -> tuple[int, int, int]:
+    """Returns the epoch with which to start, the batches of a worker to skip in it, and the steps to drop then."""
+    if steps_per_batch is None:
+        return 0, 0, first_step
+    # At the start of each group of so many epochs, a worker has used up whole batches.
+    epoch = first_step // epoch_steps // steps_per_batch * steps_per_batch
+    return epoch, *divmod(first_step - epoch * epoch_steps, steps_per_batch)
+
+
+def _joined(datasets: list[tf.data.Dataset]) -> tf.data.Dataset:
+    """Concatenates the datasets, as a balanced tree: an element passes through log2(n) of them."""
+    while len(datasets) > 1:
+        pairs = [datasets[i : i + 2] for i in range(0, len(datasets), 2)]
+        datasets = [pair[0].concatenate(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs]
+    return datasets[0]
+
+
+def _epoch_seed(seed: int, epoch: int) -> int:
+    return int(np.random.default_rng([seed, epoch, order.SALT]).integers(2**31))
+
+
+@tf.autograph.experimental.do_not_convert
+def _named(*parts: Any) -> Batch:
+    names = ("image", "label") if len(parts) == 2 else ("image", "label", "sample_weight")
+    return dict(zip(names, parts, strict=True))
+
+
+def _adding(epoch: tf.Tensor) -> Callable[[Batch], Batch]:
+    return tf.autograph.experimental.do_not_convert(lambda example: {**example, _EPOCH: epoch})
+
+
+@tf.autograph.experimental.do_not_convert
+def _hash(example: Batch) -> tf.Tensor:
+    content = tf.strings.join([tf.io.serialize_tensor(example[name]) for name in sorted(example)])
+    return tf.strings.to_hash_bucket_fast(content, 2**62)
+
+
+def first_examples(source: DatasetSource, prepare: Prepare, count: int, *, seed: int) -> Batch:
+    """Returns the first `count` examples (or all), prepared without augmentation."""
+    rows = source.first_rows(count)
+    ids = tf.range(len(next(iter(rows.values()))), dtype=tf.int64)
+    return prepare(rows, order.seeds(ids, tf.zeros([], tf.int64), seed), training=False)
+
+
+def evaluation(
+    source: DatasetSource, prepare: Prepare, shard: ReplicaShard, *, global_batch: int, seed: int
+) -> tuple[tf.data.Dataset, int]:
+    """Returns the evaluation dataset of one worker, as `stream.evaluation` does; every worker reads all examples."""
+    size = global_batch // shard.num_replicas
+    prepare = autograph.convert(prepare, "config.data.prepare")
+
+    @tf.autograph.experimental.do_not_convert
+    def load(local: tf.Tensor, number: tf.Tensor, batch: Batch) -> tuple[Batch, tf.Tensor]:
+        count = tf.shape(next(iter(batch.values())), out_type=tf.int64)[0]
+        slots = (shard.first_replica + local) * size + tf.range(size, dtype=tf.int64)
+        rows = tf.minimum(slots, count - 1)
+        part = {name: tf.gather(value, rows) for name, value in batch.items()}
+        seeds = order.seeds(number * global_batch + rows, tf.zeros([], tf.int64), seed)
+        return prepare(part, seeds, training=False), slots < count
+
+    @tf.autograph.experimental.do_not_convert
+    def of_replicas(number: tf.Tensor, batch: Batch) -> tf.data.Dataset:
+        return tf.data.Dataset.range(shard.local_replicas).map(functools.partial(load, number=number, batch=batch))
+
+    elements = source.dataset.batch(global_batch).enumerate().flat_map(of_replicas).repeat()
+    elements = read_ahead.prefetched(elements, rows=size, local_replicas=shard.local_replicas)
+    return elements, -(-len(source) // global_batch)
+
+
+def caveats(source: Any) -> tuple[str, ...]:
+    """Returns why a resume may read other examples, for the log."""
+    caveat = getattr(source, "resume_caveat", None)
+    return () if caveat is None else (f"An exact resume needs care: {caveat}.",)
+
+
+def note(options: config.Data, num_workers: int) -> str:
+    """Returns the line for the log: what the textbook pipeline costs, and what it cannot do."""
+    resume = "a resume reads the interrupted epoch again, up to its step"
+    if num_workers == 1:
+        return f'config.data.pipeline="textbook": {resume}, where the default continues at once (docs/pipelines.md).'
+    costs = {
+        "hint": f"each of the {num_workers} workers reads all examples and prepares 1/{num_workers} of them",
+        "file": f"each of the {num_workers} workers reads its own files, so weights depend on the number of workers",
+    }
+    both = f"each of the {num_workers} workers reads and prepares all examples and uses 1/{num_workers} of them"
+    return (
+        f'config.data.pipeline="textbook", auto_shard="{options.auto_shard}": {costs.get(options.auto_shard, both)}; '
+        f"{resume} (docs/pipelines.md)."
+    )
