@@ -21,6 +21,7 @@ SLURM_ASKED = {
     "slurm/jean_zay.sbatch": (4, 4, 10),
     "slurm/cte_power.sbatch": (4, 4, 40),
     "slurm/piz_daint.sbatch": (1, 0, 12),
+    "slurm/it4innovations.sbatch": (8, 8, 16),
     "slurm/apptainer.sbatch": (4, 4, 8),
     "slurm.sbatch": (4, 4, 8),
 }
@@ -54,7 +55,7 @@ def found(directory):
     return [json.loads(path.read_text()) for path in files]
 
 
-@pytest.mark.parametrize("path", [*SLURM_FILES, *PBS_FILES, LAUNCH / "pbs/train.sh"], ids=name)
+@pytest.mark.parametrize("path", [*SLURM_FILES, *PBS_FILES, LAUNCH / "pbs/train.sh", LAUNCH / "mpi.sh"], ids=name)
 def test_bash_can_read_it(path):
     subprocess.run(["bash", "-n", path], check=True)
     text = path.read_text()
@@ -69,8 +70,35 @@ def slurm(tmp_path_factory):
     if reason := slurm_missing():
         pytest.skip(reason)
     directory, features = tmp_path_factory.mktemp("slurm"), "v100-32g,gpu"
-    with slurm_cluster(directory, nodes=("n9", "n10"), cpus=160, gpus=4, features=features) as cluster:
+    with slurm_cluster(directory, nodes=("n9", "n10"), cpus=160, gpus=8, features=features) as cluster:
         yield cluster
+
+
+def submit(slurm, env, log, *words, until="JobState=COMPLETED"):
+    """Submits a job, waits until its description contains `until`, and returns its id."""
+    sbatch = ["sbatch", "--parsable", "--account=abc", f"--output={log}", *words]
+    done = slurm.run(sbatch, env=env, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    job, deadline = done.stdout.strip(), time.monotonic() + 180
+    while until not in (state := slurm.run(["scontrol", "show", "job", job]).stdout):
+        failed = re.search(r"JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", state)
+        assert not failed and time.monotonic() < deadline, state + (log.read_text() if log.exists() else "")
+        time.sleep(0.1)
+    return job
+
+
+def test_a_slurm_file_runs_a_command_in_its_place_with_the_number_of_the_array_task(slurm, probe, tmp_path):
+    log, small = tmp_path / "log", ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=2"]
+    script = ["srun", "python", "my_script.py", "--seed=%a", "runs/x y-%a"]
+    submit(slurm, probe, log, "--nodes=2", *small, "--array=3", "launch/slurm.sbatch", *script)
+    workers = found(tmp_path)
+    assert [worker["arguments"] for worker in workers] == [["my_script.py", "--seed=3", "runs/x y-3"]] * 2
+    assert {worker["environment"]["SLURM_CPUS_PER_TASK"] for worker in workers} == {"2"}
+    # A study starts its own steps, so the file runs it once. One that is stopped in time is requeued.
+    once = ["bash", "-c", "echo once; exit 75"]
+    job = submit(slurm, probe, log, "--nodes=1", *small, "launch/slurm.sbatch", *once, until="Restarts=1")
+    slurm.run(["scancel", job])
+    assert log.read_text().count("once") == 1
 
 
 def test_every_slurm_file_is_run_below():
@@ -81,14 +109,7 @@ def test_every_slurm_file_is_run_below():
 def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, file):
     tasks, gpus, cpus = SLURM_ASKED[file]
     log = tmp_path / "log"
-    sbatch = ["sbatch", "--parsable", "--nodes=2", "--account=abc", f"--output={log}", f"launch/{file}", *FLAGS]
-    done = slurm.run(sbatch, env=probe, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    job, deadline = done.stdout.strip(), time.monotonic() + 180
-    while "JobState=COMPLETED" not in (state := slurm.run(["scontrol", "show", "job", job]).stdout):
-        failed = re.search(r"JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", state)
-        assert not failed and time.monotonic() < deadline, state + (log.read_text() if log.exists() else "")
-        time.sleep(0.1)
+    submit(slurm, probe, log, "--nodes=2", "--partition=all", f"launch/{file}", *FLAGS)
     workers = found(tmp_path)
     assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(2 * tasks)), log.read_text()
     for worker in workers:
@@ -154,6 +175,33 @@ def test_a_pbs_file_starts_a_rank_for_each_line_of_the_node_file(probe, tmp_path
         assert worker["cwd"] == str(REPOSITORY)
         assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in path.name)
     assert "module load" in done.stdout
+
+
+def test_a_pbs_file_runs_another_command_once(probe, tmp_path):
+    variables = {"TFDIST_COMMAND": "python my_script.py", "TFDIST_ARGS": "--seed=%a", "TFDIST_RANKS": "0"}
+    variables |= {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_ARRAY_INDEX": "4"}
+    probe.pop("TFDIST_CONTAINER")
+    env = worker_environment(**variables, **probe)
+    subprocess.run(["bash", LAUNCH / "pbs/karolina.pbs"], env=env, check=True, capture_output=True, timeout=180)
+    assert [worker["arguments"] for worker in found(tmp_path)] == [["my_script.py", "--seed=4"]]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+def test_mpi_starts_the_ranks_of_named_hosts(probe, tmp_path):
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    env = worker_environment(
+        **allowed, PYTHONPATH=probe["PYTHONPATH"], PATH=path, TFDIST_HOSTS="localhost:2,127.0.0.1:1"
+    )
+    command = ["bash", LAUNCH / "mpi.sh", *FLAGS]
+    subprocess.run(command, env=env, cwd=REPOSITORY, check=True, capture_output=True, timeout=180)
+    workers = found(tmp_path)
+    assert [worker["worker_spec"]["rank"] for worker in workers] == [0, 1, 2]
+    for worker in workers:
+        assert worker["arguments"] == ["-m", "tfdist.main", *FLAGS] and worker["worker_spec"]["launcher"] == "mpi"
+    env.pop("TFDIST_HOSTS")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "Set TFDIST_HOSTS, such as server1:2,server2:2" in done.stderr
 
 
 def test_the_pbs_files_ask_the_run_to_save_before_the_time_is_up(tmp_path):
