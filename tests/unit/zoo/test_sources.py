@@ -159,6 +159,19 @@ def test_npz_reads_keras_names_and_feature_split_names(tmp_path):
     assert len(sources.npz("train[:50%]", path=str(tmp_path / "own.npz"))) == 6
 
 
+def test_paths_may_contain_the_sites_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSDIR", str(tmp_path))
+    np.savez(tmp_path / "mnist.npz", x_train=np.zeros((4, 2, 2), np.uint8), y_train=np.arange(4))
+    assert len(sources.npz("train", path="$DSDIR/mnist.npz")) == 4
+    (tmp_path / "images" / "train" / "one").mkdir(parents=True)
+    (tmp_path / "images" / "train" / "one" / "a.png").write_bytes(
+        tf.io.encode_png(np.zeros((2, 2, 3), np.uint8)).numpy()
+    )
+    assert len(sources.image_folder("train", path="$DSDIR/images")) == 1
+    with pytest.raises(FileNotFoundError, match=rf"no TFRecord files. Expected: {tmp_path}/imagenet/train-00000"):
+        sources.imagenet("train", path="${DSDIR}/imagenet")
+
+
 def test_npz_takes_any_other_feature(tmp_path):
     np.savez(tmp_path / "x.npz", token_ids_train=np.arange(8).reshape(4, 2), weight_train=np.ones(4, np.float32))
     batch = read_all(sources.npz("train", path=str(tmp_path / "x.npz")))

@@ -91,7 +91,7 @@ def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
 
     Args:
         split: a SPLIT of the file, with or without a slice.
-        path: the file.
+        path: the file, such as ~/.keras/datasets/mnist.npz or $DSDIR/mnist.npz: variables are expanded.
         num_classes: the number of classes; None: the largest label of all splits + 1.
 
     Returns:
@@ -101,6 +101,7 @@ def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, its arrays have other names, or it contains pickled objects; or as `arrays`.
     """
+    path = os.path.expanduser(os.path.expandvars(path))
     name = f"npz {path!r}"
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{name}: there is no file {os.path.abspath(path)!r}.")

@@ -161,7 +161,7 @@ def image_folder(
 
     Args:
         split: a folder in `path`, with or without a slice: "train[:90%]".
-        path: the folder of the splits.
+        path: the folder of the splits; variables are expanded.
         size: (height, width) to which images are scaled when read, bilinear with antialiasing; the aspect ratio is not
             preserved. None: all images must have the size of the first one.
         channels: 3 for colour, 1 for grey.
@@ -182,6 +182,7 @@ def image_folder(
         raise ValueError(f"image_folder: size must be (height, width) in pixels. Received: {size!r}")
     if channels not in (1, 3):
         raise ValueError(f"image_folder: channels must be 1 (grey) or 3 (colour). Received: {channels!r}")
+    path = os.path.expanduser(os.path.expandvars(path))
     return ImageFolder(split, path, size and tuple(size), channels, memory_limit_mb, list(classes))
 
 

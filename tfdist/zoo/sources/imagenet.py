@@ -96,7 +96,7 @@ def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int
 
     Args:
         split: "train" or "validation", with or without a slice: "train[:90%]".
-        path: the folder of the files, or of the folders "train" and "validation".
+        path: the folder of the files, or of the folders "train" and "validation"; variables are expanded.
         num_classes: 1000 for ImageNet.
         first_label: the label of the first class in the files; 1 if 0 is the background class.
 
@@ -107,7 +107,7 @@ def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int
         FileNotFoundError: there are no such files, or files of a split are missing.
         ValueError: the split does not exist, or a file is damaged.
     """
-    return ImageNet(split, path, num_classes, first_label)
+    return ImageNet(split, os.path.expanduser(os.path.expandvars(path)), num_classes, first_label)
 
 
 def _open_file(path: str) -> BinaryIO:
