@@ -14,6 +14,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import metric_state, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
@@ -78,9 +79,7 @@ def make_run(
         by_epochs=True,
         training_data=training_data,
         open_training=lambda first_step, last_step: cluster.distribute(training_data(first_step, last_step)),
-        evaluation_data=None
-        if validation is None
-        else lambda: (validation.dataset(shard, 0, validation.steps), validation.steps),
+        evaluation_data=None if validation is None else functools.partial(_one_pass, validation, shard),
         evaluation_examples=None,
         steps_per_epoch=adapter.steps,
         total_steps=round(config.train.epochs * adapter.steps),
@@ -93,6 +92,11 @@ def make_run(
         rows_of_steps=functools.partial(rows_of_steps.rows_of_steps, adapter, shard),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
+
+
+def _one_pass(adapter: DataAdapter, shard: ReplicaShard) -> tuple[tf.data.Dataset, int]:
+    """Returns this worker's shard of a pass over the data, and its steps."""
+    return adapter.dataset(shard, 0, adapter.steps), adapter.steps
 
 
 def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
