@@ -32,7 +32,9 @@ def draw_all_reduce(
     for size, each in zip(sizes, measured, strict=True):
         style.value(left, size, each, f"{each:.3g}", color=style.COLORS[0])
     left.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel="milliseconds", title="All-reduce")
-    left.set_xticks(sizes, [_bytes(size) for size in sizes])
+    # Labels of neighbours would cover each other: the largest size may be close to the one before.
+    marked = [size for size in sizes[:-1] if 8 * size <= sizes[-1]] + sizes[-1:]
+    left.set_xticks(marked, [_bytes(size) for size in marked])
     left.set_xticks([], minor=True)
     left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter("{x:g}")
