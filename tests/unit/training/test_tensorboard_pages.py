@@ -1,0 +1,62 @@
+"""TensorBoard's pages of a real run, in a browser: what they show, with screenshots."""
+
+import subprocess
+import sys
+import urllib.parse
+
+import browser
+import launching
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """The address of a TensorBoard that shows a run of two epochs, and a browser."""
+    if reason := browser.missing():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("board")
+    options = ("--config.train.steps=none", "--config.train.epochs=2", "--config.evaluation.every.epochs=1")
+    shown = ("--config.report.tensorboard=true", "--config.report.graph=true")
+    command = launching.train_command(folder / "runs" / "digits", *options, *shown)
+    launching.run_all([command], [launching.worker_environment()])
+    (port,) = launching.free_ports(1)
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs", f"--port={port}"]
+    with (folder / "tensorboard.log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        try:
+            browser.wait_for(f"http://localhost:{port}/data/runs")
+            with browser.opened(folder) as window:
+                yield f"http://localhost:{port}", window
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def test_training_and_evaluation_share_a_chart_over_epochs_and_one_over_steps(board, tmp_path):
+    address, window = board
+    runs = ("digits/tensorboard/train", "digits/tensorboard/evaluation")
+    charts = ("by_epoch/accuracy", "by_epoch/loss", "by_step/accuracy", "by_step/loss")
+    # A run is in the list, and in the legends of the three charts with training and evaluation that are in the window.
+    text = window.show(f"{address}/#timeseries", "by_epoch", "by_step", "speed", *charts, *runs * 4)
+    window.screenshot(tmp_path / "timeseries.png")
+    assert (tmp_path / "timeseries.png").read_bytes().startswith(b"\x89PNG")
+    lines = text.splitlines()
+    # The legend of a chart names the runs that it shows.
+    legend = lines[lines.index("by_epoch/loss") : lines.index("by_step/accuracy")]
+    assert {*runs} <= {*legend}
+
+
+def test_the_graph_has_the_inputs_the_model_and_the_objective(board, tmp_path):
+    address, window = board
+    run = urllib.parse.quote("digits/tensorboard/train", safe="")
+    text = window.show(f"{address}/#graphs&run={run}", "Main Graph", "image", "label", "objective")
+    window.screenshot(tmp_path / "graph.png")
+    assert any(line.startswith("small_cnn") for line in text.splitlines())
+
+
+def test_the_config_is_a_table(board, tmp_path):
+    address, window = board
+    window.show(f"{address}/#text", "config", "train.epochs", "data.source.target", '"tfdist.zoo.sources:digits"')
+    window.screenshot(tmp_path / "text.png")
