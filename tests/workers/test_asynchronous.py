@@ -87,6 +87,8 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
         done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, done.stdout + done.stderr
         assert len(re.findall(r"^(?:worker|ps) \d: pid \d+$", done.stdout, re.MULTILINE)) == 3
+        # Of TensorFlow's log only the error of the lost worker.
+        assert not re.search(r"^[IW]\d{4} |session config|InitializeLog", done.stderr, re.MULTILINE), done.stderr
         lost = re.search(r"^tfdist: worker 1 \(localhost:\d+\) is lost\. Restart all tasks", done.stderr, re.MULTILINE)
         assert bool(lost) == (code != 0), done.stderr
         deadline = time.monotonic() + 60  # The kernel ends them with their parent, though not in the same instant.

@@ -115,10 +115,10 @@ def _print_stack(error: Exception) -> None:
 def import_tensorflow_quietly() -> None:
     """Imports TensorFlow without its log lines, which it writes at every start; no setting turns off all of them.
 
-    If TF_CPP_MIN_LOG_LEVEL is set, it applies instead; "0" shows everything.
+    If TF_CPP_MIN_LOG_LEVEL is set to another value than "3", it applies instead; "0" shows everything. Processes that
+    this one starts inherit "3".
     """
-    shown = "TF_CPP_MIN_LOG_LEVEL" in os.environ
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    shown = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") != "3"
     if not shown:
         sys.stderr.flush()
         stderr = os.dup(2)

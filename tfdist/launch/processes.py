@@ -28,6 +28,9 @@ _DRAIN_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
 # Characters of a line in a file.
 _COLUMNS = 100
+# Variables of a worker, unless the user sets them. Without buffering no output is lost when a worker is killed. The
+# level is for scripts that import TensorFlow before tfdist.
+_DEFAULTS = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -51,8 +54,7 @@ class ProcessGroup:
         errors, errors_end = os.pipe()
         worker = subprocess.Popen(
             command,
-            # Without buffering no output is lost when a worker is killed. Lines leave room for the rank before them.
-            env={"PYTHONUNBUFFERED": "1", "COLUMNS": str(_columns(rank)), **env},
+            env=_DEFAULTS | {"COLUMNS": str(_columns(rank))} | dict(env),  # Room for the rank before a line.
             stdin=subprocess.DEVNULL,
             stdout=output_end,
             stderr=errors_end,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 import tensorflow as tf
+from absl import flags, logging
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
@@ -108,6 +109,8 @@ def connect(
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(mine.addresses), task_type="chief", task_id=0, rpc_layer="grpc"
     )
+    if flags.FLAGS.verbosity < logging.DEBUG:  # TensorFlow logs the configuration of the session.
+        logging.set_verbosity(logging.WARNING)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
 
