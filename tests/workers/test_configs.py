@@ -1,0 +1,40 @@
+"""Shipped configs make steps on 1, 2, 4 and 8 replicas, and their batches fit every number that divides them."""
+
+import importlib
+import json
+import sys
+
+import pytest
+import shipped
+from launching import REPOSITORY, run_all, worker_environment
+
+from tfdist.config import batches, specs
+from tfdist.training.step.normalization import spanning_groups
+
+FOLDER = REPOSITORY / "configs"
+CONFIGS = sorted(".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in FOLDER.rglob("*.py"))
+QUICK = ["digits", "line"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in shipped.SMALLER]
+)
+def test_a_config_makes_the_same_steps_on_every_number_of_replicas(tmp_path, name):
+    line = [sys.executable, "tests/support/shipped.py", str(tmp_path / "found.json"), name]
+    run_all([line], [worker_environment()], timeout=1800.0)
+    found = json.loads((tmp_path / "found.json").read_text())[name]
+    assert list(found) == ["1", "2", "4", "8"]
+    for loss, moved in found.values():
+        assert loss == pytest.approx(found["1"][0], abs=1e-5)
+        assert moved == pytest.approx(found["1"][1], abs=1e-5) and moved > 1e-4
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_batches_of_a_config_fit_every_number_of_replicas_that_divides_them(name):
+    config = importlib.import_module(f"configs.{name}").get_config()
+    counts = [count for count in range(1, 9) if config.data.batch_size % count == 0]
+    assert {1, 2, 4} <= set(counts) and all(batches.are_divisible(config, count) for count in counts)
+    if "group_size" in config.model:
+        model = specs.build(config.model, field="config.model")
+        for count in counts:
+            spanning_groups.install(model, config, count)
