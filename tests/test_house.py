@@ -102,6 +102,10 @@ PRIVATE_NAMES = {
         ),
         "the losses and metrics that compile() made",
     ),
+    "tfdist.keras_fit.adapters.without_shuffles": dict.fromkeys(
+        ("tensorflow.python.data.util.structure", "_datasets", "_inputs", "_map_func", "_predicate"),
+        "rebuilds a pipeline without its shuffles; without one of these the first pass is lost",
+    ),
     "tfdist.keras_fit.setup": {
         "_call_has_training_arg": "whether the model's call takes `training`",
         "_compile_loss": "the losses that compile() made",

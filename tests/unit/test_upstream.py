@@ -58,6 +58,8 @@ def dataset(kind: str) -> tf.data.Dataset:
         "repeat": lambda: source.repeat(3),
         "take": lambda: source.take(3),
         "options": lambda: source.with_options(tf.data.Options()),
+        "zip": lambda: tf.data.Dataset.zip((source, source)),
+        "filter": lambda: source.filter(lambda x: x > 1),
     }[kind]()
 
 
@@ -128,6 +130,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda m: attribute(f"{DATA}.ops.multi_device_iterator_ops", "_create_device_dataset"),
         lambda found: callable(found),
     ),
+    "_datasets": (lambda m: dataset("zip")._datasets, lambda found: isinstance(found[1], tf.data.Dataset)),
     "_distribute_strategy": (lambda m: hasattr(m, "_distribute_strategy"), lambda found: found),
     "_drop_remainder": (lambda m: bool(dataset("batch")._drop_remainder), lambda found: found),
     "_flatten_layers": (lambda m: len(list(m._flatten_layers())), lambda found: found == 6),
@@ -162,6 +165,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda found: max(found) == 2,
     ),
     "_options_attr": (lambda m: dataset("options")._options_attr, lambda found: isinstance(found, tf.data.Options)),
+    "_predicate": (lambda m: dataset("filter")._predicate.function, lambda found: "graph" in dir(found)),
     "_reshuffle_each_iteration": (lambda m: dataset("shuffle")._reshuffle_each_iteration, lambda found: found is False),
     "_seed": (lambda m: dataset("shuffle")._seed, lambda found: found is not None),
     "_seed2": (lambda m: int(dataset("shuffle")._seed2), lambda found: found == 1),

@@ -10,7 +10,7 @@ import pytest
 OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "repeated_tokens"]
 BOTH = ["regression", "outputs_in_dicts"]
 # Kinds of data are first tested on several workers, which divide the data; kinds of steps on several devices.
-DATA = ["outputs_in_lists", "masked_sequences", "subclass", "transformer", "transfer"]
+DATA = ["outputs_in_lists", "masked_sequences", "subclass", "transformer", "shuffled", "transfer"]
 STEPS = ["classification", "repeated_tokens", "accumulating", "without_target", "composites"]
 OWN_STEPS = ["vae", "gan", "wgan_gp", "simclr", "wrapped", "sequences"]
 # Compilation by XLA takes seconds: only on several devices, where most can go wrong.

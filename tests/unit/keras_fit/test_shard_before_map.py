@@ -48,6 +48,37 @@ PIPELINES = {
 }
 
 
+def shuffled():
+    return slices().shuffle(53, seed=1)
+
+
+# What a look before the training must not take from a shuffle.
+SHUFFLED = {
+    "batches": lambda: shuffled().batch(16),
+    "batches that are mapped": lambda: shuffled().map(lambda x, y: (x + 1, y)).batch(16).map(lambda x, y: (2 * x, y)),
+    "a part, cached": lambda: shuffled().batch(16).take(3).cache(),
+    "batches side by side": lambda: tf.data.Dataset.zip((shuffled().batch(16), shuffled().batch(16))).map(
+        lambda one, other: (one[0] + other[0], one[1])
+    ),
+    "unknown length": lambda: shuffled().filter(lambda x, y: y < 2).batch(16),
+}
+
+
+@pytest.mark.parametrize("make", SHUFFLED.values(), ids=SHUFFLED.keys())
+def test_a_look_at_the_data_takes_no_pass_of_a_shuffle(make):
+    tf.random.set_seed(3)
+    passes = make()
+    expected = [list(passes.as_numpy_iterator()) for _ in range(3)]
+    data = feed(lambda: (make(), {}))
+    batches = data.stream(0).take(2 * data.steps).as_numpy_iterator()
+    # Keras makes an iterator after an epoch that it does not use, unless it has to find out where the epoch ends.
+    second = expected[1] if make is SHUFFLED["unknown length"] else expected[2]
+    for found, wanted in zip(batches, expected[0] + second, strict=True):
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert data.batch_size == 16
+
+
 class Rows(keras.utils.PyDataset):
     """Tells how many rows a batch has, and makes those that are wanted."""
 

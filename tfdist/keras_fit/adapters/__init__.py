@@ -6,6 +6,7 @@
     rows_of_steps.py        the examples of some steps once more, to find values that are not finite
     inspect_dataset.py      properties of a user's tf.data pipeline
     shard_before_map.py     shards a tf.data pipeline before its maps, if possible
+    without_shuffles.py     a tf.data pipeline without its shuffles, to look at it before training
 
 Data with random access is sharded before it is read; other pipelines are sharded after batching.
 """

@@ -15,6 +15,29 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset
 
 
+def reshuffles(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a shuffle orders each pass: a cache behind it would keep the order of the first."""
+    kinds, waiting = set(), [dataset]
+    while waiting:
+        one = waiting.pop()
+        kinds.add(type(one).__name__)
+        waiting += [] if type(one).__name__ == "_ShuffleDataset" else one._inputs()
+    return "_ShuffleDataset" in kinds and "CacheDataset" not in kinds
+
+
+def passes_of_keras(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a shuffled `dataset` repeated endlessly, with the order of the epochs of `Model.fit`.
+
+    At the end of an epoch Keras makes an iterator that it does not use, and another one for the next epoch. Each of
+    them takes the seeds of one pass from the shuffle.
+    """
+    nothing = tf.data.Dataset.range(0)
+    unused = tf.data.Dataset.zip((nothing, dataset)).map(
+        tf.autograph.experimental.do_not_convert(lambda number, element: element)
+    )
+    return dataset.concatenate(unused).repeat()
+
+
 def count(dataset: tf.data.Dataset) -> int:
     """Counts the batches of a dataset of unknown cardinality, by one pass over it.
 

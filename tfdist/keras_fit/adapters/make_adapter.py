@@ -10,7 +10,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base, inspect_dataset, py_dataset, shard_before_map
+from tfdist.keras_fit.adapters import base, inspect_dataset, py_dataset, shard_before_map, without_shuffles
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, DataOptions, RandomAccessAdapter
 
 # The default of `model.fit`.
@@ -177,9 +177,12 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     if cardinality == 0:
         raise ValueError("The tf.data.Dataset is empty.")
     length = cardinality if cardinality > 0 else None
-    if length is None and options.steps is None:
-        length = inspect_dataset.count(dataset)
     traits = dataset_traits.dataset_traits(dataset)
+    plain = without_shuffles.without_shuffles(dataset)
+    # If Keras finds the end of an epoch by reading, it makes no unused iterator.
+    as_keras = inspect_dataset.reshuffles(dataset) and length is not None and options.steps is None
+    if length is None and options.steps is None:
+        length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or options.batch_size or (parts.batch_size if parts else None)
@@ -188,7 +191,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
             return dataset.skip(first_step % length).concatenate(dataset.repeat()) if first_step else dataset.repeat()
-        return dataset.repeat().skip(first_step)
+        repeated = inspect_dataset.passes_of_keras(dataset) if as_keras else dataset.repeat()
+        return repeated.skip(first_step)
 
     def sharded(shard: ReplicaShard, first_step: int) -> tf.data.Dataset:
         return shard_before_map.sharded_elements(
@@ -198,7 +202,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     return BatchAdapter(
         stream=passes,
         steps=options.steps or length,
-        batch_size=known or inspect_dataset.first_batch_size(dataset),
+        batch_size=known or inspect_dataset.first_batch_size(plain),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,
         sample=lambda: inspect_dataset.sample(dataset),

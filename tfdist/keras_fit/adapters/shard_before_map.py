@@ -23,10 +23,10 @@ from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base
 
-_MAPS = ("_MapDataset", "_ParallelMapDataset")
-_BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
+MAPS = ("_MapDataset", "_ParallelMapDataset")
+BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
 # Transformations that do not depend on the examples' content -> how to apply them to another dataset.
-_ELEMENTWISE_AGNOSTIC: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
+ELEMENTWISE_AGNOSTIC: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
     "_PrefetchDataset": lambda one, dataset: dataset,
     "_TakeDataset": lambda one, dataset: dataset.take(one._count),
     "_SkipDataset": lambda one, dataset: dataset.skip(one._count),
@@ -68,12 +68,12 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
     waiting: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []  # Not yet followed by a map.
     while True:
         kind = type(one).__name__
-        if kind in _ELEMENTWISE_AGNOSTIC:
-            waiting.append(lambda below, one=one, how=_ELEMENTWISE_AGNOSTIC[kind]: how(one, below))
-        elif kind in _BATCHES and batch is None:
+        if kind in ELEMENTWISE_AGNOSTIC:
+            waiting.append(lambda below, one=one, how=ELEMENTWISE_AGNOSTIC[kind]: how(one, below))
+        elif kind in BATCHES and batch is None:
             batch = one
-            waiting.append(lambda below, one=one: below.batch(one._batch_size, drop_remainder=one._drop_remainder))
-        elif kind in _MAPS and batch is not None and _is_pure(one._map_func.function.graph):
+            waiting.append(lambda below, one=one: batched_as(one, below))
+        elif kind in MAPS and batch is not None and _is_pure(one._map_func.function.graph):
             maps.append(one)
             above, waiting = above + waiting, []
         else:
@@ -94,6 +94,11 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
         mapped_spec=maps[0].element_spec,
         batch_size=int(tf.get_static_value(batch._batch_size)),
     )
+
+
+def batched_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Batches `dataset` as `one` batches its input."""
+    return dataset.batch(one._batch_size, drop_remainder=one._drop_remainder)
 
 
 def sharded_elements(
