@@ -73,7 +73,7 @@ PRIVATE_NAMES = {
         ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.inspect_dataset": dict.fromkeys(
-        ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
+        ("_batch_size", "_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
         "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",
@@ -113,6 +113,9 @@ PRIVATE_NAMES = {
         "_user_loss": "the losses that compile() was given",
         "_symbolic_build": "builds the model and its metrics as Model.fit does",
     },
+    "tfdist.keras_fit.own_step.objective": {
+        "_trainable_variables": "the variables of an optimizer that is applied without naming them",
+    },
     "tfdist.keras_fit.replacements.optimizer_branches": {
         "keras.src.ops": "an optimizer that accumulates gradients updates weights in a branch of a replica",
     },
@@ -133,11 +136,11 @@ PRIVATE_NAMES = {
         "_momentums": "Adam's slots",
         "_velocities": "Adam's slots",
     },
-    "tfdist.training.step.seed_generators": {
+    "tfdist.training.step.random_numbers.seed_generators": {
         "_flatten_layers": "layers of all depths",
         "_seed_generators": "a layer's seed generators, whose `next` is replaced",
     },
-    "tfdist.training.step.stateful_random": {
+    "tfdist.training.step.random_numbers.stateful_random": {
         "keras.src.random.seed_generator": "keras.random without a seed would create a variable in the step",
         "tensorflow.python.ops.gen_random_ops": "tf.random's functions call it: their ops become stateless in a step",
     },

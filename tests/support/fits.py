@@ -244,9 +244,10 @@ def accumulating() -> Case:
             ema_overwrite_frequency=3,
             clipnorm=0.3,
         )
-        return compiled(dense(3, "softmax"), adam)
+        layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.Flatten()]
+        return compiled(keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")]), adam)
 
-    return Case(build=build)
+    return Case(build=build, data=(TOKENS, LABELS))
 
 
 class Composite(keras.Model):
@@ -255,13 +256,16 @@ class Composite(keras.Model):
     def __init__(self):
         super().__init__()
         self.embedding, self.flags = keras.layers.Embedding(20, 4), keras.layers.Dense(4)
+        self.bags = keras.layers.Embedding(200, 4)
         self.kind = keras.layers.Dense(3, activation="softmax")
 
     def call(self, inputs):
         words = inputs["words"].to_tensor()  # Its width is that of the shard.
         present = keras.ops.cast(words != 0, "float32")[..., None]
         words = keras.ops.sum(self.embedding(words) * present, axis=1)
-        return self.kind(words + self.flags(inputs["flags"]))
+        # More lookups than examples.
+        bags = tf.reduce_sum(inputs["words"].with_values(self.bags(inputs["words"].values)), axis=1)
+        return self.kind(words + bags + self.flags(inputs["flags"]))
 
 
 def composites() -> Case:
@@ -287,14 +291,32 @@ def without_target() -> Case:
     return Case(build=build, data=(X, {"kind": LABELS, "place": None}))
 
 
-def repeated_tokens() -> Case:
-    """Embedding rows with gradients from several examples."""
+class Positions(keras.layers.Layer):
+    """Adds a vector that is learnt for each position, which all examples share."""
+
+    def build(self, shape):
+        self.table = keras.layers.Embedding(*shape[1:])
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(x.shape[1]))
+
+
+def repeated_tokens(table: str = "sparse") -> Case:
+    """Adam, which squares the row of each lookup: of tokens that occur several times, and of positions."""
 
     def build():
-        layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+        tokens = keras.layers.Embedding(20, 4)
+        tokens.build()
+        tokens.embeddings.dense_gradient = table == "dense"
+        layers = [keras.Input((7,)), tokens, Positions(), keras.layers.Flatten(), keras.layers.Dense(3)]
         return compiled(keras.Sequential(layers), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
     return Case(build=build, data=(TOKENS, LABELS))
+
+
+def summed_tokens() -> Case:
+    """A layer that asks for a dense gradient: rows are summed before they are squared."""
+    return repeated_tokens("dense")
 
 
 def transfer() -> Case:
@@ -350,7 +372,7 @@ def _own_step(made: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
 CASES = [
     *map(_own_step, own_steps.CASES),
     *(regression, outputs_in_dicts, outputs_in_lists, masked_sequences, transfer, classification, subclass),
-    *(transformer, shuffled, repeated_tokens, accumulating, composites, without_target, by_xla),
+    *(transformer, shuffled, repeated_tokens, summed_tokens, accumulating, composites, without_target, by_xla),
 ]
 
 

@@ -113,7 +113,10 @@ def per_replica(cluster: Cluster, values: list) -> tf.Tensor:
 
 
 def sums(options: c.Cluster) -> Arrays:
-    """The sum over replicas of dense, sparse and absent gradients, in each type on the wire, and in packs."""
+    """The sum over replicas of dense, sparse and absent gradients, in each type on the wire, and in packs.
+
+    Of the sparse one: its rows, and the lookups.
+    """
     forget()
     cluster = strategy.connect(options)
     dense = [per_replica(cluster, values) for values in DENSE]
@@ -127,10 +130,10 @@ def sums(options: c.Cluster) -> Arrays:
             given = [None, dense[0], sparse, *dense[1:], None]
             total = gradients.all_reduce(given, c.Communication(dtype=dtype, bytes_per_pack=pack))
             assert total[0] is None and total[-1] is None and len(total) == 6
-            return total[1:-1]
+            return [total[1], total[2].values, total[2].indices, *total[3:-1]]
 
         total = tf.function(lambda replica=replica: cluster.strategy.run(replica, args=(dense, rows, values)))()
-        for name, value in zip(("matrix", "sparse", "vector", "scalar"), total, strict=True):
+        for name, value in zip(("matrix", "rows", "lookups", "vector", "scalar"), total, strict=True):
             found[f"{dtype}/{pack}/{name}"] = on_each(cluster, value)
     exact = per_replica(cluster, [np.array([1.0, 2.0**-40 * (replica + 1)]) for replica in range(2)])
     mixed = tf.function(
@@ -202,10 +205,18 @@ def xla(options: c.Cluster) -> Arrays:
 
 
 def embedding(options: c.Cluster) -> Arrays:
-    """One step that reads few rows of a table, beside a weight that nothing depends on."""
+    """One step that reads few rows of a table, beside a weight that nothing depends on: with SGD and with Adam."""
     splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
     found = {}
-    for name, pieces in (("plain", {}), ("micro", {"micro_batches": 2}), ("local", {"local_steps": 2})):
+    adam = {"target": "keras.optimizers:Adam"}
+    for name, optimizer, pieces in (
+        ("plain", {}, {}),
+        ("micro", {}, {"micro_batches": 2}),
+        ("local", {}, {"local_steps": 2}),
+        ("adam", adam, {"precision": "float16", "xla": True}),
+        ("adam, micro", adam, {"micro_batches": 2}),
+        ("adam, clipped", adam, {"clip_norm": 0.1}),
+    ):
         run = start(
             options,
             model={"target": "lab:Table", "rows": 30, "columns": 4},
@@ -218,6 +229,7 @@ def embedding(options: c.Cluster) -> Arrays:
             ),
             objective={"target": "lab:sum_of_outputs", "inputs": "token"},
             train=c.Train(steps=20, **pieces),
+            **({"optimizer": optimizer} if optimizer else {}),
         )
         found |= {f"{name}/before/{key}": value for key, value in weights(run).items()}
         run_steps(run, 1)

@@ -175,6 +175,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     ),
     "_should_trace": (lambda m: keras.callbacks.TensorBoard()._should_trace, lambda found: found is False),
     "_symbolic_build": (lambda m: m._symbolic_build, ("data_batch",)),
+    "_trainable_variables": (lambda m: len(m.optimizer._trainable_variables), lambda found: found == 6),
     "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
     "_VariantDataset": (
         lambda m: attribute(f"{DATA}.ops.dataset_ops", "_VariantDataset"),

@@ -7,20 +7,20 @@ import fits
 import numpy as np
 import pytest
 
-OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "repeated_tokens"]
+OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tokens"]
 BOTH = ["regression", "outputs_in_dicts"]
 # Kinds of data are first tested on several workers, which divide the data; kinds of steps on several devices.
 DATA = ["outputs_in_lists", "masked_sequences", "subclass", "transformer", "shuffled", "transfer"]
-STEPS = ["classification", "repeated_tokens", "accumulating", "without_target", "composites"]
+STEPS = ["classification", "summed_tokens", "accumulating", "without_target", "composites"]
 OWN_STEPS = ["vae", "gan", "wgan_gp", "simclr", "wrapped", "sequences"]
 # Compilation by XLA takes seconds: only on several devices, where most can go wrong.
 TOPOLOGIES = {
-    "two devices": [*BOTH, *STEPS, *OWN_STEPS, "by_xla"],
+    "two devices": [*BOTH, *STEPS, *OWN_STEPS, "repeated_tokens", "by_xla"],
     "four devices": ["transfer"],
-    "two workers": [*BOTH, *DATA, "simclr"],
+    "two workers": [*BOTH, *DATA, "simclr", "repeated_tokens"],
     "two devices, slow": DATA,
     "two workers, slow": STEPS,
-    "one replica": ["vae"],
+    "one replica": ["vae", "repeated_tokens"],
 }
 
 
@@ -42,7 +42,7 @@ def found(tmp_path_factory):
     def measure(topology):
         directory = tmp_path_factory.mktemp("fits")
         if topology == "one device":
-            return fits.measure(directory, [*(f"keras:{name}" for name in OF_KERAS), "repeated_tokens", "refused"])
+            return fits.measure(directory, [*(f"keras:{name}" for name in OF_KERAS), "summed_tokens", "refused"])
         if "devices" in topology:
             devices = {"two": 2, "four": 4}[topology.split()[0]]
             trials = {"two devices": ["resumed_step", "refused_steps"], "four devices": ["metric_parts"]}
@@ -80,11 +80,14 @@ def test_what_comes_out_is_what_keras_gives_on_one_device(found, topology, name)
         assert_close(worker[name], found("one device")[0][f"keras:{name}"])
 
 
-@pytest.mark.parametrize(("topology", "name"), on_topologies(["repeated_tokens"]))
-def test_rows_that_come_twice_are_summed_before_they_are_squared(found, topology, name):
-    # On any number of replicas. Keras squares the gradient of each token of an Embedding row separately.
+@pytest.mark.parametrize(("topology", "name"), on_topologies(["summed_tokens"]))
+def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_squared(found, topology, name):
+    first = found("one device")[0]
     for worker in found(topology):
-        assert_close(worker[name], found("one device")[0][name])
+        assert_close(worker[name], first[name])
+    by_token = first["keras:repeated_tokens"]
+    pairs = zip(first[name]["weights"], by_token["weights"], strict=True)
+    assert max(np.abs(np.subtract(*pair)).max() for pair in pairs) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ class Train:
     # Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs.
     xla: bool = False
     # Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after another,
-    # with one all-reduce and one update at the end. Needs less memory; the update is the same.
+    # with one all-reduce and one update at the end. Needs less memory; the update is the same, except that Adam squares
+    # the sum of an embedding's rows and not each of them (docs/scripts.md, "Embeddings").
     micro_batches: int = 1
     # Local SGD (arXiv 1805.09767), for slow networks: each replica takes this many optimizer steps locally, each on a
     # part of its per-replica batch; then all replicas average their weights. One step of the run is the whole round,

@@ -15,9 +15,10 @@ from tfdist.keras_fit.metric_state import MetricState
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.keras_fit.replacements.shard_losses import Shard
 from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step import seed_generators
+from tfdist.training.step import sparse_gradients
 from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.objective import ShardResult
+from tfdist.training.step.random_numbers import seed_generators
 
 # A replica's shard of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
 # examples of the shard and of the global batch.
@@ -31,6 +32,8 @@ class CompiledObjective:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     metric_state: MetricState
+    # In each tensor of a replica's shard; None: not known.
+    most_examples: int | None
     # Whether a shard may be empty: there are fewer examples than replicas.
     may_be_empty: bool = True
 
@@ -53,7 +56,16 @@ class CompiledObjective:
                 loss, sums, predictions = self._forward(shard, training=True)
                 loss = self.optimizer.scale_loss(loss) * loss_scale
             self._update_metrics(shard, predictions)
-            return sums, tape.gradient(loss, self.model.trainable_variables)
+            variables = self.model.trainable_variables
+            gradients = sparse_gradients.select(
+                tape.gradient(loss, variables),
+                variables,
+                shard["data"],
+                self.optimizer,
+                num_replicas=gradients_lib.replicas(),
+                most_examples=self.most_examples,
+            )
+            return sums, gradients
 
         if self.model.jit_compile:
             # Without the sum over replicas, which XLA cannot compile on CPUs.

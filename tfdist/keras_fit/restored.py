@@ -8,8 +8,8 @@ import keras
 from tfdist.keras_fit.own_step import patches
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import seed_generators
 from tfdist.training.step.normalization import synchronized_norm
+from tfdist.training.step.random_numbers import seed_generators
 
 
 @contextlib.contextmanager

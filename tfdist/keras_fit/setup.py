@@ -16,7 +16,7 @@ from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import metric_state, same_data
-from tfdist.keras_fit.adapters import rows_of_steps
+from tfdist.keras_fit.adapters import base, rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import objective as own_objective
@@ -27,10 +27,10 @@ from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.run import Run
 from tfdist.training.step import context as context_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import seed_generators
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.normalization import synchronized_norm
+from tfdist.training.step.random_numbers import seed_generators
 
 
 def make_run(
@@ -132,6 +132,7 @@ def _compiled(
         model=model,
         optimizer=optimizer,
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
+        most_examples=base.most_rows_of_shard(adapter, cluster.num_replicas),
         may_be_empty=may_be_empty,
     )
     context = context_lib.build_context(cluster, config, objective, optimizer, slots=trains)

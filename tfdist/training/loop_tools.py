@@ -24,7 +24,8 @@ from tfdist.training.consistency import replicas
 from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
 from tfdist.training.execution import StepRunner
 from tfdist.training.state import TrainingState
-from tfdist.training.step import stateful_random, train_step
+from tfdist.training.step import train_step
+from tfdist.training.step.random_numbers import stateful_random
 from tfdist.training.tensorboard_extras import TensorBoardExtras
 
 

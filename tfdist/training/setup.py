@@ -27,8 +27,9 @@ from tfdist.training.callbacks import from_config
 from tfdist.training.consistency import start
 from tfdist.training.run import Run
 from tfdist.training.step import context as context_lib
-from tfdist.training.step import local_sgd, seed_generators
+from tfdist.training.step import local_sgd
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step.random_numbers import seed_generators
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -258,7 +259,7 @@ def build_model(
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
     optimizer_lib.check_optimizer(optimizer)
-    objective = context_lib.build_objective(cluster, config, model, inputs.objective, data.spec)
+    objective = context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, data.spec)
     context = context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:
         read = functools.partial(data.first_examples, inputs.prepare_all)

@@ -79,6 +79,22 @@ def test_a_look_at_the_data_takes_no_pass_of_a_shuffle(make):
     assert data.batch_size == 16
 
 
+# The largest number of rows in a batch, by which the rows of lookups are padded.
+MOST_ROWS = {
+    "batches": (lambda: slices().batch(16).cache().prefetch(2), 16),
+    "mapped examples": (lambda: slices().map(lambda x, y: (x + 1, y)).batch(16), 16),
+    "static sizes": (lambda: slices().batch(16, drop_remainder=True).map(lambda x, y: (tf.random.normal([16]), y)), 16),
+    "mapped batches": (lambda: slices().batch(16).map(lambda x, y: (x[::2], y[::2])), None),
+    "batches that grow": (lambda: slices().batch(4).concatenate(slices().batch(16)), None),
+    "two sizes": (lambda: tf.data.Dataset.zip((slices().batch(4), slices().batch(16))), None),
+}
+
+
+@pytest.mark.parametrize(("make", "most"), MOST_ROWS.values(), ids=MOST_ROWS.keys())
+def test_the_largest_batch_is_known_or_not_assumed(make, most):
+    assert feed(lambda: (make(), {})).most_rows == most
+
+
 class Rows(keras.utils.PyDataset):
     """Tells how many rows a batch has, and makes those that are wanted."""
 

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, worker_environment
 
-from tfdist.training.step import seed_generators, timing
+from tfdist.training.step import timing
+from tfdist.training.step.random_numbers import seed_generators
 from tfdist.zoo import optimizers, schedules
 
 # (kind, source, reader) -> why a step may have it.
@@ -53,7 +54,7 @@ OF_DATA = {
     "compiled_tokens": {
         *{("device to host", "IteratorGetNext", "Less"), ("device to host", "SelectV2", "Reshape")},
         *{("host to device", "AddV2", "SelectV2"), ("host to device", "Less", "SelectV2")},
-        ("host to device", "Reshape", "UnsortedSegmentSum"),
+        ("host to device", "Reshape", "Cast"),
     },
     "compiled_uneven": UNEQUAL_BATCHES,
     "own_steps_uneven": UNEQUAL_BATCHES,

@@ -52,13 +52,11 @@ def test_gradients_are_summed_whatever_travels(measured, dtype, pack):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_sparse_gradients_become_dense_and_are_summed(measured, dtype):
-    expected = np.zeros((6, 2))
-    for rows, values in probes.SPARSE:
-        np.add.at(expected, rows, values)
-    found = measured[f"sums/{dtype}/0/sparse"]
+def test_lookups_of_sparse_gradients_are_concatenated_in_the_order_of_the_replicas(measured, dtype):
     # Whole numbers below 256 are exact in all three types.
-    np.testing.assert_array_equal(found, np.stack([expected] * 2))
+    for part, name in enumerate(("lookups", "rows")):
+        expected = np.concatenate([sparse[part] for sparse in probes.SPARSE])
+        np.testing.assert_array_equal(measured[f"sums/{dtype}/0/{name}"], np.stack([expected] * 2))
 
 
 def test_the_norm_of_the_sum_is_clipped(measured):
@@ -116,6 +114,17 @@ def test_sparse_and_absent_gradients_go_through_a_step(measured, name, updates):
     np.testing.assert_allclose(after[KEYS[0]], expected, rtol=0, atol=1e-6)
     for key in KEYS[1:]:
         np.testing.assert_array_equal(before[key], after[key])
+
+
+@pytest.mark.parametrize(("name", "by_lookup"), [("adam", True), ("adam, micro", False), ("adam, clipped", False)])
+def test_adam_squares_the_row_of_each_lookup_as_keras_does(measured, name, by_lookup):
+    """In float16 and compiled by XLA too; Keras adds the rows first if it accumulates or clips by the global norm."""
+    before, after = (measured[f"embedding/{name}/{when}/{KEYS[0]}"] for when in ("before", "after"))
+    counts = np.bincount(probes.TOKENS[: probes.BATCH].ravel(), minlength=30)[:, np.newaxis]
+    # The first update is the sum over the root of the sum of squares; each lookup has the same gradient.
+    np.testing.assert_allclose(
+        before - after, np.broadcast_to(np.sqrt(counts) if by_lookup else counts > 0, (30, 4)), rtol=1e-3, atol=1e-3
+    )
 
 
 def check_loss_scale(scale, good_steps, kernel, iterations):

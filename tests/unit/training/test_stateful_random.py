@@ -14,7 +14,8 @@ from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training import execution, setup
 from tfdist.training import run as run_lib
-from tfdist.training.step import multi_step, seed_generators, stateful_random, train_step
+from tfdist.training.step import multi_step, train_step
+from tfdist.training.step.random_numbers import seed_generators, stateful_random
 
 NOISY = {"objective": {"target": "lab:noisy"}}
 NOISE = {"model": {"target": "lab:noise"}}

@@ -169,6 +169,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     if single:
         dataset = dataset.batch(options.batch_size)
     parts = shard_before_map.split_before_maps(dataset)
+    most_rows = parts.batch_size if parts else inspect_dataset.most_rows(dataset)
     in_tuple = isinstance(dataset.element_spec, tuple)
     dataset = dataset.map(lambda *given: base.with_class_weight(given if in_tuple else given[0], options))
     cardinality = int(dataset.cardinality())
@@ -205,6 +206,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         batch_size=known or inspect_dataset.first_batch_size(plain),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,
+        most_rows=most_rows,
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
         sharded=None if parts is None else sharded,

@@ -22,10 +22,11 @@ from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.keras_fit.replacements.shard_losses import Shard
 from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step import seed_generators
+from tfdist.training.step import sparse_gradients
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.normalization import synchronized_norm
+from tfdist.training.step.random_numbers import seed_generators
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class OwnStepObjective:
     # Examples of the largest global batch, for "train" and "test".
     batch_sizes: dict[str, int]
     may_be_empty: bool = True
+    # In each tensor of a replica's shard in training; None: not known.
+    most_examples: int | None = None
     # Lines that assign a variable other than by an optimizer, by the variable's path.
     assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
 
@@ -160,12 +163,16 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
     )
 
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
-        del optimizer
-        if context.cluster.num_replicas > 1:
-            dense = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
-            gradients = [None if one is None else one * tf.cast(weight, one.dtype) for one in dense]
-            for gradient, variable in zip(gradients, variables or (), strict=variables is not None):
-                if gradient is not None:  # Those of loops may have no static shape, without which they are not packed.
+        replicas = context.cluster.num_replicas
+        owner = getattr(optimizer, "inner_optimizer", optimizer)
+        known = owner._trainable_variables if variables is None else variables
+        gradients = sparse_gradients.select(
+            gradients, known, element["data"], owner, num_replicas=replicas, most_examples=objective.most_examples
+        )
+        if replicas > 1:
+            gradients = sparse_gradients.map_values(lambda values: values * tf.cast(weight, values.dtype), gradients)
+            for gradient, variable in zip(gradients, known, strict=True):
+                if isinstance(gradient, tf.Tensor):  # In loops it may have no static shape, and is not packed then.
                     gradient.set_shape(variable.shape)
         gradients, _ = average(gradients, [], [])
         return original(gradients, variables)

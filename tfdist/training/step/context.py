@@ -91,12 +91,14 @@ def build_objective(
     cluster: Cluster,
     config: config_lib.Config,
     model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
     function: objective_lib.ObjectiveFunction,
     element_spec: dict[str, tf.TensorSpec],
 ) -> objective_lib.PerExampleObjective:
     """Makes the objective of a config, and checks that its function returns one value per example.
 
     Args:
+        optimizer: it will apply the gradients.
         element_spec: shapes and dtypes of a batch; one of two blank examples is run through the function, which also
             builds a subclassed model.
 
@@ -118,6 +120,7 @@ def build_objective(
             names = (*names, "regularization")
     return objective_lib.PerExampleObjective(
         model=model,
+        optimizer=optimizer,
         function=function,
         names=names,
         global_batch_size=config.data.batch_size,

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.training.step import timing
+from tfdist.training.step import sparse_gradients, timing
 
-Gradients = list[tf.Tensor | None]
+Gradients = list[sparse_gradients.Gradient | None]
 
 
 def with_pack_size(options: config_lib.Communication, implementation: str) -> config_lib.Communication:
@@ -27,33 +27,47 @@ def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradi
     """Sums every gradient over all replicas; called in `strategy.run`.
 
     Args:
-        gradients: one tensor per variable, of any shapes; `None` for a variable without a gradient. Sparse gradients
-            become dense.
+        gradients: one per variable, of any shapes; `None` for a variable without a gradient.
         options: `dtype` is the type on the wire; the sums are returned in the gradients' own type. With "float32",
             float64 gradients are sent as float64. `bytes_per_pack` None: one pack.
 
     Returns:
-        The sums, in the same order.
+        The sums, in the same order. That of sparse gradients has the rows of all replicas, in the order of the
+        replicas.
     """
     context = tf.distribute.get_replica_context()
-    present = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
-    if context.num_replicas_in_sync > 1 and present:
-        wire = [tf.cast(gradient, _wire_type(gradient, options)) for gradient in present]
-        communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack or 0)
-        # Tensors of one dtype share a collective.
-        for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
-            chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
-            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
-            for i, total in zip(chosen, sums, strict=True):
-                wire[i] = total
-        present = [tf.cast(total, gradient.dtype) for total, gradient in zip(wire, present, strict=True)]
-    results = iter(present)
-    return [None if gradient is None else next(results) for gradient in gradients]
+    rows = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
+    dense = [
+        tf.convert_to_tensor(gradient)
+        for gradient in gradients
+        if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+    ]
+    if context.num_replicas_in_sync > 1:
+        dense = _sum_tensors(dense, options)
+        add, replica = functools.partial(_sum_tensors, options=options), context.replica_id_in_sync_group
+        rows = sparse_gradients.concatenate(rows, add, replica, context.num_replicas_in_sync)
+    results = {True: iter(rows), False: iter(dense)}
+    return [
+        None if gradient is None else next(results[isinstance(gradient, tf.IndexedSlices)]) for gradient in gradients
+    ]
 
 
-def _wire_type(gradient: tf.Tensor, options: config_lib.Communication) -> tf.DType:
-    exact = options.dtype == "float32" and gradient.dtype == tf.float64
-    return gradient.dtype if exact else tf.as_dtype(options.dtype)
+def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) -> list[tf.Tensor]:
+    context = tf.distribute.get_replica_context()
+    wire = [tf.cast(tensor, _wire_type(tensor, options)) for tensor in tensors]
+    communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack or 0)
+    # Tensors of one dtype share a collective.
+    for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
+        chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
+        for i, total in zip(chosen, sums, strict=True):
+            wire[i] = total
+    return [tf.cast(total, tensor.dtype) for total, tensor in zip(wire, tensors, strict=True)]
+
+
+def _wire_type(tensor: tf.Tensor, options: config_lib.Communication) -> tf.DType:
+    exact = tensor.dtype.is_integer or (options.dtype == "float32" and tensor.dtype == tf.float64)
+    return tensor.dtype if exact else tf.as_dtype(options.dtype)
 
 
 def replicas() -> int:
@@ -112,18 +126,22 @@ def sum_value(value: tf.Tensor) -> tf.Tensor:
 def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
     """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
 
+    As Keras' `global_clipnorm`: the norm is over the rows of all lookups, and sparse gradients become dense.
+
     Args:
         gradients: summed over replicas.
         norm: the largest norm.
         own_norm: their norm, of their dtype: []; None: it is computed.
     """
-    return tf.clip_by_global_norm(gradients, norm, own_norm)[0]
+    clipped, _ = tf.clip_by_global_norm(gradients, norm, own_norm)
+    return [None if gradient is None else sparse_gradients.sum_rows(gradient) for gradient in clipped]
 
 
 def all_finite(gradients: Gradients) -> tf.Tensor:
     """Returns whether all summed gradients are finite: bool [], the same on every replica."""
     # A sum is non-finite as soon as one term is: one reduction per tensor is enough.
-    sums = [tf.reduce_sum(tf.abs(tf.cast(gradient, tf.float32))) for gradient in gradients if gradient is not None]
+    present = [sparse_gradients.values(gradient) for gradient in gradients if gradient is not None]
+    sums = [tf.reduce_sum(tf.abs(tf.cast(values, tf.float32))) for values in present]
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
 
@@ -201,8 +219,7 @@ def sum_over_replicas(
         The sums of gradients and flags.
     """
     if num_replicas == 1:
-        # Dense, as the all-reduce makes them: with duplicate rows Keras would square each of them separately.
-        return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients], flags
+        return gradients, flags
     gradients = [*gradients, *flags]
     ready = clock(gradients)
     changes = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]

@@ -15,7 +15,7 @@ from tfdist import config as config_lib
 from tfdist.data.stream import Batch
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import train_step
+from tfdist.training.step import sparse_gradients, train_step
 from tfdist.training.step.context import StepContext
 
 
@@ -47,7 +47,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     for index in range(rounds):
         part = {name: value[index] for name, value in parts.items()}
         new_sums, gradients = objective.micro_batch(part, tf.constant(index), 1.0, local_step=index)
-        train_step.apply(context, [None if g is None else replicas * tf.convert_to_tensor(g) for g in gradients])
+        train_step.apply(context, sparse_gradients.map_values(lambda values: replicas * values, gradients))
         sums += new_sums
     if replicas > 1:
         changes = [(variable.value - old) / replicas for variable, old in zip(averaged, before, strict=True)]

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.training.step import seed_generators, stateful_random, timing
+from tfdist.training.step import timing
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.random_numbers import seed_generators, stateful_random
 
 
 def make_multi_step_fn(

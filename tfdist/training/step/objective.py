@@ -16,8 +16,9 @@ import tensorflow as tf
 from tfdist.data.stream import Batch
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import micro_batches as micro_batches_lib
-from tfdist.training.step import seed_generators
+from tfdist.training.step import sparse_gradients
 from tfdist.training.step.normalization import spanning_groups
+from tfdist.training.step.random_numbers import seed_generators
 
 # objective(model, batch, *, training) -> {"loss": [n], ...}
 ObjectiveFunction = Callable[..., dict[str, tf.Tensor]]
@@ -78,6 +79,8 @@ class PerExampleObjective:
     """The objective of a config: a function that returns one value per example for the loss and each metric."""
 
     model: keras.Model
+    # Applies the gradients.
+    optimizer: keras.optimizers.Optimizer
     function: ObjectiveFunction
     # The function's keys, in order; "regularization" is added if the model has regularisation losses.
     names: tuple[str, ...]
@@ -139,7 +142,11 @@ class PerExampleObjective:
                 loss += tf.nn.scale_regularization_loss(regularization) / self.micro_batches
                 values = values | {"regularization": tf.fill([num_examples], regularization)}
             loss *= loss_scale
-        gradients = tape.gradient(loss, self.model.trainable_variables)
+        variables = self.model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        gradients = sparse_gradients.select(
+            gradients, variables, batch, self.optimizer, num_replicas=gradients_lib.replicas()
+        )
         return self._sums(values, tf.ones([num_examples], tf.bool)), gradients
 
     def _check_names(self, names: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
+from tfdist.training.step import sparse_gradients
 
 # The length of a schedule in warm-ups, if the run ends within its warm-up.
 _TIMES_WARMUP = 10
@@ -60,55 +61,86 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels; others are not changed."""
+    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels; others are not changed.
+
+    The rows of sparse gradients are added in a fixed order by these optimizers and by SGD of any kind.
+    """
     kind = type(optimizer)
-    if kind is keras.optimizers.SGD and optimizer.momentum:
-        update = _momentum
-    elif kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
-        update = _adam
-    else:
-        return
     # On the object, not in a subclass: Keras writes the class into a saved model.
-    optimizer.update_step = functools.partial(_update_step, optimizer, update)
+    if isinstance(optimizer, keras.optimizers.SGD):
+        fused = _momentum if kind is keras.optimizers.SGD and optimizer.momentum else None
+        optimizer.update_step = functools.partial(_update_sgd, optimizer, fused)
+    elif kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
+        optimizer.update_step = functools.partial(_update_adam, optimizer)
 
 
-def _update_step(optimizer, update, gradient, variable, learning_rate):
-    """Updates one weight and its slots; called by Keras on each device."""
-    # Sparse gradients are some rows of an embedding, for example. GPUs have fused kernels for these dtypes only.
-    if not isinstance(gradient, tf.Tensor) or variable.dtype not in ("float16", "float32", "float64"):
+def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
+    """Updates one weight and its momentum; called by Keras on each device."""
+    gradient = sparse_gradients.sum_rows(gradient)
+    if fused is not None and _has_kernel(variable):
+        fused(optimizer, gradient, variable, learning_rate)
+    else:
         type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
-        return
-    index = optimizer._get_variable_index(variable)
+
+
+def _update_adam(optimizer, gradient, variable, learning_rate):
+    """Updates one weight and its slots; called by Keras on each device."""
+    if isinstance(gradient, tf.IndexedSlices):
+        _adam_by_lookup(optimizer, gradient, variable, learning_rate)
+    elif _has_kernel(variable):
+        _adam(optimizer, gradient, variable, learning_rate)
+    else:
+        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+
+
+def _has_kernel(variable: tf.Variable) -> bool:
+    return variable.dtype in ("float16", "float32", "float64")  # On GPUs.
+
+
+def _momentum(optimizer, gradient, variable, learning_rate):
     dtype = variable.dtype
-    update(optimizer, index, variable.handle, tf.cast(gradient, dtype), tf.cast(learning_rate, dtype), dtype)
-
-
-def _momentum(optimizer, index, variable, gradient, learning_rate, dtype):
     tf.raw_ops.ResourceApplyKerasMomentum(
-        var=variable,
-        accum=optimizer.momentums[index].value.handle,
-        lr=learning_rate,
-        grad=gradient,
+        var=variable.handle,
+        accum=optimizer.momentums[optimizer._get_variable_index(variable)].value.handle,
+        lr=tf.cast(learning_rate, dtype),
+        grad=tf.cast(gradient, dtype),
         momentum=tf.constant(optimizer.momentum, dtype),
         use_nesterov=optimizer.nesterov,
     )
 
 
-def _adam(optimizer, index, variable, gradient, learning_rate, dtype):
+def _adam(optimizer, gradient, variable, learning_rate):
+    dtype, index = variable.dtype, optimizer._get_variable_index(variable)
     steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, dtype)
     beta1, beta2 = tf.constant(optimizer.beta_1, dtype), tf.constant(optimizer.beta_2, dtype)
     tf.raw_ops.ResourceApplyAdam(
-        var=variable,
+        var=variable.handle,
         m=optimizer._momentums[index].value.handle,
         v=optimizer._velocities[index].value.handle,
         beta1_power=tf.pow(beta1, steps),
         beta2_power=tf.pow(beta2, steps),
-        lr=learning_rate,
+        lr=tf.cast(learning_rate, dtype),
         beta1=beta1,
         beta2=beta2,
         epsilon=tf.constant(optimizer.epsilon, dtype),
-        grad=gradient,
+        grad=tf.cast(gradient, dtype),
     )
+
+
+def _adam_by_lookup(optimizer, gradient, variable, learning_rate):
+    """Updates a table as Keras does: the row of each lookup is squared, then the squares are added."""
+    gradient = tf.cast(gradient, variable.dtype)
+    (squares,) = sparse_gradients.map_values(tf.square, [gradient])
+    index = optimizer._get_variable_index(variable)
+    m, v = optimizer._momentums[index], optimizer._velocities[index]
+    optimizer.assign_add(m, (1 - optimizer.beta_1) * (sparse_gradients.sum_rows(gradient) - m.value))
+    optimizer.assign_add(v, (1 - optimizer.beta_2) * (sparse_gradients.sum_rows(squares) - v.value))
+    steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, variable.dtype)
+    corrections = tf.sqrt(1 - tf.pow(tf.cast(optimizer.beta_2, variable.dtype), steps)) / (
+        1 - tf.pow(tf.cast(optimizer.beta_1, variable.dtype), steps)
+    )
+    rate = tf.cast(learning_rate, variable.dtype) * corrections
+    optimizer.assign_sub(variable, rate * m.value / (tf.sqrt(v.value) + optimizer.epsilon))
 
 
 # What `take_over_reduction`, `fuse` and `work_sharing.share` set on an optimizer object.

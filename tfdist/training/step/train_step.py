@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import seed_generators
+from tfdist.training.step import sparse_gradients
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.random_numbers import seed_generators
 
 
 def train_step(context: StepContext, shard: Any) -> tf.Tensor:
@@ -84,7 +85,7 @@ def update(
     bad_loss = flags[0] > 0 if flags else tf.constant(False)
     scale = None if context.loss_scale is None else tf.convert_to_tensor(context.loss_scale.value)
     if scale is not None:
-        gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+        gradients = sparse_gradients.map_values(lambda values: values / scale, gradients)
     finite = gradients_lib.all_finite(gradients) & ~bad_loss
 
     def skip() -> None:

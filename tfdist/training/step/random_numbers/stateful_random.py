@@ -18,7 +18,7 @@ from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.training.step import seed_generators
+from tfdist.training.step.random_numbers import seed_generators
 
 # Types of ops that draw random numbers from a state.
 _STATEFUL = {
