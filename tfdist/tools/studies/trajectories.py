@@ -65,7 +65,7 @@ def check_objective(options: config.Config) -> None:
     import tensorflow as tf
 
     from tfdist.config import specs
-    from tfdist.data import stream
+    from tfdist.data import description, stream
     from tfdist.training import setup
 
     tf.config.set_visible_devices([], "GPU")  # The trainings, which are other processes, need all of their memory.
@@ -73,7 +73,7 @@ def check_objective(options: config.Config) -> None:
     batches = stream.training(
         inputs.train_source, inputs.prepare, stream.ReplicaShard(), global_batch=1, seed=0, shuffle=False
     )
-    spec = setup.element_spec(batches(0, 1))
+    spec = description.element_spec(batches(0, 1))
     blank = {name: tf.zeros([2, *one.shape[1:]], one.dtype) for name, one in spec.items()}
     model = specs.build(options.model, field="config.model")
     names = list(inputs.objective(model, blank, training=False))
