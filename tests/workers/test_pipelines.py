@@ -54,6 +54,7 @@ def test_an_epoch_has_each_example_once_and_later_steps_are_those_of_the_uninter
 def test_the_textbook_batches_of_two_workers_are_those_of_one(workers, case):
     data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": probe.BATCH} | probe.CASES[case])
     source = setup.open_source(c.Config(model={}, data=data), "train")
+    tf.random.set_seed(None)  # Shuffles depend on it: the workers have none, other tests may have set one.
     dataset, drop = textbook.training(source, probe.numbered, data, num_workers=1, seed=probe.SEED)(0, probe.STEPS)
     one = [np.sort(batch["id"]) for batch in dataset.take(probe.STEPS).as_numpy_iterator()]
     assert drop == 0
@@ -70,7 +71,9 @@ def test_what_a_worker_reads_and_prepares(workers):
         for case in ("auto", "slices"):
             assert min(worker[f"{case}/read"], worker[f"{case}/prepared"]) >= taken
         assert worker["hint/read"] >= taken > worker["hint/prepared"] >= taken / 2
-        assert worker["files/read"] < taken > worker["files/prepared"] >= taken / 2
+        # TensorFlow chooses how far it reads ahead in the worker's own files.
+        assert taken / 2 <= worker["files/prepared"] < worker["auto/prepared"]
+        assert worker["files/read"] < worker["auto/read"]
 
 
 def test_fixed_shards_give_an_example_to_the_same_worker_always(workers):

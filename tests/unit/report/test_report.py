@@ -28,6 +28,12 @@ from tfdist.report import lines as lines_lib
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100, global_batch=64)
 
 
+@pytest.fixture(autouse=True)
+def no_given_width(monkeypatch):
+    """Lines have the default width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def open_quiet(workdir, **changes):
     return opening.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
 
@@ -99,7 +105,7 @@ def test_no_line_is_longer_than_its_limit_and_none_divides_a_value(width, monkey
     reporter.close()
     written = stream.getvalue().splitlines()
     assert max(len(line) for line in written[1:]) <= max(
-        width, len("worker 0: 1% input, 59% compute, 40% communication")
+        width, len("  worker 0: 1% input, 59% compute, 40% communication")
     )
     words = " ".join(written).split()
     assert [word for word in words if "metric_" in word] == [*values, *(f"val_{name}" for name in values), *values]

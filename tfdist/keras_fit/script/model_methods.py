@@ -34,7 +34,9 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
             None: nothing is saved.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(keras.Model, "compile", compile_without_xla))
+        # In the class that defines it: Keras does not compile a loaded model of a class that overrides it.
+        trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+        stack.enter_context(replaced(trainer, "compile", compile_without_xla))
         for name, method in _methods(cluster, workdir).items():
             stack.enter_context(replaced(keras.Model, name, method))
         for name in ("__init__", "add_variable_from_reference"):
