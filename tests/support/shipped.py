@@ -3,14 +3,15 @@
 usage: python shipped.py OUT.json CONFIG...   ->  {config: {replicas: [loss, largest change of a weight]}}
 """
 
-import importlib
 import json
 import pathlib
+import runpy
 import sys
 from typing import Any
 
 import numpy as np
 import probes
+from processes import REPOSITORY
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
@@ -27,7 +28,7 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 def smaller(name: str) -> c.Config:
     """Returns a shipped config with small data."""
-    config = importlib.import_module(f"configs.{name}").get_config()
+    config = runpy.run_path(str(REPOSITORY / "configs" / f"{name}.py"))["get_config"]()
     if SMALLER[name]:
         config.data.source = SMALLER[name] | {"num_examples": 4 * config.data.batch_size}
     config.report.tensorboard = False
