@@ -41,7 +41,7 @@ class Pipelines:
     evaluation: Evaluation | None
     # Shapes and dtypes of the batch of one replica.
     spec: dict[str, tf.TensorSpec]
-    # Split -> its source, of which all workers must read the same examples.
+    # Split -> its source: all workers must read the same examples from it.
     compared: Mapping[str, Any]
     # (prepare, count) -> the first examples of the training split; see `stream.first_examples`.
     first_examples: Callable[[Prepare, int], Batch]

@@ -167,7 +167,7 @@ def _start(first_step: int, epoch_steps: int, steps_per_batch: int | None) -> tu
     """Returns the epoch with which to start, the batches of a worker to skip in it, and the steps to drop then."""
     if steps_per_batch is None:
         return 0, 0, first_step
-    # At the start of each group of so many epochs, a worker has used up whole batches.
+    # At the start of each group of this many epochs, a worker has used up whole batches.
     epoch = first_step // epoch_steps // steps_per_batch * steps_per_batch
     return epoch, *divmod(first_step - epoch * epoch_steps, steps_per_batch)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from tfdist.tools.pictures import style, surface
 
-# As in the laboratory: levels of the contours, of which the first have labels; the first step of the loss curves.
+# As in the laboratory: levels of the contours, the first of them labelled; the first step of the loss curves.
 _LEVELS, _LABELLED, _FIRST_STEP = 50, 6, 10
 Points = tuple[np.ndarray, np.ndarray]
 
