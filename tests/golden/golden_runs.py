@@ -68,7 +68,7 @@ TOLERANCE = (1e-6, 1e-6)
 TOLERANCES = {"digits": (1e-6, 5e-5), "half": (1e-4, 1e-4), "local": (1e-3, 3e-2)}
 # Likewise of the weights of the resumed runs, absolute.
 WEIGHTS_TOLERANCE = 1e-6
-# Fields of metrics.jsonl that tell of time or of the length of an interval, and those that jump where a rounding
+# Fields of metrics.jsonl that hold times or the length of an interval, and those that jump where a rounding
 # decides which class wins.
 _TIMES = ("time", "seconds", "steps", "worker_shares", "slowest_worker", "input_wait_share")
 _JUMPING = ("accuracy", "top5", "top2", "best")

@@ -77,7 +77,7 @@ def classification() -> Case:
 
 
 class Penalty(keras.layers.Layer):
-    """A loss with one value per example, of which Keras takes the sum."""
+    """A loss with one value per example; Keras sums the values."""
 
     def call(self, x):
         self.add_loss(0.001 * keras.ops.sum(keras.ops.square(x), axis=1, keepdims=True))

@@ -30,7 +30,7 @@ def first_nonfinite(elements: Iterable[Rows]) -> tuple[int, str] | None:
     """
     for rows in elements:
         for name, values in rows.columns.items():
-            # bfloat16, an extension of NumPy, is of kind "V".
+            # NumPy has no bfloat16: its kind is "V".
             values = values.astype(np.float32) if values.dtype.kind == "V" else values
             if values.dtype.kind != "f" or np.isfinite(values).all():
                 continue

@@ -1,7 +1,7 @@
 """One style for all pictures: sizes, colours, captions, files. Imports matplotlib in functions only.
 
-The colours of series are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which readers with any of the
-common kinds of colour blindness can tell apart. Each series also has a marker of its own. Surfaces use matplotlib's
+The colours of series are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). They are safe for colour-blind
+readers. Each series also has a marker of its own. Surfaces use matplotlib's
 cividis, for the same readers (Nunez et al. 2018, doi 10.1371/journal.pone.0199239). Equal data gives equal files.
 """
 
