@@ -130,10 +130,14 @@ PRIVATE_NAMES = {
     },
     "tfdist.training.step.optimizer": {
         "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping",
-        "_get_variable_index": "the slots of a variable",
         "_learning_rate": "the schedule; Optimizer.learning_rate is its value",
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
+    },
+    "tfdist.training.step.updates.fused_updates": {
+        "_apply_weight_decay": "replaced: Keras computes the learning rate for each weight that decays",
+        "_get_variable_index": "the slots of a variable",
         "_momentums": "Adam's slots",
+        "_use_weight_decay": "whether a weight decays",
         "_velocities": "Adam's slots",
     },
     "tfdist.training.step.random_numbers.seed_generators": {

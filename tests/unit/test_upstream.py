@@ -117,6 +117,7 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     "_aggregate_additional_loss": (lambda m: m._aggregate_additional_loss, ("loss",)),
     "_all_reduce_sum_gradients": (lambda m: m.optimizer._all_reduce_sum_gradients, ("grads_and_vars",)),
+    "_apply_weight_decay": (lambda m: m.optimizer._apply_weight_decay, ("variables",)),
     "_batch_size": (lambda m: int(dataset("batch")._batch_size), lambda found: found == 2),
     "_buffer_size": (lambda m: int(dataset("shuffle")._buffer_size), lambda found: found == 4),
     "_call_has_training_arg": (lambda m: m._call_has_training_arg, lambda found: found is True),
@@ -176,6 +177,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     "_should_trace": (lambda m: keras.callbacks.TensorBoard()._should_trace, lambda found: found is False),
     "_symbolic_build": (lambda m: m._symbolic_build, ("data_batch",)),
     "_trainable_variables": (lambda m: len(m.optimizer._trainable_variables), lambda found: found == 6),
+    "_use_weight_decay": (lambda m: m.optimizer._use_weight_decay, ("variable",)),
     "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
     "_VariantDataset": (
         lambda m: attribute(f"{DATA}.ops.dataset_ops", "_VariantDataset"),

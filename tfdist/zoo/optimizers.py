@@ -135,7 +135,7 @@ def muon(
 class Muon(_SGD):
     """Created by `muon`."""
 
-    # On several replicas, tfdist sets this to a `tfdist.training.step.work_sharing.WorkSharing`.
+    # On several replicas, tfdist sets this to a `tfdist.training.step.updates.work_sharing.WorkSharing`.
     work_sharing = None
 
     def __init__(self, schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay):

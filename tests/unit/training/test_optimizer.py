@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step.updates import fused_updates
 
 STEPS = 20
 SCHEDULE = keras.optimizers.schedules.CosineDecay(0.05, STEPS)
@@ -42,7 +43,7 @@ def train(optimizer, sparse=False):
 @pytest.mark.parametrize(("name", "sparse"), [(name, sparse) for name in FUSED for sparse in (False, True)])
 def test_a_fused_update_is_that_of_keras(name, sparse):
     plain, optimizer = FUSED[name](), FUSED[name]()
-    optimizer_lib.fuse(optimizer)
+    fused_updates.fuse(optimizer)
     assert optimizer.get_config() | {"name": plain.name} == plain.get_config()
     found, expected = train(optimizer, sparse), train(plain, sparse)
     assert len(found) > 2 and found[2] == STEPS
@@ -82,7 +83,7 @@ def test_a_run_that_ends_within_its_warmup_has_a_notice():
 
 def test_a_fused_update_is_one_operation_a_weight():
     optimizer = FUSED["momentum"]()
-    optimizer_lib.fuse(optimizer)
+    fused_updates.fuse(optimizer)
     weights = [keras.Variable(np.ones(3, np.float32)) for _ in range(2)]
     optimizer.build(weights)
     graph = tf.function(lambda: optimizer.apply([tf.ones(3)] * 2, weights)).get_concrete_function().graph
@@ -103,7 +104,7 @@ def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
     counts = {}
     for dtype in ("float32", "bfloat16"):
         optimizer = FUSED[name]()
-        optimizer_lib.fuse(optimizer)
+        fused_updates.fuse(optimizer)
         weight = keras.Variable(np.ones(3, np.float32), dtype=dtype)
         optimizer.build([weight])
         counts[dtype] = operations(optimizer, weight, tf.ones(3, dtype)).count(kernel)
@@ -119,7 +120,7 @@ def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
     ],
 )
 def test_other_optimizers_are_left_alone(optimizer):
-    optimizer_lib.fuse(optimizer)
+    fused_updates.fuse(optimizer)
     assert "update_step" not in vars(optimizer)
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import topologies
 
-from tfdist.training.step import work_sharing
+from tfdist.training.step.updates import work_sharing
 from tfdist.zoo import airbench, models, optimizers, schedules
 
 

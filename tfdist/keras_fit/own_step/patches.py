@@ -17,7 +17,7 @@ from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.replaced import replaced
 from tfdist.keras_fit.replacements import optimizer_branches
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import work_sharing
+from tfdist.training.step.updates import fused_updates, work_sharing
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def sums_expected(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster
             inner = getattr(optimizer, "inner_optimizer", optimizer)
             stack.enter_context(optimizer_lib.methods_restored(inner))
             optimizer_lib.take_over_reduction(inner)
-            optimizer_lib.fuse(inner)
+            fused_updates.fuse(inner)
             work_sharing.share(inner, cluster)
             stack.enter_context(optimizer_branches.taken_once(inner))
         yield

@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.training.step import gradients, micro_batches, timing, work_sharing
+from tfdist.training.step import gradients, micro_batches, timing
 from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.normalization import spanning_groups, synchronized_norm
+from tfdist.training.step.updates import fused_updates, work_sharing
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def build_context(
     """
     model = objective.model
     optimizer_lib.take_over_reduction(optimizer)
-    optimizer_lib.fuse(optimizer)
+    fused_updates.fuse(optimizer)
     synchronized_norm.make_exact(model)
     if config.train.local_steps == 1:  # Otherwise each replica has other gradients.
         work_sharing.share(optimizer, cluster)

@@ -1,9 +1,4 @@
-"""The optimizer of a run: built from the config, checked, given summed gradients, updated by fused kernels.
-
-Keras 3 computes the update of a weight by several elementary operations, each of which reads and writes memory. The
-fused kernels of TensorFlow compute the same formulas in one pass. Weights and slots are equal to Keras' up to rounding;
-names, the optimizer's class and its configuration do not change.
-"""
+"""The optimizer of a run: built from the config, checked, given summed gradients."""
 
 import contextlib
 import functools
@@ -16,7 +11,6 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
-from tfdist.training.step import sparse_gradients
 
 # The length of a schedule in warm-ups, if the run ends within its warm-up.
 _TIMES_WARMUP = 10
@@ -60,91 +54,8 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
     return {"total_steps": _TIMES_WARMUP * warmup, "warmup_steps": warmup}, notice
 
 
-def fuse(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels; others are not changed.
-
-    The rows of sparse gradients are added in a fixed order by these optimizers and by SGD of any kind.
-    """
-    kind = type(optimizer)
-    # On the object, not in a subclass: Keras writes the class into a saved model.
-    if isinstance(optimizer, keras.optimizers.SGD):
-        fused = _momentum if kind is keras.optimizers.SGD and optimizer.momentum else None
-        optimizer.update_step = functools.partial(_update_sgd, optimizer, fused)
-    elif kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
-        optimizer.update_step = functools.partial(_update_adam, optimizer)
-
-
-def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
-    """Updates one weight and its momentum; called by Keras on each device."""
-    gradient = sparse_gradients.sum_rows(gradient)
-    if fused is not None and _has_kernel(variable):
-        fused(optimizer, gradient, variable, learning_rate)
-    else:
-        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
-
-
-def _update_adam(optimizer, gradient, variable, learning_rate):
-    """Updates one weight and its slots; called by Keras on each device."""
-    if isinstance(gradient, tf.IndexedSlices):
-        _adam_by_lookup(optimizer, gradient, variable, learning_rate)
-    elif _has_kernel(variable):
-        _adam(optimizer, gradient, variable, learning_rate)
-    else:
-        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
-
-
-def _has_kernel(variable: tf.Variable) -> bool:
-    return variable.dtype in ("float16", "float32", "float64")  # On GPUs.
-
-
-def _momentum(optimizer, gradient, variable, learning_rate):
-    dtype = variable.dtype
-    tf.raw_ops.ResourceApplyKerasMomentum(
-        var=variable.handle,
-        accum=optimizer.momentums[optimizer._get_variable_index(variable)].value.handle,
-        lr=tf.cast(learning_rate, dtype),
-        grad=tf.cast(gradient, dtype),
-        momentum=tf.constant(optimizer.momentum, dtype),
-        use_nesterov=optimizer.nesterov,
-    )
-
-
-def _adam(optimizer, gradient, variable, learning_rate):
-    dtype, index = variable.dtype, optimizer._get_variable_index(variable)
-    steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, dtype)
-    beta1, beta2 = tf.constant(optimizer.beta_1, dtype), tf.constant(optimizer.beta_2, dtype)
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=optimizer._momentums[index].value.handle,
-        v=optimizer._velocities[index].value.handle,
-        beta1_power=tf.pow(beta1, steps),
-        beta2_power=tf.pow(beta2, steps),
-        lr=tf.cast(learning_rate, dtype),
-        beta1=beta1,
-        beta2=beta2,
-        epsilon=tf.constant(optimizer.epsilon, dtype),
-        grad=tf.cast(gradient, dtype),
-    )
-
-
-def _adam_by_lookup(optimizer, gradient, variable, learning_rate):
-    """Updates a table as Keras does: the row of each lookup is squared, then the squares are added."""
-    gradient = tf.cast(gradient, variable.dtype)
-    (squares,) = sparse_gradients.map_values(tf.square, [gradient])
-    index = optimizer._get_variable_index(variable)
-    m, v = optimizer._momentums[index], optimizer._velocities[index]
-    optimizer.assign_add(m, (1 - optimizer.beta_1) * (sparse_gradients.sum_rows(gradient) - m.value))
-    optimizer.assign_add(v, (1 - optimizer.beta_2) * (sparse_gradients.sum_rows(squares) - v.value))
-    steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, variable.dtype)
-    corrections = tf.sqrt(1 - tf.pow(tf.cast(optimizer.beta_2, variable.dtype), steps)) / (
-        1 - tf.pow(tf.cast(optimizer.beta_1, variable.dtype), steps)
-    )
-    rate = tf.cast(learning_rate, variable.dtype) * corrections
-    optimizer.assign_sub(variable, rate * m.value / (tf.sqrt(v.value) + optimizer.epsilon))
-
-
-# What `take_over_reduction`, `fuse` and `work_sharing.share` set on an optimizer object.
-PUT_ON_OPTIMIZERS = ("_all_reduce_sum_gradients", "update_step", "work_sharing")
+# What `take_over_reduction`, `fused_updates.fuse` and `work_sharing.share` set on an optimizer object.
+PUT_ON_OPTIMIZERS = ("_all_reduce_sum_gradients", "_apply_weight_decay", "update_step", "work_sharing")
 
 
 @contextlib.contextmanager
@@ -186,7 +97,7 @@ def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
 
 def settable_learning_rate(optimizer: keras.optimizers.Optimizer) -> float | None:
     """Returns the learning rate if callbacks may change it, which makes it a variable; None: a schedule computes it."""
-    rate = optimizer.learning_rate
+    rate = optimizer._learning_rate
     return float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
 
 

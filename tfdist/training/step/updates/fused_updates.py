@@ -1,0 +1,108 @@
+"""The updates of Keras' optimizers in fewer operations, with the same results up to rounding.
+
+Keras 3 computes the update of a weight by several elementary operations, each of which reads and writes memory. The
+fused kernels of TensorFlow compute the same formulas in one pass. Keras also computes a schedule of the learning rate
+once more for each weight that decays. Names, the optimizer's class and its configuration do not change.
+"""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfdist.training.step import sparse_gradients
+
+
+def fuse(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels; others are not changed.
+
+    The rows of sparse gradients are added in a fixed order by these optimizers and by SGD of any kind.
+    """
+    kind = type(optimizer)
+    if isinstance(optimizer, keras.optimizers.SGD):
+        fused = _momentum if kind is keras.optimizers.SGD and optimizer.momentum else None
+        update = functools.partial(_update_sgd, optimizer, fused)
+    elif kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
+        update = functools.partial(_update_adam, optimizer)
+    else:
+        return
+    # On the object, not in a subclass: Keras writes the class into a saved model.
+    optimizer.update_step = functools.partial(_decay_and_update, optimizer, update)
+    optimizer._apply_weight_decay = lambda variables: None
+
+
+def _decay_and_update(optimizer, update, gradient, variable, learning_rate):
+    """Updates one weight with the rate that Keras has computed for all; called by Keras on each device."""
+    if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
+        decay = tf.cast(optimizer.weight_decay, variable.dtype)
+        variable.assign_sub(variable * decay * tf.cast(learning_rate, variable.dtype))
+    update(gradient, variable, learning_rate)
+
+
+def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
+    """Updates one weight and its momentum."""
+    gradient = sparse_gradients.sum_rows(gradient)
+    if fused is not None and _has_kernel(variable):
+        fused(optimizer, gradient, variable, learning_rate)
+    else:
+        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+
+
+def _update_adam(optimizer, gradient, variable, learning_rate):
+    """Updates one weight and its slots."""
+    if isinstance(gradient, tf.IndexedSlices):
+        _adam_by_lookup(optimizer, gradient, variable, learning_rate)
+    elif _has_kernel(variable):
+        _adam(optimizer, gradient, variable, learning_rate)
+    else:
+        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+
+
+def _has_kernel(variable: tf.Variable) -> bool:
+    return variable.dtype in ("float16", "float32", "float64")  # On GPUs.
+
+
+def _momentum(optimizer, gradient, variable, learning_rate):
+    dtype = variable.dtype
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.handle,
+        accum=optimizer.momentums[optimizer._get_variable_index(variable)].value.handle,
+        lr=tf.cast(learning_rate, dtype),
+        grad=tf.cast(gradient, dtype),
+        momentum=tf.constant(optimizer.momentum, dtype),
+        use_nesterov=optimizer.nesterov,
+    )
+
+
+def _adam(optimizer, gradient, variable, learning_rate):
+    dtype, index = variable.dtype, optimizer._get_variable_index(variable)
+    steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, dtype)
+    beta1, beta2 = tf.constant(optimizer.beta_1, dtype), tf.constant(optimizer.beta_2, dtype)
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=optimizer._momentums[index].value.handle,
+        v=optimizer._velocities[index].value.handle,
+        beta1_power=tf.pow(beta1, steps),
+        beta2_power=tf.pow(beta2, steps),
+        lr=tf.cast(learning_rate, dtype),
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=tf.constant(optimizer.epsilon, dtype),
+        grad=tf.cast(gradient, dtype),
+    )
+
+
+def _adam_by_lookup(optimizer, gradient, variable, learning_rate):
+    """Updates a table as Keras does: the row of each lookup is squared, then the squares are added."""
+    gradient = tf.cast(gradient, variable.dtype)
+    (squares,) = sparse_gradients.map_values(tf.square, [gradient])
+    index = optimizer._get_variable_index(variable)
+    m, v = optimizer._momentums[index], optimizer._velocities[index]
+    optimizer.assign_add(m, (1 - optimizer.beta_1) * (sparse_gradients.sum_rows(gradient) - m.value))
+    optimizer.assign_add(v, (1 - optimizer.beta_2) * (sparse_gradients.sum_rows(squares) - v.value))
+    steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, variable.dtype)
+    corrections = tf.sqrt(1 - tf.pow(tf.cast(optimizer.beta_2, variable.dtype), steps)) / (
+        1 - tf.pow(tf.cast(optimizer.beta_1, variable.dtype), steps)
+    )
+    rate = tf.cast(learning_rate, variable.dtype) * corrections
+    optimizer.assign_sub(variable, rate * m.value / (tf.sqrt(v.value) + optimizer.epsilon))
