@@ -21,6 +21,7 @@ TOOLS = {
     "scaling": ("tfdist.tools.studies.scaling", "Measure the training time for several numbers of replicas."),
     "trajectories": ("tfdist.tools.studies.trajectories", "Plot the parameters of a linear model during training."),
     "mistakes": ("tfdist.tools.studies.mistakes", "Show what the usual mistakes of data-parallel training do."),
+    "course": ("tfdist.tools.course.command", "Run an exercise of a course, with the page's answer beside yours."),
     "plot": ("tfdist.tools.pictures.command", "Draw curves of one or several runs, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
     "benchmark": ("tfdist.tools.benchmark.command", "Compare tfdist with a minimal loop, Keras fit and PyTorch DDP."),

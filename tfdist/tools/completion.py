@@ -71,7 +71,8 @@ def words(arguments: Sequence[str], commands: Mapping[str, str]) -> list[str]:
     if flag == "--config" and equals:
         return [f"--config={path}" for path in _configs(value)]
     if not last.startswith("-"):
-        return _configs(last)
+        names = getattr(importlib.import_module(commands[arguments[0]]), "COURSES", None)
+        return _configs(last) if names is None else sorted(name for name in names if name.startswith(last))
     return sorted(word for word in _flags(commands[arguments[0]], arguments[1:-1]) if word.startswith(last))
 
 

@@ -29,7 +29,7 @@ def test_a_ring_is_found_again_in_its_times():
 
 @pytest.mark.workers
 def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
-    options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
+    options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", "--ring", f"--workdir={tmp_path}"]
     command = [sys.executable, "-m", "tfdist", "all_reduce", "--config=configs/digits.py", *options]
     done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -43,6 +43,17 @@ def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
     assert f"; gradients: {4 * weights:,} bytes" in done.stdout and "ms per message" in done.stdout
     assert re.search(r"^ +2 +[\d.,]+ +[\d.,]+ +[\d.]+$", done.stdout, re.MULTILINE)
     assert re.search(r"^ +32 +[\d.,]+ +- +[\d.]+$", done.stdout, re.MULTILINE)
+    assert f"ring: 2 messages of a replica, 1 x the {4 * weights:,} bytes of its gradients" in done.stdout
+    assert float(re.search(r"the sums differ by at most (\S+) of", done.stdout)[1]) < 1e-6
+    with (tmp_path / "ring.csv").open(newline="") as file:
+        steps = list(csv.DictReader(file))
+    assert [(row["phase"], row["replica"]) for row in steps] == [
+        (phase, replica) for phase in ("reduce-scatter", "all-gather") for replica in "01"
+    ]
+    assert all(float(row["ms"]) > 0 for row in steps)
+    # Chunk 1 has its sum on replica 0 after the first step, and on replica 1 after the second.
+    assert steps[0]["chunk_received"] == steps[3]["chunk_received"] == "1"
+    assert steps[0]["value_after"] == steps[3]["value_after"] != "0.0"
 
 
 def test_one_replica_is_refused_without_tensorflow():

@@ -10,14 +10,19 @@ from launching import REPOSITORY, worker_environment
 from tfdist.tools import completion
 
 pytestmark = pytest.mark.unit
-COMMANDS = {"train": "tfdist.main", "scaling": "tfdist.tools.studies.scaling"}
+COMMANDS = {
+    "train": "tfdist.main",
+    "scaling": "tfdist.tools.studies.scaling",
+    "course": "tfdist.tools.course.command",
+}
 
 
 def test_commands_and_config_files_are_completed(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    assert completion.words([], COMMANDS) == ["completion", "scaling", "train"]
+    assert completion.words([], COMMANDS) == ["completion", "course", "scaling", "train"]
     assert completion.words(["tr"], COMMANDS) == ["train"]
     assert completion.words(["completion", "z"], COMMANDS) == ["zsh"]
+    assert completion.words(["course", "p"], COMMANDS) == ["piz_daint"]
     assert completion.words(["train", "--config=conf"], COMMANDS) == ["--config=configs/"]
     assert completion.words(["train", "configs/dig"], COMMANDS) == ["configs/digits.py"]
     assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []

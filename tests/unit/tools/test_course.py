@@ -1,0 +1,221 @@
+"""`tfdist course`: its lists, that every command of every task can be typed, and the answers beside the page's."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from launching import REPOSITORY, worker_environment
+
+from tfdist.tools.course import command
+from tfdist.tools.course.task import LAPTOP, PAGE
+from tfdist.tools.studies import results
+from tfdist.tools.studies.results import Point, Study
+
+pytestmark = pytest.mark.unit
+TASKS = [(course, task) for course in command.COURSES.values() for task in course.tasks]
+IN_ALLOCATION = {"SLURM_JOB_ID": "7"}
+# Parses command lines with the flags of their real commands, builds no model, and checks each config and its specs. One
+# process per line, because flags belong to a command.
+PARSER = """
+import functools, importlib, json, os, sys
+import tensorflow
+from tfdist import __main__ as tfdist
+from tfdist.config import flags as config_flags, specs, validate
+from absl import flags
+
+CALLS = json.loads(sys.argv[1])
+
+def check(line):
+    if line[:1] == ["sbatch"]:
+        [file] = [word for word in line if word.endswith(".sbatch")]
+        assert os.path.isfile(file), file
+        line = ["python", "-m", "tfdist.main", *line[line.index(file) + 1 :]]
+    assert line[:2] == ["python", "-m"], line
+    module, arguments = line[2], line[3:]
+    if module == "tfdist.launch":
+        workers, arguments = arguments[0], arguments[arguments.index("--") + 1 :]
+        assert workers.startswith("--workers="), workers
+        module = "tfdist.main"
+    if module == "tfdist.main":
+        define, parse = config_flags.define_run_flags, config_flags.parse
+    else:
+        assert module == "tfdist", module
+        tool = importlib.import_module(tfdist.TOOLS[arguments.pop(0)][0])
+        define, parse = tool.define_flags, getattr(tool, "parse", config_flags.parse)
+    define()
+    sys.argv = ["tfdist", *arguments]  # ml_collections reads the overrides from it.
+    parse(sys.argv)
+    if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
+        config = flags.FLAGS["config"].value
+        validate.validate(config)
+        for name, (positional, keywords) in CALLS.items():
+            spec = functools.reduce(getattr, name.split("."), config)
+            specs.partial(spec, field=name, positional=positional, **dict.fromkeys(keywords))
+
+for line in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            check(line)
+            code = 0
+        except BaseException as error:
+            print(" ".join(line), "->", type(error).__name__, error, flush=True)
+        os._exit(code)
+    os.waitpid(child, 0)
+"""
+# As in tests/docs/test_documents.py: how the framework calls the function of each spec.
+CALLS = {
+    "model": (0, ()),
+    "data.source": (1, ()),
+    "data.prepare": (2, ("training",)),
+    "objective": (2, ("training",)),
+    "optimizer": (1, ()),
+    "learning_rate.schedule": (1, ("total_steps", "warmup_steps")),
+}
+
+
+def course(*arguments, cwd=REPOSITORY):
+    """Runs the command; returns (exit code, standard output, standard error)."""
+    words = [sys.executable, "-m", "tfdist", "course", *arguments]
+    done = subprocess.run(words, cwd=cwd, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def problems(lines):
+    """What the parser finds wrong with command lines."""
+    words = json.dumps([shlex.split(line) for line in lines])
+    done = subprocess.run(
+        [sys.executable, "-c", PARSER, json.dumps(CALLS)],
+        cwd=REPOSITORY,
+        env=worker_environment(),
+        input=words,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_command_of_every_task_can_be_typed():
+    lines = [
+        line
+        for _, task in TASKS
+        for size in (PAGE, LAPTOP)
+        for line in task.lines(size, runs=pathlib.Path("runs"), data="some/data")
+    ]
+    wrong = ["python -m tfdist scaling --config=configs/digits.py --replica=2"]
+    wrong += ["python -m tfdist.main --config=configs/digits.py --config.data.source.width=2"]
+    wrong += [
+        "python -m tfdist.main --config=configs/digits.py --config.optimizer=\"{'target': 'keras.optimizers:No'}\""
+    ]
+    found = problems([*dict.fromkeys(lines), *wrong])
+    assert [line.split(" -> ")[0] for line in found] == [" ".join(shlex.split(line)) for line in wrong], found
+
+
+def test_each_task_is_named_once_and_has_a_page_with_more():
+    for each in command.COURSES.values():
+        numbers = [task.number.lower() for task in each.tasks]
+        assert len(set(numbers)) == len(numbers) and each.centre not in command.COURSES
+    for _, task in TASKS:
+        assert not task.see or (REPOSITORY / task.see).is_file()
+        assert not task.laptop or task.difference, task.title
+        assert not any("DATA" in line for line in task.laptop), task.title
+        printed_numbers = any(re.search(r"\d", answer.page) for answer in task.answers)
+        assert task.hardware or not printed_numbers, task.title
+
+
+def test_the_lists_and_the_nearest_names():
+    code, output, error = course("--list")
+    assert (code, error) == (0, "")
+    for each, task in TASKS:
+        assert f"{each.name}: " in output and f"  {task.number:<12} {task.title}\n" in output
+    assert "--config.data.source.path=DATA" in output
+    assert command.find_course("BSC").name == "cte_power" and command.find_task(command.COURSES["cte_power"], "g")
+    with pytest.raises(ValueError, match=r"no course 'cte_powr'. Nearest: cte_power. The courses: "):
+        command.find_course("cte_powr")
+    with pytest.raises(ValueError, match=r"jean_zay has no task '4'. Its tasks: 1, 2, 3."):
+        command.find_task(command.COURSES["jean_zay"], "4")
+    with pytest.raises(ValueError, match=r"no task 'rng'. Nearest: ring"):
+        command.find_task(command.COURSES["piz_daint"], "rng")
+
+
+def test_what_is_run_depends_on_data_and_allocation():
+    seven = command.find_task(command.COURSES["cte_power"], "7")
+    assert command.choose_size(seven, "auto", None, {}) == LAPTOP
+    assert command.choose_size(seven, "auto", "cifar", {}) == PAGE
+    with pytest.raises(ValueError, match="task 7 in the page's size needs --data"):
+        command.choose_size(seven, "page", None, IN_ALLOCATION)
+    ring = command.find_task(command.COURSES["piz_daint"], "ring")
+    assert command.choose_size(ring, "auto", None, {}) == LAPTOP
+    assert command.choose_size(ring, "auto", None, IN_ALLOCATION) == PAGE
+    # What all tasks of an allocation run is prefixed with srun; a study starts its own steps.
+    values = {"runs": pathlib.Path("runs"), "data": "cifar", "env": IN_ALLOCATION}
+    assert [line.split()[0] for line in command.command_lines(ring, PAGE, **values)] == ["srun"]
+    [study] = command.command_lines(seven, PAGE, **values)
+    assert study.startswith("python -m tfdist scaling ") and "path=cifar --replicas=1,2,4 " in study
+
+
+def made_up(workdir):
+    """Writes the results of a scaling study, as the command of the task before leaves them."""
+    workdir.mkdir(parents=True)
+    points = [
+        Point(
+            replicas=n,
+            batch_size=16 * n,
+            first_epoch_seconds=9.0,
+            later_epoch_seconds=[4.0 / n],
+            examples=128,
+            values={"accuracy": 0.25},
+        )
+        for n in (1, 2)
+    ]
+    results.write(workdir, Study(name="ResNet50V2", described="made up", points=points))
+    rows = ["replicas,first_epoch_seconds,epoch_seconds,accuracy", "1,9.0,4.0,0.25", "2,9.0,2.0,0.25"]
+    (workdir / "scaling.csv").write_text("\n".join(rows))
+
+
+def test_a_task_prints_its_command_and_runs_it_and_the_answers_stand_side_by_side(tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = tmp_path / "cte_power" / LAPTOP
+    made_up(runs / "7")
+    code, output, error = course("bsc", "--task=c", f"--workdir={tmp_path}")
+    assert code == 0, output + error
+    assert f"\n$ python -m tfdist plot {runs}/7 --published=bsc_resnet50v2 --out={runs}/C/scaling\n" in output
+    assert (runs / "C" / "scaling.png").stat().st_size > 10_000
+    seven = command.find_task(command.COURSES["cte_power"], "7")
+    table = command.comparison(seven, LAPTOP, runs / "7")
+    assert re.search(r"^1 GPU: first epoch, s +49 +9$", table, re.MULTILINE)
+    assert re.search(r"^2 GPU: later epoch, s +24 +2$", table, re.MULTILINE)
+    assert re.search(r"^4 GPU: accuracy, 5 epochs +0.501 +-$", table, re.MULTILINE)
+    assert "page: NVIDIA V100" in table and "128 random images" in table and "yours: host " in table
+
+
+def test_a_task_that_cannot_run_here_is_one_message(tmp_path):
+    code, output, error = course("bsc", "--task=2", f"--workdir={tmp_path}", cwd=tmp_path)
+    assert code == 1 and "run this command in the root of the repository" in error and "Traceback" not in error
+    assert "$ python -m tfdist.main --config=configs/courses/bsc_mnist.py" in output
+    empty = {"PATH": str(tmp_path), "HOME": os.environ.get("HOME", "")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", empty["PATH"])
+        with pytest.raises(ValueError, match="there is no sbatch on this machine"):
+            command.run("sbatch launch/slurm/cte_power.sbatch", tmp_path / "log")
+    code, output, error = course("bsc", "--task=G", f"--workdir={tmp_path}")
+    assert code == 1 and "the command above exited with code 1" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, number, answers", [("cte_power", "2", 7), ("it4innovations", "mlp", 2)])
+def test_a_task_trains_and_finds_all_its_answers(name, number, answers, tmp_path):
+    code, output, error = course(name, f"--task={number}", f"--workdir={tmp_path}")
+    assert code == 0, output + error
+    table = output[output.rindex(" page ") :].splitlines()
+    rows = [re.split(r" {2,}", line.strip()) for line in table[2 : 2 + answers]]
+    assert all(row[-1] not in ("-", "not printed") for row in rows), table
+    assert rows[0][1] == rows[0][2], "the number of parameters is the page's"

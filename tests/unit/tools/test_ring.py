@@ -1,0 +1,86 @@
+"""The ring all-reduce by hand: its sums, its messages, the connections of a job, and the picture."""
+
+import concurrent.futures
+import queue
+import socket
+
+import numpy as np
+import pytest
+
+from tfdist.tools.pictures import ring as picture
+from tfdist.tools.pictures import style
+from tfdist.tools.studies import ring
+
+pytestmark = pytest.mark.unit
+
+
+def run(vectors, sample=None):
+    """Runs the ring over replicas that are threads; returns the results of `all_reduce`, and the messages of each."""
+    replicas = len(vectors)
+    boxes, sent = [queue.Queue() for _ in vectors], [[] for _ in vectors]
+
+    def work(replica):
+        def exchange(chunk, length):
+            boxes[(replica + 1) % replicas].put(chunk.copy())
+            sent[replica].append(chunk.nbytes)
+            received = boxes[replica].get(timeout=20)
+            assert len(received) == length
+            return received
+
+        return ring.all_reduce(vectors[replica], replica, replicas, exchange, sample or [0] * replicas)
+
+    with concurrent.futures.ThreadPoolExecutor(replicas) as threads:
+        return list(threads.map(work, range(replicas))), sent
+
+
+@pytest.mark.parametrize("replicas, length", [(2, 2), (3, 10), (5, 23), (8, 8)])
+def test_each_replica_has_the_sum_after_2_n_minus_1_messages(replicas, length):
+    generator = np.random.default_rng(0)
+    vectors = [generator.normal(size=length).astype(np.float32) for _ in range(replicas)]
+    found, sent = run(vectors)
+    for (total, values, seconds), before, messages in zip(found, vectors, sent, strict=True):
+        np.testing.assert_allclose(total, np.sum(vectors, axis=0), rtol=1e-5, atol=1e-6)
+        assert values.shape == (2 * replicas - 1, replicas) and len(seconds) == len(messages) == 2 * (replicas - 1)
+        # 2 (N - 1) / N times the vector, up to the length of the chunks.
+        assert abs(sum(messages) - 2 * (replicas - 1) / replicas * 4 * length) <= 8 * replicas
+        np.testing.assert_array_equal(values[0], [part[0] for part in np.array_split(before, replicas)])
+    np.testing.assert_array_equal(found[0][0], found[-1][0])
+
+
+def test_the_chunks_of_the_slides():
+    # Replica 1 of 4: its own chunk first; after three steps it has the sum of chunk 2, which it passes on.
+    assert [ring.chunks_of_step(1, step, 4) for step in range(6)] == [(1, 0), (0, 3), (3, 2), (2, 1), (1, 0), (0, 3)]
+
+
+def test_a_connection_without_the_token_of_the_job_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as stranger, socket.create_connection(address) as neighbour:
+            stranger.sendall(b"x" * 16)
+            neighbour.sendall(b"0123456789abcdef" + b"chunk")
+            with ring._accept(server, b"0123456789abcdef") as accepted:
+                assert ring._receive(accepted, 5) == b"chunk"
+            assert stranger.recv(1) == b""
+
+
+def test_the_table_and_the_picture_have_the_values_of_the_run(tmp_path):
+    vectors = [np.full(6, float(replica + 1), np.float32) for replica in range(3)]
+    found, _ = run(vectors)
+    record = ring.Record(
+        values=np.array([values for _, values, _ in found]),
+        seconds=np.array([seconds for *_, seconds in found]),
+        chunk_bytes=(8, 8, 8),
+        difference=0.0,
+    )
+    rows = ring.rows(record)
+    assert len(rows) == 4 * 3 and record.bytes_sent(0) == 32
+    # Replica 0 receives chunk 2 of replica 2: 1 + 3.
+    assert rows[0][:6] == ("reduce-scatter", 1, 0, 0, 2, 8) and rows[0][-1] == 4.0
+    assert {row[-1] for row in rows if row[0] == "all-gather"} == {6.0}
+    # Each sum has all replicas at the end, and one of them before the last step of the reduce-scatter.
+    counts = picture._contributions(3)
+    assert (counts[0] == 1).all() and (counts[-1] == 3).all() and (counts[2] == 3).sum() == 3
+    pytest.importorskip("matplotlib")
+    style.save(tmp_path / "ring", lambda: picture.draw(record, caption="made up"))
+    text = (tmp_path / "ring.svg").read_text()
+    assert all(words in text for words in ["Own gradients", "Reduce-scatter 2", "All-gather 2", "Time of each step"])

@@ -1,0 +1,239 @@
+"""Runs an exercise of one of four public courses: `python -m tfdist course cte_power --task=7`.
+
+Prints what the page asks, the command that does it, as you would type it, and then runs it. At the end the page's
+answer, with its hardware, stands beside yours.
+
+    python -m tfdist course                                        the courses
+    python -m tfdist course cte_power                              its tasks
+    python -m tfdist course cte_power --task=7                     a size for a laptop, without the page's data
+    python -m tfdist course cte_power --task=7 --data=DIR          as on the page
+
+In a Slurm allocation the same command runs over its tasks. Run it in the root of the repository. Finished runs are not
+repeated: another --workdir starts again.
+"""
+
+import difflib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tfdist.cluster.discovery import slurm
+from tfdist.config import flag_errors
+from tfdist.config import flags as config_flags
+from tfdist.launch import processes
+from tfdist.tools import measure, tables
+from tfdist.tools.course import cte_power, it4innovations, jean_zay, piz_daint
+from tfdist.tools.course.task import LAPTOP, PAGE, Course, Task
+
+USAGE = "[NAME] [flags]"
+COURSES = {course.COURSE.name: course.COURSE for course in (cte_power, it4innovations, jean_zay, piz_daint)}
+# Commands that every task of an allocation runs; a study starts its own job steps.
+_PARALLEL = re.compile(r"python -m (tfdist\.main|tfdist doctor|tfdist all_reduce)\b")
+_LOG = "course.log"
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_string("task", None, "The task to run, as the list names it. Default: list the tasks.")
+    flags.DEFINE_bool("list", False, "List the tasks with their commands; without NAME, of all courses.")
+    flags.DEFINE_string("data", None, "Path of the page's data. Default: run a size for a laptop, without it.")
+    flags.DEFINE_enum(
+        "size", "auto", ["auto", PAGE, LAPTOP], "What is run: as on the page, or a size for a laptop; auto: see data."
+    )
+    flags.DEFINE_bool("dry_run", False, "Print the commands, and do not run them.")
+    flags.DEFINE_string("workdir", "runs/course", "Directory of the results of all tasks.")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; returns the program's name and the course, if one is given."""
+    flag_errors.check_names(argv)
+    try:
+        rest = flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(str(error).removeprefix("flag "))
+    if len(rest) > 2:
+        sys.exit(f"tfdist course: give one course. Received: {' '.join(rest[1:])}")
+    return rest
+
+
+def find_course(name: str) -> Course:
+    """Returns the course of a name, or of the centre that gives it.
+
+    Raises:
+        ValueError: there is none; names the nearest.
+    """
+    names = COURSES | {course.centre: course for course in COURSES.values()}
+    if name.lower() in names:
+        return names[name.lower()]
+    raise ValueError(f"there is no course {name!r}. {_nearest(name, names)}The courses: {', '.join(COURSES)}.")
+
+
+def find_task(course: Course, number: str) -> Task:
+    """Returns the task of a number or name.
+
+    Raises:
+        ValueError: there is none; names the nearest.
+    """
+    names = {task.number.lower(): task for task in course.tasks}
+    if number.lower() in names:
+        return names[number.lower()]
+    every = ", ".join(task.number for task in course.tasks)
+    raise ValueError(f"{course.name} has no task {number!r}. {_nearest(number, names)}Its tasks: {every}.")
+
+
+def choose_size(task: Task, size: str, data: str | None, env: Mapping[str, str]) -> str:
+    """Returns `PAGE` or `LAPTOP`.
+
+    Args:
+        task: that is to run.
+        size: the flag.
+        data: path of the page's data; None: not given.
+        env: the environment: in an allocation, tasks that need no data have the page's size.
+
+    Raises:
+        ValueError: the page's size needs data that are not given.
+    """
+    if size == "auto":
+        ready = data if task.needs_data() else not task.laptop or slurm.in_allocation(env)
+        size = PAGE if ready else LAPTOP
+    if size == PAGE and task.needs_data() and not data:
+        raise ValueError(f"task {task.number} in the page's size needs --data; --size=laptop does not.")
+    return size
+
+
+def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[str, str]) -> list[str]:
+    """Returns the commands of a task as they are typed here: in an allocation with `srun` where every task runs it."""
+    lines = task.lines(size, runs=runs, data=data)
+    if not slurm.in_allocation(env):
+        return lines
+    return [f"srun {line}" if _PARALLEL.match(line) else line for line in lines]
+
+
+def overview(courses: Sequence[Course], *, runs: Path, with_commands: bool) -> str:
+    """Returns the list of the tasks of courses; `with_commands`: with the commands of the page's size."""
+    lines = []
+    for course in courses:
+        lines += [f"{course.name}: {course.title} ({course.centre})"]
+        for task in course.tasks:
+            lines.append(f"  {task.number:<12} {task.title}")
+            if with_commands:
+                lines += [f"      {line}" for line in task.lines(PAGE, runs=runs, data="DATA")]
+        lines.append(f"  DATA: {course.data}" if with_commands else "")
+    return "\n".join([*lines, "python -m tfdist course NAME --task=TASK runs a task."])
+
+
+def introduction(course: Course, task: Task, size: str) -> str:
+    """Returns what the page asks, and what the chosen size leaves out."""
+    lines = [f"{course.title}, task {task.number}: {task.title}", *textwrap.wrap(task.asks, 100)]
+    if size == LAPTOP and task.difference:
+        lines += textwrap.wrap(f"A laptop's size: {task.difference}", 100)
+    return "\n".join([*lines, f"See {task.see}."] if task.see else lines)
+
+
+def comparison(task: Task, size: str, workdir: Path) -> str:
+    """Returns a table of the page's answers and those in the workdir, with the hardware of both; "": there are none."""
+    if not task.answers:
+        return ""
+    log = workdir / _LOG
+    output = log.read_text(errors="replace") if log.is_file() else ""
+    rows = [(each.quantity, each.page, _shown(each.yours(workdir, output))) for each in task.answers]
+    note = f" A laptop's size: {task.difference}" if size == LAPTOP and task.difference else ""
+    hardware = f"page: {task.hardware}\n" if task.hardware else ""
+    return f"{tables.text(('', 'page', 'yours'), rows)}\n{hardware}yours: {measure.machine()}.{note}"
+
+
+def run(line: str, log: Path) -> int:
+    """Runs a command, and writes what it prints to the terminal and to the end of `log`; returns its exit code.
+
+    Raises:
+        ValueError: there is no such program or config file here.
+    """
+    words = shlex.split(line)
+    if shutil.which(words[0]) is None and words[0] != "python":
+        raise ValueError(f"there is no {words[0]} on this machine, which the page's size of this task needs.")
+    config = next((word.removeprefix("--config=") for word in words if word.startswith("--config=")), None)
+    if config and not Path(config).is_file():
+        raise ValueError(f"there is no {config} here: run this command in the root of the repository of tfdist.")
+    command = [sys.executable if word == "python" else word for word in words]
+    bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
+    with log.open("ab") as file, processes.cleanup_on_sigterm():
+        process = subprocess.Popen(
+            command,
+            env=dict(os.environ) | {"PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=bound,
+        )
+        try:
+            for part in process.stdout:
+                file.write(part)
+                file.flush()
+                print(part.decode(errors="replace"), end="", flush=True)
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+
+
+def study(names: Sequence[str]) -> int:
+    """Lists courses or tasks, or runs a task; returns the exit code of its first command that fails.
+
+    Raises:
+        ValueError: a name is unknown, or the task cannot run here.
+    """
+    options = flags.FLAGS
+    base = Path(options.workdir).expanduser()
+    chosen = [find_course(name) for name in names] or list(COURSES.values())
+    if options.task is not None and len(names) != 1:
+        raise ValueError(f"--task needs the name of its course. The courses: {', '.join(COURSES)}.")
+    if options.task is None:
+        print(overview(chosen, runs=base / chosen[0].name, with_commands=options.list))
+        return 0
+    [course] = chosen
+    task, runs = find_task(course, options.task), base / course.name
+    size = choose_size(task, options.size, options.data, os.environ)
+    workdir = task.workdir(size, runs)
+    data = os.path.expandvars(os.path.expanduser(options.data or ""))
+    print(introduction(course, task, size), flush=True)
+    for line in command_lines(task, size, runs=runs, data=data, env=os.environ):
+        print(f"\n$ {line}", flush=True)
+        if options.dry_run:
+            continue
+        workdir.mkdir(parents=True, exist_ok=True)
+        code = run(line, workdir / _LOG)
+        if code:
+            print(f"\ntfdist course: the command above exited with code {code}.", flush=True)
+            return code
+    answers = comparison(task, size, workdir)
+    print(f"\n{answers}" if answers else "")
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
+    with config_flags.one_message("tfdist course"):
+        return study(argv[1:])
+
+
+def _nearest(word: str, names: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.4)
+    return f"Nearest: {near[0]}. " if near else ""
+
+
+def _shown(value: float | str | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else value

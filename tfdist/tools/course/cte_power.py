@@ -1,0 +1,262 @@
+"""The tasks of the BSC CTE-POWER course (J. Torres): MNIST, then ResNet50V2 and ResNet152V2 on CIFAR-10."""
+
+from tfdist.tools.course.task import Answer, Course, Task, cell, printed, report
+
+_DIGITS = (
+    "--config.data.source=\"{'target': 'tfdist.zoo.sources:digits'}\" --config.data.prepare=\"{'target': "
+    "'tfdist.zoo.courses:images', 'resize': (28, 28), 'scale': 0.0625}\" --config.data.batch_size=10"
+)
+_MNIST = "python -m tfdist.main --config=configs/courses/bsc_mnist.py"
+_CONFIG = "--config=configs/courses/bsc_resnet50v2.py"
+_CIFAR = f"{_CONFIG} --config.data.source.path=DATA"
+# 128 random images of 32x32 pixels, so that a laptop takes a minute for what takes a V100 a minute.
+_SMALL = (
+    f"{_CONFIG} --config.data.source=\"{{'target': 'tfdist.zoo.sources:synthetic', 'num_examples': 128}}\" "
+    "--config.data.prepare=\"{'target': 'tfdist.zoo.courses:images'}\" --config.model.input_shape=[32,32,3] "
+    "--config.data.batch_size=16 --config.learning_rate.reference_batch_size=16"
+)
+_RESNET152 = "--config.model.name=ResNet152V2"
+_RANDOM = "128 random images of 32x32 pixels instead of CIFAR-10 at 128x128: times compare, accuracy does not."
+_V100 = "NVIDIA V100 GPUs of 16 GB, one node of CTE-POWER, TensorFlow 2"
+_STUDY = "python -m tfdist scaling"
+_GHOST = "--published=bsc_resnet50v2 --workdir=WORKDIR"
+
+
+def _scaling_answers() -> tuple[Answer, ...]:
+    found = []
+    for replicas, first, later, accuracy in (("1", 49, 45, 0.507), ("2", 26, 24, 0.5049), ("4", 14, 12, 0.501)):
+        row = ("replicas", replicas)
+        found += [
+            Answer(
+                quantity=f"{replicas} GPU: first epoch, s",
+                page=str(first),
+                yours=cell("scaling.csv", "first_epoch_seconds", row),
+            ),
+            Answer(
+                quantity=f"{replicas} GPU: later epoch, s",
+                page=str(later),
+                yours=cell("scaling.csv", "epoch_seconds", row),
+            ),
+            Answer(
+                quantity=f"{replicas} GPU: accuracy, 5 epochs",
+                page=str(accuracy),
+                yours=cell("scaling.csv", "accuracy", row),
+            ),
+        ]
+    return tuple(found)
+
+
+_MNIST_ANSWERS = (
+    Answer(quantity="parameters", page="62,346", yours=printed(r"([\d,]+) parameters")),
+    Answer(quantity="loss after epoch 1", page="0.9553", yours=report("loss", 0)),
+    Answer(quantity="loss after epoch 2", page="0.2631", yours=report("loss", 1)),
+    Answer(quantity="loss after epoch 5", page="0.1904", yours=report("loss", 4)),
+    Answer(quantity="accuracy after epoch 1", page="0.7612", yours=report("accuracy", 0)),
+    Answer(quantity="accuracy after epoch 5", page="0.9446", yours=report("accuracy", 4)),
+    Answer(quantity="accuracy on test", page="0.9671", yours=report("accuracy", -1, "evaluation")),
+)
+_EPOCHS = (
+    Answer(quantity="parameters", page="not printed", yours=printed(r"([\d,]+) parameters")),
+    Answer(quantity="first epoch, s", page="49", yours=report("seconds", 0)),
+    Answer(quantity="second epoch, s", page="45", yours=report("seconds", 1)),
+    Answer(quantity="accuracy after epoch 1", page="0.2506", yours=report("accuracy", 0)),
+    Answer(quantity="accuracy after epoch 2", page="0.3536", yours=report("accuracy", 1)),
+    Answer(quantity="accuracy after epoch 5", page="0.5070", yours=report("accuracy", 4)),
+)
+
+COURSE = Course(
+    name="cte_power",
+    centre="bsc",
+    title="Deep learning on supercomputers, BSC CTE-POWER (J. Torres)",
+    data="mnist.npz for tasks 2 and 3, the folder cifar-10-batches-py for the others",
+    tasks=(
+        Task(
+            number="1",
+            title="Look at the node",
+            asks="Log in, and see what a node has.",
+            page=("python -m tfdist doctor --config=configs/digits.py --workdir=WORKDIR",),
+            answers=(
+                Answer(quantity="GPUs", page="4 V100 of 16 GB", yours=printed(r"^.*\bGPUs? +\w+ +(.*)$")),
+                Answer(quantity="processors", page="2 POWER9, 160 threads", yours=printed(r"^worker 0.*?: (.*)$")),
+            ),
+            hardware="a node of CTE-POWER",
+            see="docs/before-the-job.md",
+        ),
+        Task(
+            number="2",
+            title="The MNIST network",
+            asks="Train the network with two convolutions for five epochs, and test it.",
+            page=(f"{_MNIST} --config.data.source.path=DATA --workdir=WORKDIR",),
+            laptop=(f"{_MNIST} {_DIGITS} --workdir=WORKDIR",),
+            difference="1,442 digits of the package, enlarged to 28x28 pixels, in batches of 10, instead of MNIST.",
+            answers=_MNIST_ANSWERS,
+            hardware="a login node of CTE-POWER",
+        ),
+        Task(
+            number="3",
+            title="The MNIST network as a batch job with one GPU",
+            asks="Submit the training, look at the queue, read the output. Run the command again after the job.",
+            page=(
+                "sbatch --nodes=1 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=40 --time=10 "
+                "launch/slurm/cte_power.sbatch --config=configs/courses/bsc_mnist.py --config.data.source.path=DATA "
+                "--workdir=WORKDIR",
+            ),
+            laptop=(
+                f"python -m tfdist.launch --workers=1 -- --config=configs/courses/bsc_mnist.py {_DIGITS} "
+                "--workdir=WORKDIR",
+            ),
+            difference="one worker that tfdist.launch starts, instead of a job; the digits of the package.",
+            answers=_MNIST_ANSWERS,
+            hardware="one NVIDIA V100 of CTE-POWER",
+            see="docs/slurm.md",
+        ),
+        Task(
+            number="4",
+            title="ResNet50V2 and ResNet152V2",
+            asks="Look at the differences between the two networks.",
+            page=(
+                "python -m tfdist models --names=ResNet50V2,ResNet152V2 --image_size=128 --num_classes=10 "
+                "--workdir=WORKDIR",
+            ),
+            laptop=(
+                "python -m tfdist models --names=ResNet50V2,ResNet152V2 --image_size=128 --num_classes=10 --nomeasure "
+                "--workdir=WORKDIR",
+            ),
+            difference="parameters and operations are counted; no step is measured.",
+            answers=tuple(
+                Answer(
+                    quantity=f"parameters of {name}",
+                    page="not printed",
+                    yours=cell("models.csv", "parameters", ("network", name)),
+                )
+                for name in ("ResNet50V2", "ResNet152V2")
+            ),
+        ),
+        Task(
+            number="5",
+            title="ResNet50V2 without a GPU, in five minutes",
+            asks="Submit the training without a GPU and with a limit of five minutes, and see what happens.",
+            page=(f"python -m tfdist doctor {_CIFAR} --config.cluster.gpus=0 --job_minutes=5 --workdir=WORKDIR",),
+            laptop=(f"python -m tfdist doctor {_SMALL} --config.cluster.gpus=0 --job_minutes=5 --workdir=WORKDIR",),
+            difference=_RANDOM,
+            answers=(
+                Answer(
+                    quantity="five minutes are enough",
+                    page="no: CANCELLED DUE TO TIME LIMIT",
+                    yours=printed(r"^ *time +(\w+ +.*)$"),
+                ),
+            ),
+            hardware="the processors of a node of CTE-POWER, 160 threads",
+            see="docs/before-the-job.md",
+        ),
+        Task(
+            number="6",
+            title="ResNet50V2 with one GPU",
+            asks="The same with one GPU: the time of an epoch falls.",
+            page=(f"python -m tfdist.main {_CIFAR} --workdir=WORKDIR",),
+            laptop=(f"python -m tfdist.main {_SMALL} --config.train.epochs=2 --workdir=WORKDIR",),
+            difference=f"two epochs; {_RANDOM}",
+            answers=_EPOCHS,
+            hardware=_V100,
+        ),
+        Task(
+            number="A",
+            title="More epochs",
+            asks="Train for more epochs, with a longer time limit, and look at the accuracy.",
+            page=(
+                f"python -m tfdist.main {_CIFAR} --config.train.epochs=20 --workdir=WORKDIR",
+                "python -m tfdist plot WORKDIR",
+            ),
+            laptop=(
+                f"python -m tfdist.main {_SMALL} --config.train.epochs=4 --workdir=WORKDIR",
+                "python -m tfdist plot WORKDIR",
+            ),
+            difference=f"four epochs; {_RANDOM}",
+            answers=(Answer(quantity="accuracy at the end", page="not printed", yours=report("accuracy", -1)),),
+        ),
+        Task(
+            number="B",
+            title="ResNet50V2 against ResNet152V2",
+            asks="Compare accuracy and time of an epoch of the two networks.",
+            page=(
+                f"python -m tfdist.main {_CIFAR} --workdir=WORKDIR/ResNet50V2",
+                f"python -m tfdist.main {_CIFAR} {_RESNET152} --workdir=WORKDIR/ResNet152V2",
+                "python -m tfdist plot WORKDIR/ResNet50V2 WORKDIR/ResNet152V2 --out=WORKDIR/both",
+            ),
+            laptop=(
+                f"python -m tfdist.main {_SMALL} --config.train.epochs=2 --workdir=WORKDIR/ResNet50V2",
+                f"python -m tfdist.main {_SMALL} {_RESNET152} --config.train.epochs=2 --workdir=WORKDIR/ResNet152V2",
+                "python -m tfdist plot WORKDIR/ResNet50V2 WORKDIR/ResNet152V2 --out=WORKDIR/both",
+            ),
+            difference=f"two epochs; {_RANDOM}",
+            answers=tuple(
+                Answer(quantity=f"{name}: {words}", page="not printed", yours=report(value, -1, folder=name))
+                for name in ("ResNet50V2", "ResNet152V2")
+                for words, value in (("last epoch, s", "seconds"), ("accuracy", "accuracy"))
+            ),
+        ),
+        Task(
+            number="7",
+            title="ResNet50V2 on 1, 2 and 4 GPUs",
+            asks="Train with 256 images and a rate of 0.01 for each GPU; compare times and accuracy.",
+            page=(f"{_STUDY} {_CIFAR} --replicas=1,2,4 --epochs=5 {_GHOST}",),
+            laptop=(f"{_STUDY} {_SMALL} --replicas=1,2 --epochs=2 --by=devices {_GHOST}",),
+            difference=f"two logical devices, two epochs, 16 images for each device; {_RANDOM}",
+            answers=_scaling_answers(),
+            hardware=_V100,
+            see="docs/studies.md",
+        ),
+        Task(
+            number="C",
+            title="The three plots for ResNet50V2",
+            asks="Draw time of an epoch, images per second and speedup of task 7, which comes first.",
+            page=("python -m tfdist plot RUNS/7 --published=bsc_resnet50v2 --out=WORKDIR/scaling",),
+        ),
+        Task(
+            number="D",
+            title="ResNet152V2",
+            asks="Write the program for ResNet152V2.",
+            page=(f"python -m tfdist.main {_CIFAR} {_RESNET152} --workdir=WORKDIR",),
+            laptop=(f"python -m tfdist.main {_SMALL} {_RESNET152} --config.train.epochs=1 --workdir=WORKDIR",),
+            difference=f"one epoch; {_RANDOM}",
+            answers=(Answer(quantity="parameters", page="not printed", yours=printed(r"([\d,]+) parameters")),),
+        ),
+        Task(
+            number="E",
+            title="The largest batch of ResNet152V2",
+            asks="Find the largest power of two that fits into the memory of a GPU; for ResNet50V2 the page found 256.",
+            page=(f"python -m tfdist batch_size {_CIFAR} {_RESNET152} --powers_of_two --workdir=WORKDIR",),
+            laptop=(
+                f"python -m tfdist batch_size {_SMALL} --powers_of_two --largest=32 --memory_mb=4000 --workdir=WORKDIR",
+            ),
+            difference=f"ResNet50V2, at most 32 images and 4 GB of memory; {_RANDOM}",
+            answers=(
+                Answer(
+                    quantity="largest batch",
+                    page="256 for ResNet50V2",
+                    yours=printed(r"--config\.data\.batch_size=(\d+)"),
+                ),
+            ),
+            hardware="a V100 of 16 GB",
+            see="docs/studies.md",
+        ),
+        Task(
+            number="F",
+            title="ResNet152V2 on 1, 2 and 4 GPUs",
+            asks="Repeat task 7 with ResNet152V2.",
+            page=(f"{_STUDY} {_CIFAR} {_RESNET152} --replicas=1,2,4 --epochs=5 --workdir=WORKDIR",),
+            laptop=(f"{_STUDY} {_SMALL} {_RESNET152} --replicas=1,2 --epochs=2 --by=devices --workdir=WORKDIR",),
+            difference=f"two logical devices, two epochs, 16 images for each device; {_RANDOM}",
+            answers=(
+                Answer(quantity="speedup, most replicas", page="not printed", yours=cell("scaling.csv", "speedup")),
+            ),
+        ),
+        Task(
+            number="G",
+            title="Both networks in one picture",
+            asks="Draw tasks 7 and F together and compare them: why is the speedup of ResNet152V2 not linear?",
+            page=("python -m tfdist plot RUNS/7 RUNS/F --published=bsc_resnet50v2 --out=WORKDIR/scaling",),
+            see="docs/studies.md",
+        ),
+    ),
+)

@@ -1,0 +1,137 @@
+"""What a course and its tasks consist of, and where the results of a task are read from. Imports no TensorFlow.
+
+Command lines contain words in capitals, which `lines` replaces: DATA by the path of the page's data, WORKDIR by the
+directory of the task, RUNS by that of the course.
+"""
+
+import csv
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tfdist.tools import child_runs
+
+# Workdir of the task, everything that its commands have printed -> a value; None: there is none yet.
+Reader = Callable[[Path, str], float | str | None]
+
+PAGE, LAPTOP = "page", "laptop"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One quantity, as the page prints it, and where the same task finds it here."""
+
+    quantity: str
+    page: str
+    yours: Reader
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One exercise of a course."""
+
+    # As the page numbers or names it.
+    number: str
+    title: str
+    # What the page asks, in a sentence or two.
+    asks: str
+    # The command lines with the page's data, networks and sizes.
+    page: tuple[str, ...]
+    # The same exercise for a laptop without the page's data; (): `page` is small enough.
+    laptop: tuple[str, ...] = ()
+    # What the laptop's size leaves out.
+    difference: str = ""
+    answers: tuple[Answer, ...] = ()
+    # On which the page's answers were measured.
+    hardware: str = ""
+    # Where tfdist's pages say more.
+    see: str = ""
+
+    def needs_data(self) -> bool:
+        """Returns whether the page's size needs data that tfdist does not include, or a task that needs them."""
+        return any("DATA" in line or "RUNS/" in line for line in self.page)
+
+    def lines(self, size: str, *, runs: Path, data: str) -> list[str]:
+        """Returns the command lines of a size, `PAGE` or `LAPTOP`.
+
+        Args:
+            size: what is run.
+            runs: directory of the course's runs.
+            data: path of the page's data; not used by a laptop's size.
+        """
+        chosen = self.laptop if size == LAPTOP and self.laptop else self.page
+        values = {"DATA": data, "WORKDIR": str(self.workdir(size, runs)), "RUNS": str(runs / size)}
+        return [re.sub(r"\b(DATA|WORKDIR|RUNS)\b", lambda match: values[match[0]], line) for line in chosen]
+
+    def workdir(self, size: str, runs: Path) -> Path:
+        """Returns the directory of the task's results."""
+        return runs / size / self.number
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A course with its exercises."""
+
+    name: str
+    # The centre or project that gives it, as people also call the course.
+    centre: str
+    title: str
+    # What --data is.
+    data: str
+    tasks: tuple[Task, ...]
+
+
+def report(name: str, index: int, kind: str = "train", folder: str = "") -> Reader:
+    """Reads a value of the reports of a run.
+
+    Args:
+        name: such as "loss", "accuracy" or "seconds".
+        index: of the report, from 0; negative: from the end.
+        kind: "train" or "evaluation".
+        folder: of the run, below the task's workdir.
+    """
+
+    def read(workdir: Path, printed: str) -> float | None:
+        del printed
+        path = workdir / folder
+        records = child_runs.reports(path, kind) if path.is_dir() else []
+        return records[index].get(name) if -len(records) <= index < len(records) else None
+
+    return read
+
+
+def cell(file: str, column: str, where: tuple[str, str] | None = None) -> Reader:
+    """Reads a cell of a CSV file in the workdir: of the last row, or of the row in which a column has a value."""
+
+    def read(workdir: Path, printed: str) -> float | str | None:
+        del printed
+        path = workdir / file
+        if not path.is_file():
+            return None
+        with path.open(newline="") as content:
+            rows = [row for row in csv.DictReader(content) if where is None or row.get(where[0]) == where[1]]
+        return _number(rows[-1][column]) if rows and rows[-1].get(column) else None
+
+    return read
+
+
+def printed(pattern: str) -> Reader:
+    """Finds the first group of a regular expression in what the commands have printed, the last time it occurs."""
+
+    def read(workdir: Path, text: str) -> float | str | None:
+        del workdir
+        found = re.findall(pattern, text, re.MULTILINE)
+        return _number(found[-1]) if found else None
+
+    return read
+
+
+def _number(text: str) -> float | str:
+    plain = text.replace(",", "")
+    if re.fullmatch(r"-?\d+", plain):
+        return int(plain)
+    try:
+        return float(plain)
+    except ValueError:
+        return text.strip()

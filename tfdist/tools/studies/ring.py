@@ -1,0 +1,243 @@
+"""A ring all-reduce by hand, message by message, of the gradients of one's own run: `tfdist all_reduce --ring`.
+
+For teaching only: trainings use TensorFlow's collectives, and the sums of both are compared. Each replica sends chunks
+of its gradient to the next one, over a TCP connection. Algorithm: Patarasuk and Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hmac
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist import config as config_lib
+from tfdist.cluster.discovery import environment, hostlist
+from tfdist.cluster.wire import listener
+
+HEADER = ("phase", "step", "replica", "chunk_sent", "chunk_received", "bytes_sent", "ms", "value_after")
+PHASES = ("reduce-scatter", "all-gather")
+# Repetitions of the ring; the times are medians. Seconds after which a missing neighbour is an error.
+_REPEATS, _SECONDS = 5, 60.0
+_TOKEN_BYTES = 16
+# Sends one chunk to the next replica, and returns that of the previous one: float32 [n] -> float32 [the given length].
+Exchange = Callable[[np.ndarray, int], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What happened to the chunks of each of N replicas: one element of each chunk, which has its largest sum."""
+
+    # float64 [replica, 2 N - 1, chunk]: before the first step and after each.
+    values: np.ndarray
+    # float64 [replica, 2 N - 2]: of each step, with waiting for the neighbours.
+    seconds: np.ndarray
+    # Bytes of each chunk.
+    chunk_bytes: tuple[int, ...]
+    # Largest difference between the ring's sums and TensorFlow's, relative to the largest sum.
+    difference: float
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas, which is that of the chunks."""
+        return len(self.chunk_bytes)
+
+    def bytes_sent(self, replica: int) -> int:
+        """Bytes that a replica has sent in all steps."""
+        steps = range(2 * (self.replicas - 1))
+        return sum(self.chunk_bytes[chunks_of_step(replica, step, self.replicas)[0]] for step in steps)
+
+
+def chunks_of_step(replica: int, step: int, replicas: int) -> tuple[int, int]:
+    """Returns the chunks that a replica sends and receives in a step, 0 .. 2 (replicas - 1) - 1."""
+    first, place = (replica, step) if step < replicas - 1 else (replica + 1, step - replicas + 1)
+    return (first - place) % replicas, (first - place - 1) % replicas
+
+
+def all_reduce(
+    own: np.ndarray, replica: int, replicas: int, exchange: Exchange, sample: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums a vector over the replicas: reduce-scatter, then all-gather.
+
+    Args:
+        own: this replica's vector, float32 [n]; it is not changed.
+        replica: 0 .. replicas - 1.
+        replicas: their number, at least 2.
+        exchange: with the neighbours.
+        sample: an element of each chunk that is recorded.
+
+    Returns:
+        The sum, float32 [n]; the recorded elements, float64 [2 replicas - 1, chunk]; seconds, float64 [2 replicas - 2].
+    """
+    chunks = [part.copy() for part in np.array_split(own, replicas)]
+    values, seconds = [], []
+
+    def record() -> None:
+        values.append([float(chunk[place]) for chunk, place in zip(chunks, sample, strict=True)])
+
+    record()
+    for step in range(2 * (replicas - 1)):
+        send, receive = chunks_of_step(replica, step, replicas)
+        started = time.perf_counter()
+        received = exchange(chunks[send], len(chunks[receive]))
+        if step < replicas - 1:
+            chunks[receive] += received
+        else:
+            chunks[receive] = received
+        seconds.append(time.perf_counter() - started)
+        record()
+    return np.concatenate(chunks), np.array(values), np.array(seconds)
+
+
+def measure(run: Any) -> Record:
+    """Runs the ring over all replicas, with the gradients of the first batch. Collective: all workers call it.
+
+    Args:
+        run: a `tfdist.training.run.Run` on several replicas.
+
+    Raises:
+        OSError: a replica cannot connect to the next one.
+    """
+    cluster = run.cluster
+    own, total = own_gradients(run)
+    sizes = [len(part) for part in np.array_split(total, cluster.num_replicas)]
+    sample = [int(np.argmax(np.abs(part))) for part in np.array_split(total, cluster.num_replicas)]
+    first = cluster.rank * len(own)
+
+    def work(index: int, exchange: Exchange) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        found = [all_reduce(own[index], first + index, cluster.num_replicas, exchange, sample) for _ in range(_REPEATS)]
+        return found[0][0], found[0][1], np.median([seconds for _, _, seconds in found], axis=0)
+
+    with _exchanges(cluster, len(own)) as exchanges, concurrent.futures.ThreadPoolExecutor(len(own)) as threads:
+        results = list(threads.map(work, range(len(own)), exchanges))
+    apart = max(float(np.abs(summed - total).max()) for summed, _, _ in results) / float(np.abs(total).max() or 1.0)
+    steps = 2 * cluster.num_replicas - 2
+    rows = cluster.all_gather([float(x) for _, v, s in results for x in (*s, *v.ravel())]).reshape(
+        cluster.num_replicas, -1
+    )
+    return Record(
+        values=rows[:, steps:].reshape(cluster.num_replicas, steps + 1, cluster.num_replicas),
+        seconds=rows[:, :steps],
+        chunk_bytes=tuple(4 * size for size in sizes),
+        difference=float(cluster.all_gather([apart]).max()),
+    )
+
+
+def own_gradients(run: Any) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns the gradient of each replica of this worker for its part of the first batch, and their sum by TensorFlow.
+
+    Float32 [parameters] each, all variables one after another. Collective.
+    """
+    import tensorflow as tf
+
+    from tfdist.training.step import gradients
+    from tfdist.training.step.random_numbers import seed_generators, stateful_random
+
+    words = seed_generators.step_words(run.context.step_count)
+
+    def replica(*shard: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        found = run.objective.forward_backward(shard[0] if len(shard) == 1 else shard, 1.0).gradients
+        found = [each for each in found if each is not None]
+        flat = tf.concat([tf.reshape(tf.cast(tf.convert_to_tensor(each), tf.float32), [-1]) for each in found], axis=0)
+        return flat, gradients.all_reduce([flat], config_lib.Communication())[0]
+
+    @tf.function(autograph=False)
+    def call(iterator: Any) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:
+        elements = next(iterator)
+        counted = seed_generators.counted_by_loop(words, tf.zeros([], tf.int32), lambda: 0)
+        with counted, stateful_random.made_stateless():
+            args = elements if isinstance(elements, tuple) else (elements,)
+            found = run.cluster.strategy.run(replica, args=args)
+        return tuple(run.cluster.strategy.experimental_local_results(each) for each in found)
+
+    own, total = call(run.open_training(0, 1))
+    return [each.numpy() for each in own], total[0].numpy()
+
+
+def rows(record: Record) -> list[tuple]:
+    """Rows of `HEADER`: each step of each replica; "value_after" is the element of the chunk that it received."""
+    found = []
+    for step in range(2 * (record.replicas - 1)):
+        for replica in range(record.replicas):
+            send, receive = chunks_of_step(replica, step, record.replicas)
+            phase, number = divmod(step, record.replicas - 1)
+            ms = round(1e3 * float(record.seconds[replica, step]), 4)
+            after = float(record.values[replica, step + 1, receive])
+            found.append((PHASES[phase], number + 1, replica, send, receive, record.chunk_bytes[send], ms, after))
+    return found
+
+
+@contextlib.contextmanager
+def _exchanges(cluster: Any, count: int) -> Iterator[list[Exchange]]:
+    """Connects each of the `count` replicas of this worker with its neighbours, for the time of the block."""
+    options = config_lib.Cluster()
+    spec = environment.resolve(os.environ, port_base=options.port_base, port_count=options.port_count)
+    alone = cluster.num_workers == 1
+    token = cluster.broadcast_bytes(secrets.token_bytes(_TOKEN_BYTES))
+    with contextlib.ExitStack() as stack:
+        address = "127.0.0.1" if alone else listener.own_address(spec)
+        servers = [stack.enter_context(listener.listen(0, address)) for _ in range(count)]
+        ports = cluster.all_gather([server.getsockname()[1] for server in servers]).ravel()
+        hosts = [address] if alone else _hosts(cluster, spec)
+        outgoing, incoming = [], []
+        for index in range(count):
+            following = (cluster.rank * count + index + 1) % cluster.num_replicas
+            there = (hosts[following // count], int(ports[following]))
+            outgoing.append(stack.enter_context(socket.create_connection(there, timeout=_SECONDS)))
+            outgoing[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            outgoing[-1].sendall(token)
+        for server in servers:
+            incoming.append(stack.enter_context(_accept(server, token)))
+        senders = stack.enter_context(concurrent.futures.ThreadPoolExecutor(count))
+        yield [_exchange(*each, senders) for each in zip(outgoing, incoming, strict=True)]
+
+
+def _hosts(cluster: Any, spec: Any) -> list[str]:
+    """Returns a host name or address of each worker."""
+    if spec.addresses:
+        return [hostlist.split_address(address)[0] for address in spec.addresses]
+    return cluster.all_gather_text(socket.gethostname())
+
+
+def _accept(server: socket.socket, token: bytes) -> socket.socket:
+    """Returns the connection of the previous replica, which proves by the token that it belongs to this job."""
+    server.settimeout(_SECONDS)
+    while True:
+        connection, _ = server.accept()
+        connection.settimeout(_SECONDS)
+        if hmac.compare_digest(_receive(connection, len(token)), token):
+            return connection
+        connection.close()
+
+
+def _exchange(
+    following: socket.socket, previous: socket.socket, senders: concurrent.futures.ThreadPoolExecutor
+) -> Exchange:
+    """Returns the function that sends to one connection while it receives from the other."""
+
+    def exchange(chunk: np.ndarray, length: int) -> np.ndarray:
+        sent = senders.submit(following.sendall, chunk.tobytes())
+        received = np.frombuffer(_receive(previous, 4 * length), np.float32).copy()
+        sent.result()
+        return received
+
+    return exchange
+
+
+def _receive(connection: socket.socket, count: int) -> bytes:
+    """Returns `count` bytes, or fewer if the connection is closed."""
+    content = bytearray(count)
+    view, place = memoryview(content), 0
+    while place < count:
+        got = connection.recv_into(view[place:])
+        if not got:
+            return bytes(content[:place])
+        place += got
+    return bytes(content)
