@@ -1,5 +1,6 @@
 """Messages for mistakes on the command line: unknown flags, missing files, unknown fields. Imports no TensorFlow."""
 
+import ast
 import dataclasses
 import difflib
 import os
@@ -97,13 +98,44 @@ def _explain_file(error: Exception) -> str:
 
 def _check_field(config: schema.Config, name: str, file: str) -> None:
     holder: Any = config
-    for part in name.split("."):
+    parts = name.split(".")
+    for index, part in enumerate(parts):
         spec = isinstance(holder, dict)
         items = holder if spec else {field.name: getattr(holder, field.name) for field in section_fields(holder)}
-        if part not in items:
-            hint = " An argument of a spec can be overridden only if the file sets it." if spec else ""
-            sys.exit(f"--config.{name}: {file} has no such field.{diff.nearest_field(config, name)}{hint}")
-        holder = items[part]
+        if part in items:
+            holder = items[part]
+            continue
+        near = difflib.get_close_matches(part, items, n=1, cutoff=0.6)
+        if near:
+            hint = f" Did you mean {'.'.join([*parts[:index], *near, *parts[index + 1 :]])!r}?"
+        elif spec:
+            hint = _argument_hint(holder, ".".join(parts[:index]), part, file)
+        else:
+            hint = diff.nearest_field(config, name)
+        sys.exit(f"--config.{name}: {file} has no such field.{hint}")
+
+
+def _argument_hint(spec: dict[str, Any], field: str, argument: str, file: str) -> str:
+    """Returns what to do about an argument that the config file does not set in a spec."""
+    names = _arguments(str(spec.get("target")))
+    near = difflib.get_close_matches(argument, names, n=1, cutoff=0.6)
+    only = "and only arguments that the file sets can be overridden"
+    if near:
+        return f" {spec['target']} has an argument {near[0]!r}, {only}: add it to {field!r} in {file}."
+    more = f", {spec['target']} has the arguments: {', '.join(names)}" if names else ""
+    return f" {field!r} there sets: {', '.join(spec)}{more}; {only}."
+
+
+def _arguments(target: str) -> list[str]:
+    """Returns the arguments of `package.module:function`, read from its file without an import; [] if not found."""
+    module, _, name = target.partition(":")
+    for folder in sys.path:
+        file = Path(folder, *module.split(".")).with_suffix(".py")
+        if file.is_file():
+            for node in ast.parse(file.read_bytes()).body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
+    return []
 
 
 def section_fields(section: Any) -> tuple[dataclasses.Field, ...]:

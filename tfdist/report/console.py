@@ -134,7 +134,13 @@ class Console:
 
 
 def open_console(
-    stream: TextIO, *, total_steps: int, epochs: float, examples: str = "examples", verbosity: str = "all"
+    stream: TextIO,
+    *,
+    total_steps: int,
+    epochs: float,
+    examples: str = "examples",
+    evaluates: bool = False,
+    verbosity: str = "all",
 ) -> Console:
     """Returns a console on `stream`: with a bar if it is a terminal with escape codes, else with lines only.
 
@@ -143,10 +149,11 @@ def open_console(
         total_steps: optimizer steps of the run.
         epochs: the same, in epochs.
         examples: what an example is called.
+        evaluates: whether evaluations are expected.
         verbosity: "all", "events" (no interval and evaluation lines) or "nothing".
     """
     terminal = is_terminal(stream)
-    line_format = LineFormat(epochs=epochs, clock=not terminal, examples=examples)
+    line_format = LineFormat(epochs=epochs, clock=not terminal, examples=examples, evaluates=evaluates)
     return Console(
         stream=stream, terminal=terminal, total_steps=total_steps, line_format=line_format, verbosity=verbosity
     )

@@ -8,6 +8,8 @@ from tfdist.report import formats
 
 # The longest line of a file, in characters; on a terminal it is the terminal's width.
 COLUMNS = 100
+# Written once, before the first line that has both values of a name in one place.
+LEGEND = "values     training/evaluation"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -30,6 +32,21 @@ class Row:
     details: Sequence[str] = ()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a row is written."""
+
+    # The number of steps, and what an example is called.
+    steps: bool = False
+    examples: bool = True
+    # Between a value of training and the evaluation's of the same name; None: evaluations follow, as `val_loss 0.5`.
+    between: str | None = None
+
+
+# The longest first: the first one in which a line fits is taken.
+FORMS = (Form(steps=True), Form(), Form(between=" val "), Form(between="/"), Form(between="/", examples=False))
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class LineFormat:
     """Formats rows: `epoch 1/5  196 steps  41.2 s  1,213 images/s  loss 0.4321  accuracy 0.8750`."""
@@ -40,27 +57,50 @@ class LineFormat:
     clock: bool
     # What an example is called.
     examples: str = "examples"
+    # Whether evaluations are expected: all lines leave room for them, and so have one form.
+    evaluates: bool = False
+    # The index in `FORMS` of the last line's form: later lines are not longer.
+    form: int = 0
+    # Whether the legend was written.
+    explained: bool = False
 
     def lines(self, row: Row, width: int) -> list[str]:
         """Returns the line of a row; several, each indented, if one would be longer than `width` characters."""
+        usual = dict.fromkeys(row.values, 0.01234)
+        later = dataclasses.replace(row, values=usual, evaluation=usual, best=True, examples_per_second=1234)
+        last = len(FORMS) - 1
+        for longest in (later, row) if self.evaluates else (row,):
+            while self.form < last and len("  ".join(self._parts(longest, FORMS[self.form]))) > width:
+                self.form += 1
+        form, lines = FORMS[self.form], []
+        if form.between == "/" and (self.evaluates or row.evaluation) and not self.explained:
+            lines, self.explained = [LEGEND], True
+        start, *values = self._parts(row, form)
+        lines.append(start)
+        add(lines, values, width, len(start) + 2)
+        details = [f"{row.left} left", *row.details] if self.clock and row.details else row.details
+        add(lines, details, width, 2, new_line=True)
+        return lines
+
+    def _parts(self, row: Row, form: Form) -> list[str]:
+        """Returns the start of a line, and each value with its name."""
         epochs = f"{round(self.epochs, 4):.4g}"
         start = [
             *([time.strftime("%H:%M:%S")] if self.clock else []),
             f"epoch {f'{row.epoch:.4g}'.rjust(len(epochs))}/{epochs}",
-            f"{row.steps:,} step{'s' * (row.steps != 1)}",
+            *([f"{row.steps:,} step{'s' * (row.steps != 1)}"] if form.steps else []),
             f"{formats.rate(row.seconds) if row.seconds >= 0.1 else f'{row.seconds:.2g}'} s",
-            f"{formats.rate(row.examples_per_second)} {self.examples}/s",
+            f"{formats.rate(row.examples_per_second)}{f' {self.examples}' * form.examples}/s",
         ]
+        evaluation = dict(row.evaluation or {})
         values = named(row.values)
-        evaluation = [*named(row.evaluation or {}, "val_"), *(["best"] if row.best else [])]
-        lines, indent = ["  ".join(start)], len("  ".join(start)) + 2
-        if indent + len("  ".join([*values, *evaluation])) <= width:
-            values, evaluation = [*values, *evaluation], []
-        add(lines, values, width, indent)
-        add(lines, evaluation, width, indent, new_line=True)
-        details = [f"{row.left} left", *row.details] if self.clock and row.details else row.details
-        add(lines, details, width, 2, new_line=True)
-        return lines
+        if form.between is not None:
+            both = [formats.number(evaluation.pop(name)) if name in evaluation else None for name in row.values]
+            values = [
+                value if other is None else f"{value}{form.between}{other}"
+                for value, other in zip(values, both, strict=True)
+            ]
+        return ["  ".join(start), *values, *named(evaluation, "val_"), *(["best"] if row.best else [])]
 
 
 def named(values: Mapping[str, float], prefix: str = "") -> list[str]:

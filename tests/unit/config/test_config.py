@@ -232,14 +232,14 @@ def test_a_saved_config_of_an_earlier_release_is_completed_with_defaults():
 
 
 SPEC = {
-    **{"target": "a:b", "num_classes": 10, "rate": 0.5, "name": None, "on": True},
+    **{"target": "nets:small", "num_classes": 10, "rate": 0.5, "name": None, "on": True},
     **{"sizes": [1, 2], "shape": (8, 8)},
 }
 CONFIG_FILE = """
 from tfdist.config import Config, Train
 
 def get_config():
-    model = {"target": "a:b", "num_classes": 10, "rate": 0.5, "name": None, "on": True}
+    model = {"target": "nets:small", "num_classes": 10, "rate": 0.5, "name": None, "on": True}
     return Config(model=model | {"sizes": [1, 2], "shape": (8, 8)}, train=Train(epochs=1.0))
 """
 SCRIPT = """
@@ -260,6 +260,7 @@ flags.run(main, purpose="Prints a config.", usage="script.py --config=FILE")
 def command_line(tmp_path_factory):
     directory = tmp_path_factory.mktemp("command_line")
     (directory / "base.py").write_text(CONFIG_FILE)
+    (directory / "nets.py").write_text("import tensorflow\n\n\ndef small(num_classes, *, width=3):\n    pass\n")
     (directory / "other.py").write_text("def get_config():\n    return {'seed': 3}\n")
     (directory / "empty.py").touch()
     (directory / "syntax.py").write_text("\ndef get_config(:\n")
@@ -315,9 +316,16 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         ),
         ("--config.data.batch-size=3", "config.data.batch-size: base.py has no such field. Did you mean"),
         ("--noconfig.data.shufle", "config.data.shufle: base.py has no such field. Did you mean 'data.shuffle'?"),
+        ("--config.model.num_clases=3", "base.py has no such field. Did you mean 'model.num_classes'?"),
         (
-            "--config.model.num_clases=3",
-            "Did you mean 'model.num_classes'? An argument of a spec can be",
+            "--config.model.widht=3",
+            "base.py has no such field. nets:small has an argument 'width', and only arguments that the file sets can "
+            "be overridden: add it to 'model' in base.py.",
+        ),
+        (
+            "--config.model.colour=3",
+            "'model' there sets: target, num_classes, rate, name, on, sizes, shape, nets:small has the arguments: "
+            "num_classes, width; and only",
         ),
         ("--config.data.batch_size=abc", "--config.data.batch_size=abc: must be a whole number"),
         ("--config.data.batch_size=1.5", "--config.data.batch_size=1.5: must be a whole number"),

@@ -82,13 +82,54 @@ def test_an_epoch_is_one_line_of_a_log_file():
     reporter.progress(400, "evaluating")
     assert stream.getvalue().count("\n") == 2
     reporter.progress(400)
-    first, evaluation, last = stream.getvalue().splitlines()
-    clock = r"\d\d:\d\d:\d\d"
-    start = rf"{clock}  epoch 1/4  100 steps  41\.2 s  155 images/s  "
-    assert re.fullmatch(f"{start}loss 0.4321  accuracy 0.8750", first)
-    assert evaluation == " " * first.index("loss") + "val_loss 0.5000  val_accuracy 0.9000  best"
-    assert re.fullmatch(rf"{clock}  epoch 4/4  50 steps  2 s  1,600 images/s  loss 0.4321  accuracy 0.8750", last)
-    assert max(map(len, (first, evaluation, last))) <= 100
+    legend, first, last = stream.getvalue().splitlines()
+    assert legend == "values     training/evaluation"
+    start = r"\d\d:\d\d:\d\d  epoch "
+    assert re.fullmatch(
+        rf"{start}1/4  41\.2 s  155 images/s  loss 0.4321/0.5000  accuracy 0.8750/0.9000  best", first
+    )
+    assert re.fullmatch(rf"{start}4/4  2 s  1,600 images/s  loss 0.4321  accuracy 0.8750", last)
+    assert len(first) <= 100
+
+
+@pytest.mark.parametrize(
+    ("width", "first", "second"),
+    [
+        (
+            140,
+            "22 steps  2.99 s  471 images/s  loss 1.241  accuracy 0.6371  val_loss 0.07686  val_accuracy 0.9859  best",
+            "22 steps  0.22 s  6,400 images/s  loss 0.04000  accuracy 0.9879",
+        ),
+        (
+            106,
+            "2.99 s  471 images/s  loss 1.241 val 0.07686  accuracy 0.6371 val 0.9859  best",
+            "0.22 s  6,400 images/s  loss 0.04000  accuracy 0.9879",
+        ),
+        (
+            100,
+            "2.99 s  471 images/s  loss 1.241/0.07686  accuracy 0.6371/0.9859  best",
+            "0.22 s  6,400 images/s  loss 0.04000  accuracy 0.9879",
+        ),
+        (
+            90,
+            "2.99 s  471/s  loss 1.241/0.07686  accuracy 0.6371/0.9859  best",
+            "0.22 s  6,400/s  loss 0.04000  accuracy 0.9879",
+        ),
+    ],
+)
+def test_the_lines_of_a_run_have_the_longest_form_that_fits(width, first, second, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    reporter = open_quiet(None, stream=stream, examples="images")
+    report = {"learning_rate": 0.1, "steps": 22, "wait_share": 0.0}
+    reporter.train(100, {"loss": 1.241, "accuracy": 0.6371}, seconds=2.99, **report)
+    reporter.evaluation(100, {"loss": 0.07686, "accuracy": 0.9859}, seconds=0.5, num_examples=17, best=True)
+    reporter.train(200, {"loss": 0.04, "accuracy": 0.9879}, seconds=0.22, **report)
+    reporter.close()
+    written = stream.getvalue().splitlines()
+    assert (written[0] == "values     training/evaluation") == ("/" in first.rpartition("/s")[2])
+    assert [line.partition("/4  ")[2] for line in written[-2:]] == [first, second]
+    assert max(map(len, written)) <= width
 
 
 @pytest.mark.parametrize("width", [40, 76, 100, 200])
@@ -108,8 +149,9 @@ def test_no_line_is_longer_than_its_limit_and_none_divides_a_value(width, monkey
         width, len("  worker 0: 1% input, 59% compute, 40% communication")
     )
     words = " ".join(written).split()
-    assert [word for word in words if "metric_" in word] == [*values, *(f"val_{name}" for name in values), *values]
-    assert words.count("0.5000") == 27 and "17 examples in 0.5 s" in " ".join(words)
+    assert [word for word in words if "metric_" in word] == [*values, *values]
+    assert (words.count("0.5000/0.5000"), words.count("0.5000")) == (9, 9)
+    assert "17 examples in 0.5 s" in " ".join(words)
 
 
 def test_a_line_that_is_short_holds_the_evaluation():
@@ -221,12 +263,8 @@ def test_metrics_hold_every_number(tmp_path):
     assert saved == {"kind": "event", "text": "saved", "step": 100}
     assert stopped == {"kind": "event", "text": "stopped by SIGTERM"}
     lines = reporter.console.stream.getvalue().splitlines()
-    assert lines[1].split()[-4:] == ["loss", "0.1000", "accuracy", "0.8750"]
-    assert lines[2].split() == ["val_accuracy", "0.9000", "best"]
-    assert lines[3:] == [
-        "saved",
-        "stopped by SIGTERM",
-    ]
+    assert lines[2].endswith("  loss 0.1000  accuracy 0.8750/0.9000  best")
+    assert lines[3:] == ["saved", "stopped by SIGTERM"]
 
 
 def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path):
@@ -237,7 +275,7 @@ def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path
     assert (interval["loss"], interval["margin"]) == (None, None)
     assert (evaluation["loss"], evaluation["examples_per_second"]) == (None, None)
     text = reporter.console.stream.getvalue()
-    assert text.split()[-6:] == ["loss", "nan", "margin", "inf", "val_loss", "-inf"]
+    assert text.split()[-4:] == ["loss", "nan/-inf", "margin", "inf"]
 
 
 def test_a_name_that_the_file_uses_itself_is_refused():
