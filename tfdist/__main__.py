@@ -1,6 +1,7 @@
 """The tools: `python -m tfdist doctor --config=configs/digits.py`, also installed as `tfdist doctor ...`.
 
-`tfdist train` is `python -m tfdist.main`, and `tfdist launch` is `python -m tfdist.launch`. Imports only the module of
+`tfdist train` is `python -m tfdist.main`; `tfdist run` and `tfdist launch` are `python -m tfdist.run` and
+`python -m tfdist.launch`. Imports only the module of
 the named tool; the list needs no TensorFlow.
 """
 
@@ -30,6 +31,7 @@ TOOLS = {
 # Training: name -> (the module that is run, its line in the list).
 TRAINING = {
     "train": ("tfdist.main", "Train or evaluate the model of a config: python -m tfdist.main."),
+    "run": ("tfdist.run", "Run an unchanged Keras script on all workers: python -m tfdist.run."),
     "launch": ("tfdist.launch.__main__", "Train with several workers on this machine: python -m tfdist.launch."),
 }
 _HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}

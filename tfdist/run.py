@@ -1,4 +1,4 @@
-"""Runs an unchanged Keras script on all workers: python -m tfdist.run [--workdir=DIR] SCRIPT.py [its own flags]
+"""Runs an unchanged Keras script on all workers, for example: python -m tfdist.run my_script.py
 
 Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The workers connect first. `fit`, `evaluate` and
 `predict` of the script's models use all of them; only the chief prints and writes. See docs/scripts.md.
@@ -15,6 +15,8 @@ from pathlib import Path
 from tfdist import config as config_lib
 from tfdist.cluster import malloc, process_exit
 
+# For the completion of a shell.
+FLAGS = ("--workdir=",)
 _USAGE = "usage: python -m tfdist.run [--workdir=DIR] SCRIPT.py [its own flags]"
 
 
@@ -29,7 +31,7 @@ def parse(arguments: list[str]) -> tuple[Path | None, Path, list[str]]:
         flag, *arguments = arguments
         name, _, value = flag.partition("=")
         if name in ("--help", "-h"):
-            print(__doc__)
+            print(f"{_USAGE}\n\n{__doc__.strip()}")
             sys.exit(0)
         if name != "--workdir":
             sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")

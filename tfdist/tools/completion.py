@@ -93,7 +93,10 @@ def _flags(module: str, arguments: Sequence[str]) -> list[str]:
     from tfdist.config import diff, flag_errors, flag_help
     from tfdist.config import flags as config_flags
 
-    getattr(importlib.import_module(module), "define_flags", config_flags.define_run_flags)()
+    imported = importlib.import_module(module)
+    if hasattr(imported, "FLAGS"):
+        return [*imported.FLAGS]
+    getattr(imported, "define_flags", config_flags.define_run_flags)()
     found = [f"--{name}{'' if flags.FLAGS[name].boolean else '='}" for name in flag_help.own_flags()]
     argv = ["tfdist", *config_flags.with_config_flag(arguments)]
     path = flag_errors.config_path(argv)

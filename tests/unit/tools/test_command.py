@@ -49,7 +49,12 @@ def test_a_tool_shows_its_own_flags(word):
 
 
 @pytest.mark.parametrize(
-    ("name", "usage"), [("train", "tfdist.main --config"), ("launch", "tfdist.launch --workers=N")]
+    ("name", "usage"),
+    [
+        ("train", "tfdist.main --config"),
+        ("run", "tfdist.run [--workdir=DIR] SCRIPT.py"),
+        ("launch", "tfdist.launch --workers=N"),
+    ],
 )
 def test_training_has_commands_as_well(name, usage):
     code, output, error = tfdist(name, "-h")

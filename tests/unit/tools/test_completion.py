@@ -12,6 +12,7 @@ from tfdist.tools import completion
 pytestmark = pytest.mark.unit
 COMMANDS = {
     "train": "tfdist.main",
+    "run": "tfdist.run",
     "scaling": "tfdist.tools.studies.scaling",
     "course": "tfdist.tools.course.command",
 }
@@ -19,13 +20,15 @@ COMMANDS = {
 
 def test_commands_and_config_files_are_completed(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    assert completion.words([], COMMANDS) == ["completion", "course", "scaling", "train"]
+    assert completion.words([], COMMANDS) == ["completion", "course", "run", "scaling", "train"]
     assert completion.words(["tr"], COMMANDS) == ["train"]
     assert completion.words(["completion", "z"], COMMANDS) == ["zsh"]
     assert completion.words(["course", "p"], COMMANDS) == ["piz_daint"]
     assert completion.words(["train", "--config=conf"], COMMANDS) == ["--config=configs/"]
     assert completion.words(["train", "configs/dig"], COMMANDS) == ["configs/digits.py"]
     assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []
+    assert completion.words(["run", "--"], COMMANDS) == ["--workdir="]
+    assert completion.words(["run", "tests/scripts/auto"], COMMANDS) == ["tests/scripts/autoencoder.py"]
 
 
 def test_bash_completes_flags_and_fields_behind_an_equals_sign():
