@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import os
@@ -544,15 +545,17 @@ def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras
             model = build()
         return model, tfdist.fit(cluster, model, data, epochs=6, verbose=0, workdir=directory / name)
 
-    code = None
+    code, output = None, io.StringIO()
     try:
-        train("parts")
+        with contextlib.redirect_stdout(output):
+            train("parts")
     except SystemExit as stopped:
         code = stopped.code
     (ours, history), (whole, expected) = train("parts"), train("whole")
     pairs = zip(ours.get_weights(), whole.get_weights(), strict=True)
     return {
         "code": code,
+        "output": output.getvalue().replace(str(directory), "."),
         "difference": max(float(np.max(np.abs(mine - theirs))) for mine, theirs in pairs),
         "histories": [history.history, expected.history],
     }

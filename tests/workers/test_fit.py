@@ -175,6 +175,8 @@ def test_a_value_that_is_not_finite_is_named_on_all_workers(found, name, words):
 def test_random_numbers_and_state_of_a_step_resume_exactly(found):
     run = found("two devices")[0]["resumed_step"]
     assert (run["code"], run["difference"]) == (75, 0.0)
+    line = r"stopped by SIGTERM and saved at step \d+ in \./parts: run the same command to resume\n"
+    assert re.fullmatch(line, run["output"])  # Also with verbose=0.
     assert run["histories"][0] == run["histories"][1]
     # The last batch has 5 examples of 6 numbers on two replicas, drawn in two ways.
     assert set(run["histories"][1]["distinct"]) == {60.0}

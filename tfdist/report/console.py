@@ -67,18 +67,18 @@ class Console:
         for text in self.line_format.lines(row, self._width()) if row is not None else ():
             self._line(text)
 
-    def line(self, text: str) -> None:
-        """Writes a permanent line; the next report redraws the bar below it."""
+    def line(self, text: str, *, always: bool = False) -> None:
+        """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""
         self.flush()
-        if self.verbosity != "nothing":
+        if always or self.verbosity != "nothing":
             self._line(text)
 
-    def parts(self, parts: Sequence[str]) -> None:
-        """Writes `parts` in a permanent line, or in several if it would be too long."""
+    def parts(self, parts: Sequence[str], *, always: bool = False) -> None:
+        """Writes `parts` as `line` does, in several lines if one would be too long."""
         texts = [parts[0]]
         lines.add(texts, parts[1:], self._width(), 2)
         for text in texts:
-            self.line(text)
+            self.line(text, always=always)
 
     def _line(self, text: str) -> None:
         self._write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")

@@ -186,11 +186,17 @@ class Reporter:
         """Writes a histogram of each of `arrays`, tag -> NumPy array of floats, after `step`, for TensorBoard."""
         self._append_events(tensorboard_events.TRAIN, tensorboard_events.histograms_record, step, arrays)
 
-    def event(self, text: str, step: int | None = None) -> None:
-        """Reports an event, such as resumed, saved or stopped, in one line, which is divided only at two spaces."""
+    def event(self, text: str, step: int | None = None, *, always: bool = False) -> None:
+        """Reports an event, such as resumed, saved or stopped, in one line, which is divided only at two spaces.
+
+        Args:
+            text: the line.
+            step: the step after which it happened.
+            always: the console shows it even if it shows nothing else.
+        """
         if self.console is None:
             return
-        self.console.parts(text.split("  "))
+        self.console.parts(text.split("  "), always=always)
         self._record(kind="event", text=text, **({} if step is None else {"step": step}))
 
     def warning(self, text: str) -> None:

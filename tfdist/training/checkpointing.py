@@ -207,7 +207,8 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
     save(tools, state, regular=False)
     wait_until_saved(tools, state)
     stopped = f"stopped by {run.stop.reason or 'another worker'} and saved"
-    tools.report.event(f"{stopped} at step {state.step}: run the same command to resume", state.step)
+    text = f"{stopped} at step {state.step} in {run.workdir}: run the same command to resume"
+    tools.report.event(text, state.step, always=True)
 
 
 def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
