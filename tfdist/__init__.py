@@ -17,6 +17,8 @@ import importlib
 import sys
 from typing import Any
 
+from tfdist.config import tensorflow_log
+
 # Public functions -> their modules, imported on first use: `import tfdist.config` must not import TensorFlow.
 _FUNCTIONS = {
     "connect": "tfdist.keras_fit.connect",
@@ -40,3 +42,5 @@ def __dir__() -> list[str]:
 
 if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
     importlib.import_module("tfdist.config.command_names").check(sys.orig_argv)
+
+tensorflow_log.hide_at_import()

@@ -73,6 +73,8 @@ def main():
     keras.utils.set_random_seed(1)
     if FLAGS.fail == "strategy":
         tf.distribute.MirroredStrategy()
+    if FLAGS.fail == "connect":
+        __import__("tfdist").connect()
     if FLAGS.fail == "devices":
         tf.config.set_visible_devices([], "GPU")
     FLAGS.out.mkdir(exist_ok=True)

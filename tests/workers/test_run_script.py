@@ -83,6 +83,7 @@ def test_each_fit_is_saved_and_a_finished_one_is_not_run_again(found):
         ("here", r'Traceback \(most recent call last\):\n  File "tests/scripts/unchanged\.py", line \d+, in <module>'),
         ("strategy", r"makes a tf\.distribute\.MirroredStrategy, but tfdist\.run already distributes it .*: remove"),
         ("devices", r"tf\.config's set_visible_devices, but tfdist\.run has chosen the devices .*: remove the call"),
+        pytest.param("connect", r"calls tfdist\.connect, as tfdist\.run has done already", marks=pytest.mark.slow),
     ],
 )
 def test_errors_show_the_script(tmp_path, fail, words):

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from absl import flags
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.rendezvous import decision
-from tfdist.config import user_code
+from tfdist.config import tensorflow_log, user_code
 
 _PACKAGE = str(Path(__file__).parents[1])
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
@@ -113,29 +112,17 @@ def _print_stack(error: Exception) -> None:
 
 
 def import_tensorflow_quietly() -> None:
-    """Imports TensorFlow without its log lines, which it writes at every start; no setting turns off all of them.
+    """Imports TensorFlow without its log lines; see `tensorflow_log`.
 
     If TF_CPP_MIN_LOG_LEVEL is set to another value than "3", it applies instead; "0" shows everything. Processes that
     this one starts inherit "3".
     """
-    shown = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") != "3"
-    if not shown:
-        sys.stderr.flush()
-        stderr = os.dup(2)
-        with tempfile.TemporaryFile() as hidden:
-            os.dup2(hidden.fileno(), 2)
-            try:
-                import tensorflow as tf
+    if tensorflow_log.hide(os.environ):
+        with tensorflow_log.hidden():
+            import tensorflow as tf
 
-                # The initialisation of its devices logs more.
-                tf.get_logger().setLevel("ERROR")
-            except BaseException:
-                hidden.seek(0)
-                os.write(stderr, hidden.read())
-                raise
-            finally:
-                os.dup2(stderr, 2)
-                os.close(stderr)
+            # The initialisation of its devices logs more.
+            tf.get_logger().setLevel("ERROR")
 
 
 def _cause(error: BaseException) -> tuple[str, str]:

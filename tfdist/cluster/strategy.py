@@ -79,9 +79,7 @@ def plan(
     options = dataclasses.replace(options, connect_seconds=seconds)
     gpus: tuple[int, ...] = ()
     if options.gpus != 0:
-        num_listed = len(tf.config.list_physical_devices("GPU"))
-        if not num_listed:
-            gpu_software.check_found(env)
+        num_listed = gpu_software.num_listed(env)
         gpus = worker_spec.select_gpus(worker_spec.visible_gpus(spec, num_listed), options.gpus)
     if gpus and options.logical_devices > 1:
         raise ValueError(

@@ -7,6 +7,7 @@ several workers, it makes Keras' own `predict` raise for models in their scope.
 
 import atexit
 import functools
+import logging
 import signal
 import sys
 import traceback as traceback_lib
@@ -43,6 +44,8 @@ def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) 
         TimeoutError, ValueError, OSError: as `strategy.connect`.
     """
     cluster = strategy.connect(options)
+    # TensorFlow counts them as one function that is traced again and again.
+    logging.getLogger("tensorflow").addFilter(lambda record: "Cluster.make_all_gather" not in record.getMessage())
     if seed is not None and strategy.global_seed() is None:
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:

@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from tfdist.config import tensorflow_log
+
 _PR_SET_PDEATHSIG = 1
 # Seconds between two polls of the workers, in case a SIGCHLD was missed.
 _POLL_SECONDS = 0.5
@@ -28,9 +30,8 @@ _DRAIN_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
 # Characters of a line in a file.
 _COLUMNS = 100
-# Variables of a worker, unless the user sets them. Without buffering no output is lost when a worker is killed. The
-# level is for scripts that import TensorFlow before tfdist.
-_DEFAULTS = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+# A variable of a worker, unless the user sets it: without buffering no output is lost when a worker is killed.
+_DEFAULTS = {"PYTHONUNBUFFERED": "1"}
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -45,16 +46,20 @@ class ProcessGroup:
     pending: list[int] = dataclasses.field(default_factory=list)
     # File descriptor of a pipe -> its output since the last newline.
     partial_lines: dict[int, bytes] = dataclasses.field(default_factory=dict)
+    # Whether TensorFlow's lines of its import are left out.
+    hides_noise: bool = False
 
     def start(self, command: Sequence[str], env: Mapping[str, str], rank: int) -> subprocess.Popen:
         """Starts a worker, which the kernel kills if the supervisor dies; rank 0 starts a new list of workers."""
         if rank == 0:
             self.workers = []
+        variables = _DEFAULTS | {"COLUMNS": str(_columns(rank))} | dict(env)  # Room for the rank before a line.
+        self.hides_noise = tensorflow_log.hide(variables)  # Of scripts that import TensorFlow before tfdist.
         output, output_end = os.pipe()
         errors, errors_end = os.pipe()
         worker = subprocess.Popen(
             command,
-            env=_DEFAULTS | {"COLUMNS": str(_columns(rank))} | dict(env),  # Room for the rank before a line.
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output_end,
             stderr=errors_end,
@@ -122,6 +127,8 @@ class ProcessGroup:
         *lines, rest = (self.partial_lines.pop(pipe, b"") + data).split(b"\n")
         # Only the last state of a line that is overwritten with carriage returns is kept.
         self.partial_lines[pipe] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        if target == 2 and self.hides_noise:
+            lines = [line for line in lines if not tensorflow_log.is_noise(line)]
         if lines:
             _write(target, b"".join(_prefixed(rank, line) for line in lines))
 

@@ -49,16 +49,7 @@ def open_report(
     Raises:
         OSError: the workdir cannot be written.
     """
-    screen = None
-    if chief:
-        screen = console_lib.open_console(
-            stream or sys.stdout,
-            total_steps=total_steps,
-            epochs=total_steps / steps_per_epoch,
-            examples=examples,
-            evaluates=evaluates,
-            verbosity=console,
-        )
+    screen = _console(stream, total_steps, steps_per_epoch, examples, evaluates, console) if chief else None
     reporter = Reporter(
         rank=rank,
         num_replicas=num_replicas,
@@ -96,3 +87,15 @@ def _open_files(
     if removed:
         reporter.event(f"removed {removed} lines of {path} after step {last_step}: these steps run again", last_step)
 
+
+def _console(
+    stream: TextIO | None, total_steps: int, steps_per_epoch: int, examples: str, evaluates: bool, verbosity: str
+) -> console_lib.Console:
+    return console_lib.open_console(
+        stream or sys.stdout,
+        total_steps=total_steps,
+        epochs=total_steps / steps_per_epoch,
+        examples=examples,
+        evaluates=evaluates,
+        verbosity=verbosity,
+    )

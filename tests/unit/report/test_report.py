@@ -85,9 +85,7 @@ def test_an_epoch_is_one_line_of_a_log_file():
     legend, first, last = stream.getvalue().splitlines()
     assert legend == "values     training/evaluation"
     start = r"\d\d:\d\d:\d\d  epoch "
-    assert re.fullmatch(
-        rf"{start}1/4  41\.2 s  155 images/s  loss 0.4321/0.5000  accuracy 0.8750/0.9000  best", first
-    )
+    assert re.fullmatch(rf"{start}1/4  41\.2 s  155 images/s  loss 0.4321/0.5000  accuracy 0.8750/0.9000  best", first)
     assert re.fullmatch(rf"{start}4/4  2 s  1,600 images/s  loss 0.4321  accuracy 0.8750", last)
     assert len(first) <= 100
 

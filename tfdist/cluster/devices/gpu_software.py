@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.devices import host_gpus
+from tfdist.config import tensorflow_log
 
 # Environment variables that change how GPUs compute or communicate.
 _VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_FORCE_GPU_ALLOW_GROWTH", "NVIDIA_TF32_OVERRIDE", "XLA_FLAGS", "NCCL_")
@@ -17,6 +18,19 @@ _VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_FORCE_GPU_ALLOW_GROWTH", "NVIDIA_TF32_
 
 class GpusNotFoundError(ValueError):
     """This host has GPUs, but TensorFlow lists none; the message has the reason."""
+
+
+def num_listed(env: Mapping[str, str]) -> int:
+    """Returns how many GPUs TensorFlow lists, without its log: on hosts without GPUs it reports a failed driver.
+
+    Raises:
+        GpusNotFoundError: none, but this host has GPUs.
+    """
+    with tensorflow_log.quiet():
+        number = len(tf.config.list_physical_devices("GPU"))
+    if not number:
+        check_found(env)
+    return number
 
 
 def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.cluster import collective_guard, strategy
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit import api
+from tfdist.keras_fit import api, connect
 from tfdist.keras_fit.replaced import replaced
 from tfdist.keras_fit.script import chief_output
 
@@ -46,11 +46,19 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
                 if hasattr(module, name):
                     stack.enter_context(replaced(module, name, functools.partial(_refuse_device_setting, name)))
         stack.enter_context(strategy.refuse_others())
+        stack.enter_context(replaced(connect, "connect", _refuse_connect))
         # The scope is one of the default graph, which keras.utils.clear_session replaces.
         replicated = functools.partial(_reset_graph, cluster, stack)
         stack.enter_context(replaced(tf.compat.v1, "reset_default_graph", replicated))
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
+
+
+def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    raise ValueError(
+        "The script calls tfdist.connect, as tfdist.run has done already: start it without tfdist.run, as "
+        "docs/scripts.md shows, or remove tfdist's calls from it."
+    )
 
 
 def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., Any]]:

@@ -1,0 +1,86 @@
+"""Keeps TensorFlow's own log lines out of a run's output, unless TF_CPP_MIN_LOG_LEVEL asks for them.
+
+TensorFlow writes some lines at every import, whatever its settings are. Imports no TensorFlow by itself.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, MutableMapping, Sequence
+
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# The level that hides all lines except those of a crash; with another one, nothing is hidden here.
+HIDDEN = "3"
+# The lines of an import that have no level yet, or the level of information.
+_AT_IMPORT = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\)|I0000 [\d:.]+ +\d+ \w+\.cc:\d+\] "
+    rb"|To enable the following instructions: "
+)
+
+
+def hide(environment: MutableMapping[str, str]) -> bool:
+    """Sets the level in `environment` unless it is there; returns whether lines are hidden."""
+    return environment.setdefault(LEVEL, HIDDEN) == HIDDEN
+
+
+def is_noise(line: bytes) -> bool:
+    """Returns whether `line` is what each import of TensorFlow writes; lines of warnings and errors are not."""
+    return _AT_IMPORT.match(line) is not None
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """In the block, what the process writes to standard error is kept, and shown only if the block raises."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(stderr, kept.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """As `hidden`, unless TF_CPP_MIN_LOG_LEVEL asks for the lines."""
+    with hidden() if hide(os.environ) else contextlib.nullcontext():
+        yield
+
+
+class _QuietImport(importlib.abc.MetaPathFinder):
+    """Hides the lines of the first `import tensorflow`, also if Keras imports it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None or not hide(os.environ):
+            return None
+        execute = spec.loader.exec_module
+
+        def quietly(module: types.ModuleType) -> None:
+            with hidden():
+                execute(module)
+
+        spec.loader.exec_module = quietly
+        return spec
+
+
+def hide_at_import() -> None:
+    """Hides the lines of the first `import tensorflow` that follows in this process."""
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _QuietImport())
