@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 from tfdist import config as config_lib
 from tfdist.cluster import first_collective, interruption, malloc
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import gpu_software
+from tfdist.cluster.devices import first_operation, gpu_software
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -226,6 +226,7 @@ def _connect_workers(
     )
 
 
+@first_operation.explained()
 def _set_visible_devices(plan_: ClusterPlan) -> None:
     # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
     listed = tf.config.list_physical_devices("GPU")
@@ -245,6 +246,7 @@ def _mirrored_strategy(plan_: ClusterPlan) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(devices)
 
 
+@first_operation.explained()
 def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     context.context().configure_coordination_service(
         service_type="standalone",

@@ -86,22 +86,28 @@ def _alexnet_layers(classes: int) -> list[keras.layers.Layer]:
 
 
 def application(
-    name: str, classes: int, input_shape: Sequence[int], activation: str | None = "softmax", **arguments: Any
+    name: str,
+    classes: int,
+    input_shape: Sequence[int],
+    activation: str | None = "softmax",
+    weights: str | None = None,
+    **arguments: Any,
 ) -> keras.Model:
-    """Returns a model of `keras.applications`, unchanged, with random initial weights.
+    """Returns a model of `keras.applications`, unchanged.
 
     Args:
         name: a function of `keras.applications`: "ResNet50V2", "InceptionV3", ...
         classes: the number of outputs.
         input_shape: (height, width, channels).
         activation: of the last layer; "softmax", or None for logits.
+        weights: None: random; a file of weights; "imagenet": downloaded by Keras, for the classes of ImageNet only.
         **arguments: other arguments of the application.
 
     Raises:
         ValueError: there is no such application.
     """
     return models.find_application(name)(
-        weights=None,
+        weights=weights,
         input_shape=tuple(input_shape),
         classes=classes,
         classifier_activation=activation,

@@ -1,0 +1,95 @@
+"""docs/courses.md names what exists: commands with their flags, files, fields and tasks; and every task is named."""
+
+import re
+
+import pytest
+import test_documents as documents
+
+from tfdist.config import specs
+from tfdist.tools.course import command
+
+pytestmark = [pytest.mark.unit, pytest.mark.docs]
+PAGE = (documents.ROOT / "docs" / "courses.md").read_text()
+# Commands of other programs that the page names, and what tfdist's part of them begins with.
+BEFORE = re.compile(r"^(srun|sbatch [\w/.]+\.sbatch)( srun)? ")
+
+
+def rows(text=PAGE):
+    """The cells of each row of the tables under "Thing by thing"."""
+    tables = text[text.index("## Thing by thing") :]
+    lines = [line for line in tables.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [row for row in cells if row[0] not in ("on the page", "on the pages") and set(row[0]) != {"-"}]
+
+
+def command_problems(text):
+    """Lists commands in prose and tables whose flags or fields do not exist, and tasks that no course has."""
+    _, spans = documents.code(text)
+    problems = []
+    for span in spans:
+        own = BEFORE.sub("", span)
+        problems += documents.flag_problems(f"```\n{own}\n```\n")
+        problems += documents.path_problems(f"`{own}`")
+        if "tfdist course" in own:
+            problems += task_problems(own)
+        target = re.fullmatch(r"(tfdist(?:\.\w+)+):(\w+)", own)
+        if target:
+            specs.resolve({"target": own}, field="the page")
+        # A value in a span, as `config.data.shards="fixed"`, is one that the field may have.
+        field, _, value = own.partition("=")
+        if re.fullmatch(r"config\.[\w.]+", field) and re.fullmatch(r'".*"', value):
+            allowed = re.findall(r'"[\w.\[\]:%]+"', comment_of(field))
+            problems += [] if value in allowed or not allowed else [f"{field} is not {value}"]
+    return problems
+
+
+def comment_of(field):
+    """The text of the schema above a field, which lists its values."""
+    schema = (documents.ROOT / "tfdist" / "config" / "schema.py").read_text()
+    found = re.search(rf"((?:    #[^\n]*\n)+)    {field.split('.')[-1]}: str", schema)
+    return found[1] if found else ""
+
+
+def task_problems(line):
+    """Lists the course and the task of a command that do not exist."""
+    found = re.search(r"tfdist course (\w+)(?: --task=(\w+))?", line)
+    if not found:
+        return []
+    try:
+        course = command.find_course(found[1])
+        if found[2]:
+            command.find_task(course, found[2])
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def test_the_commands_of_the_page_exist():
+    blocks, _ = documents.code(PAGE)
+    assert command_problems(PAGE) + [problem for line in blocks for problem in task_problems(line)] == []
+
+
+def test_what_does_not_exist_is_noticed():
+    text = "`python -m tfdist scaling --replica=2`, `python -m tfdist course cte_power --task=77`, "
+    text += "`srun python -m tfdist x`, `sbatch launch/slurm.sbatch python -m tfdist y`, "
+    text += '`config.data.shards="fxed"`, `config.data.shards="fixed"`'
+    assert [problem.split(". ")[0] for problem in command_problems(text)] == [
+        "tfdist scaling has no flag --replica",
+        "cte_power has no task '77'",
+        "there is no command tfdist x",
+        "there is no command tfdist y",
+        'config.data.shards is not "fxed"',
+    ]
+
+
+def test_every_row_has_three_cells_and_says_where_it_is_or_what_is_missing():
+    found = rows()
+    assert len(found) > 180
+    assert [row for row in found if len(row) != 3 or not row[0] or not row[1] or max(map(len, row)) > 230] == []
+    # What is missing is explained.
+    assert [row for row in found if row[1] == "-" and not row[2]] == []
+
+
+def test_every_task_of_every_course_is_on_the_page():
+    tasks = set(re.findall(r"tfdist course (\w+) --task=(\w+)", PAGE))
+    assert {(course.name, task.number) for course in command.COURSES.values() for task in course.tasks} == tasks

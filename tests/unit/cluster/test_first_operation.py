@@ -1,0 +1,30 @@
+"""Connecting after another operation of TensorFlow is one message that says what to move."""
+
+import sys
+
+import forked
+import pytest
+from launching import REPOSITORY, worker_environment
+
+from tfdist.cluster.devices import first_operation
+
+pytestmark = pytest.mark.unit
+
+
+def test_an_operation_before_connect_is_explained():
+    code = (
+        "import tensorflow as tf, tfdist; tf.ones([2]); from tfdist import config as c; "
+        "tfdist.connect(c.Cluster(gpus=0, logical_devices=2))"
+    )
+    command = [sys.executable, "-c", code]
+    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: tfdist.connect() must come before all other operations"), done.stderr
+
+
+def test_other_errors_stay_as_they_are():
+    with pytest.raises(RuntimeError, match=r"^another$"), first_operation.explained():
+        raise RuntimeError("another")
+    with pytest.raises(RuntimeError, match=r"must come before .* program startup"), first_operation.explained():
+        raise RuntimeError("Collective ops must be configured at program startup")
