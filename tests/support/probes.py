@@ -32,6 +32,7 @@ from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import gradients, multi_step, train_step
+from tfdist.zoo import optimizers, schedules
 
 Arrays = dict[str, np.ndarray]
 # One gradient per variable, for each of two replicas: of about 1, of very different sizes, a scalar.
@@ -47,14 +48,20 @@ BATCH = 24
 SEVERAL_WORKERS = "TF_CONFIG" in os.environ
 
 
-def measure(directory: pathlib.Path, *names: str, workers: int = 1, devices: int = 1) -> list[Arrays]:
+def measure(
+    directory: pathlib.Path, *names: str, workers: int = 1, devices: int = 1, unlike: bool = False
+) -> list[Arrays]:
     """Runs the probes `names` on `workers` processes of `devices` replicas; returns what each worker has measured.
 
-    A name that ends in ":1" is measured on one replica, in a process that has several.
+    A name that ends in ":1" is measured on one replica, in a process that has several. If `unlike`,
+    the last worker multiplies matrices with the instructions of an older processor.
     """
     paths = [directory / f"worker{rank}.npz" for rank in range(workers)]
     commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
-    run_all(commands, environments(workers), timeout=900)
+    variables = environments(workers)
+    if unlike:
+        variables[-1] |= {"ONEDNN_MAX_CPU_ISA": "SSE41"}
+    run_all(commands, variables, timeout=900)
     measured = []
     for path in paths:
         with np.load(path) as file:
@@ -176,6 +183,18 @@ def clipped_alike(options: c.Cluster) -> Arrays:
     run = start(options, train=c.Train(steps=20, clip_norm=1e-3), model=model)
     run_steps(run, 1)
     return {name: value for name, value in weights(run).items() if name.endswith("hidden0/kernel")}
+
+
+def muon(options: c.Cluster) -> Arrays:
+    """Everything that Muon holds after 10 steps on all replicas, and a kernel after one step of this worker alone."""
+    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "group_size": 4}
+    run = start(options, model=model, optimizer={"target": "tfdist.zoo.optimizers:muon"}, train=c.Train(steps=20))
+    run_steps(run, 10)
+    found = {f"shared/{name}": array for name, array in checkpoint_format.snapshot(run.variables).items()}
+    weights, gradient = np.float32(np.random.default_rng(0).normal(size=(2, 3, 3, 32, 64)))
+    kernel = keras.Variable(weights)
+    optimizers.muon(schedules.constant(0.1, total_steps=1)).apply([tf.constant(gradient)], [kernel])
+    return found | {"alone": keras.ops.convert_to_numpy(kernel)}
 
 
 def compressed(options: c.Cluster) -> Arrays:
@@ -519,7 +538,7 @@ PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, update, compressed, xla, embedding, loss_scale)},
     **{f.__name__: f for f in (regularization, statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
     **{f.__name__: f for f in (synchronised, averages, traces, collectives, local_rounds, seeds)},
-    **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike)},
+    **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike, muon)},
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What happens to gradients on two replicas, compared with NumPy."""
 
 import itertools
+import platform
 
 import keras
 import numpy as np
@@ -254,3 +255,14 @@ def test_workers_with_different_numbers_of_threads_clip_to_the_same_bits(workers
     (kernel,) = (name for name in workers[0] if name.startswith("clipped_alike/"))
     assert workers[0][kernel].size == 2**20
     np.testing.assert_array_equal(*(worker[kernel].view(np.uint32) for worker in workers))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the workers need instructions of two kinds")
+def test_workers_with_unlike_processors_hold_the_same_weights_with_muon(tmp_path):
+    first, second = probes.measure(tmp_path, "muon", workers=2, unlike=True)
+    # Alone, they multiply the same matrices to other bits.
+    alone = [worker.pop("muon/alone") for worker in (first, second)]
+    assert 0 < np.abs(np.subtract(*alone)).max() < 1e-3
+    assert sum(array.ndim == 4 for array in first.values()) == 4 and first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.tobytes() == second[name].tobytes(), name

@@ -125,32 +125,6 @@ def test_muon_moves_kernels_by_orthogonal_matrices(shape):
         np.testing.assert_allclose(values, np.diag(np.diag(values)), atol=1e-3)
 
 
-def test_muon_on_two_replicas_is_muon_on_one():
-    class TwoReplicas:
-        """Runs the tasks of both replicas, one after another."""
-
-        def run(self, tasks, sizes, costs):
-            owners = work_sharing.assign(costs, 2)
-            assert set(owners) == {0, 1}
-            vectors = [task() for task in tasks]
-            assert [int(vector.shape[0]) for vector in vectors] == sizes
-            return vectors
-
-    shapes, random = [(3, 3, 4, 8), (3, 3, 8, 8), (8, 2)], np.random.default_rng(0)
-    start = [random.normal(size=shape).astype(np.float32) for shape in shapes]
-    gradients = [[random.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(3)]
-    trained = []
-    for sharing in (None, TwoReplicas()):
-        optimizer = optimizers.muon(schedules.constant(0.1, total_steps=3), weight_decay=0.1)
-        optimizer.work_sharing = sharing
-        weights = [keras.Variable(weight) for weight in start]
-        for each in gradients:
-            optimizer.apply([tf.constant(gradient) for gradient in each], weights)
-        trained.append([weight.numpy() for weight in weights])
-    for one, two in zip(*trained, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
 def test_work_is_shared_evenly():
     assert work_sharing.assign([1, 5, 2, 3], 2) == [0, 0, 1, 1]
     assert work_sharing.assign([1.0], 3) == [0]
