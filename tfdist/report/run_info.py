@@ -51,12 +51,27 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
         raise ValueError(f"{path} is damaged ({error}): restore it, or remove it to start with this config.") from None
 
 
+def _version(name: str) -> str:
+    """Returns the version of a package, also of one that another distribution holds: keras in keras-nightly.
+
+    Raises:
+        PackageNotFoundError: the package is not installed.
+    """
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        holders = importlib.metadata.packages_distributions().get(name.replace("-", "_"))
+        if not holders:
+            raise
+        return importlib.metadata.version(holders[0])
+
+
 def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> None:
     """Writes workdir/environment.json: versions, host, command line, git commit, time, and the entries of `extra`."""
     versions = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+            versions[name] = _version(name)
     described = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [sys.executable, *sys.orig_argv[1:]],

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import importlib.metadata
 import io
 import json
 import math
@@ -682,6 +683,13 @@ def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, m
     assert facts["command"][0] == sys.executable and facts["directory"] == str(repository)
     (repository / "file").write_text("2")
     assert run_info.git_state(".") == {"commit": commit, "changed": True}
+
+
+def test_the_environment_tells_the_version_of_a_package_of_another_distribution(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_info, "DISTRIBUTIONS", ("yaml", "no-such-package"))  # In PyYAML, as keras in keras-nightly.
+    run_info.write_environment(tmp_path, {})
+    facts = json.loads((tmp_path / "environment.json").read_text())
+    assert facts["versions"] == {"yaml": importlib.metadata.version("PyYAML")}
 
 
 def test_reporting_needs_no_tensorflow(tmp_path):
