@@ -14,9 +14,9 @@ from tfdist import config as c
 from tfdist.training.step.normalization import spanning_groups
 from tfdist.zoo import models
 
-# 48 examples in groups of 16: shards of 48, 24 and 6 examples hold groups, one and a half, and a part of one.
+# 48 examples in groups of 16: shards of 48, 24, 12 and 6 examples hold groups, one and a half, and parts of one.
 SUPPORT = str(pathlib.Path(forked.__file__).parent)
-REPLICAS = (1, 2, 8)
+REPLICAS = (1, 2, 4, 8)
 TRAIN = """
     import json, pathlib, sys
     import numpy as np
