@@ -217,6 +217,10 @@ def test_a_study_is_read_as_it_was_written(tmp_path):
         results.read(tmp_path)
     with pytest.raises(ValueError, match="there is no 'x'; there are bsc_resnet50v2"):
         published.study("x")
+    # Published as images per second, and without losses: the times are those of epochs of 12,800 images.
+    rates = [point.examples_per_second for point in published.study("cscs_inceptionv3").points]
+    np.testing.assert_allclose(rates, [138.23, 264.57, 523.38, 1018.18])
+    assert not any(point.values for point in published.study("cscs_inceptionv3").points)
 
 
 def test_the_shares_of_workers_are_averaged():

@@ -22,6 +22,11 @@ _STUDY = "python -m tfdist scaling"
 _GHOST = "--published=bsc_resnet50v2 --workdir=WORKDIR"
 
 
+def _finding(check: str) -> str:
+    """Returns a pattern for what the doctor finds in a check."""
+    return rf"^{check} +(?:ok|look|BAD) +(.*)$"
+
+
 def _scaling_answers() -> tuple[Answer, ...]:
     found = []
     for replicas, first, later, accuracy in (("1", 49, 45, 0.507), ("2", 26, 24, 0.5049), ("4", 14, 12, 0.501)):
@@ -76,8 +81,8 @@ COURSE = Course(
             asks="Log in, and see what a node has.",
             page=("python -m tfdist doctor --config=configs/digits.py --workdir=WORKDIR",),
             answers=(
-                Answer(quantity="GPUs", page="4 V100 of 16 GB", yours=printed(r"^.*\bGPUs? +\w+ +(.*)$")),
-                Answer(quantity="processors", page="2 POWER9, 160 threads", yours=printed(r"^worker 0.*?: (.*)$")),
+                Answer(quantity="GPUs", page="4 V100 of 16 GB", yours=printed(_finding("GPUs"))),
+                Answer(quantity="memory", page="512 GB", yours=printed(r"of ([\d,]+ MiB free) per replica")),
             ),
             hardware="a node of CTE-POWER",
             see="docs/before-the-job.md",
@@ -143,7 +148,7 @@ COURSE = Course(
                 Answer(
                     quantity="five minutes are enough",
                     page="no: CANCELLED DUE TO TIME LIMIT",
-                    yours=printed(r"^ *time +(\w+ +.*)$"),
+                    yours=printed(_finding("time")),
                 ),
             ),
             hardware="the processors of a node of CTE-POWER, 160 threads",

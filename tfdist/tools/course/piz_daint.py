@@ -105,23 +105,25 @@ COURSE = Course(
         Task(
             number="figure",
             title="Images per second of a network on more and more nodes",
-            asks="The page's figure of networks on ImageNet, measured on random images of 224x224 pixels.",
-            page=(f"python -m tfdist scaling {_SYNTHETIC} --replicas=1,2,4,8 --workdir=WORKDIR",),
-            laptop=(f"python -m tfdist scaling {_SMALL} --replicas=1,2 --epochs=2 --by=devices --workdir=WORKDIR",),
-            difference="32 random images of 75x75 pixels, 8 for each of two logical devices.",
-            answers=(
-                Answer(
-                    quantity="images/s, one replica",
-                    page="a figure, no numbers",
-                    yours=cell("scaling.csv", "examples_per_second", ("replicas", "1")),
-                ),
-                Answer(
-                    quantity="speedup, most replicas",
-                    page="a figure, no numbers",
-                    yours=cell("scaling.csv", "speedup"),
-                ),
+            asks="The page's figure of networks on ImageNet; here on random images, beside a report of CSCS.",
+            page=(
+                f"python -m tfdist scaling {_SYNTHETIC} --replicas=1,2,4,8 --published=cscs_inceptionv3 "
+                "--workdir=WORKDIR",
             ),
-            hardware="nodes of Piz Daint with one P100 each",
+            laptop=(
+                f"python -m tfdist scaling {_SMALL} --replicas=1,2 --epochs=2 --by=devices "
+                "--published=cscs_inceptionv3 --workdir=WORKDIR",
+            ),
+            difference="32 random images of 75x75 pixels, 8 for each of two logical devices.",
+            answers=tuple(
+                Answer(
+                    quantity=f"images/s, nodes: {nodes}",
+                    page=f"{rate:.4g}",
+                    yours=cell("scaling.csv", "examples_per_second", ("replicas", nodes)),
+                )
+                for nodes, rate in (("1", 138.23), ("2", 264.57), ("4", 523.38), ("8", 1018.18))
+            ),
+            hardware="nodes of Piz Daint with one P100 each, TensorFlow 1.1, random images (report of CSCS, 2017)",
         ),
     ),
 )

@@ -1,6 +1,7 @@
-"""Results that courses print, from published.json, to be drawn behind one's own with their hardware."""
+"""Results that courses print, or their centres, from published.json: drawn behind one's own, with their hardware."""
 
 import json
+import math
 from pathlib import Path
 
 from absl import flags
@@ -20,7 +21,7 @@ def define_flag() -> None:
     flags.DEFINE_list(
         "published",
         [],
-        f"Also draw the results that a course prints, with their hardware: {', '.join(names())}. Default: none.",
+        f"Also draw the results of a course or its centre, with their hardware: {', '.join(names())}. Default: none.",
     )
 
 
@@ -34,10 +35,11 @@ def study(name: str) -> Study:
     if name not in every:
         raise ValueError(f"--published: there is no {name!r}; there are {', '.join(every)}.")
     found = every[name]
-    rows = zip(
-        *(found[column] for column in ("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds", "accuracy")),
-        strict=True,
-    )
+    nothing = [None] * len(found["replicas"])
+    rates = found.get("images_per_second", nothing)
+    seconds = found.get("epoch_seconds") or [found["examples"] / rate for rate in rates]
+    first = found.get("first_epoch_seconds") or [math.nan] * len(nothing)
+    columns = (found["replicas"], found["batch_size"], first, seconds, found.get("accuracy", nothing))
     return Study(
         name=found["name"],
         described=f"{found['source']}; {found['hardware']}",
@@ -49,8 +51,8 @@ def study(name: str) -> Study:
                 first_epoch_seconds=first,
                 later_epoch_seconds=[seconds],
                 examples=found["examples"],
-                values={"accuracy": accuracy},
+                values={} if accuracy is None else {"accuracy": accuracy},
             )
-            for replicas, batch, first, seconds, accuracy in rows
+            for replicas, batch, first, seconds, accuracy in zip(*columns, strict=True)
         ],
     )
