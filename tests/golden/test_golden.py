@@ -8,6 +8,9 @@ import golden_runs as golden
 import numpy as np
 import pytest
 
+# Each run and each topology once; the others are marked slow.
+QUICK = [("digits", "two_workers"), ("everything", "two_devices"), ("script", "one_device")]
+
 
 @pytest.fixture(autouse=True)
 def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +26,10 @@ def topology_can_be_had(request: pytest.FixtureRequest) -> None:
         pytest.skip("several workers on one machine need Linux")
 
 
-@pytest.mark.parametrize(("name", "topology"), golden.CASES)
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in golden.CASES],
+)
 def test_a_golden_run_comes_out_as_recorded(name, topology, tmp_path):
     recorded = json.loads(golden.VALUES.read_text())[f"{name}/{topology}"]
     found = golden.train(name, topology, tmp_path)

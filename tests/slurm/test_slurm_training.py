@@ -130,8 +130,8 @@ def start_again(slurm: SlurmCluster, job: str, log: pathlib.Path, restarts: int)
     assert slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"]).returncode == 0
 
 
-STEPS = ["--config.train.steps=400", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
-SLOW = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.05}"
+STEPS = ["--config.train.steps=120", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
+SLOW = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.15}"
 
 
 def submit_long(slurm: SlurmCluster, directory: pathlib.Path, site: str = "") -> tuple[str, pathlib.Path]:

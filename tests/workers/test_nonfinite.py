@@ -79,7 +79,7 @@ def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
     ]
 
 
-@pytest.mark.parametrize(("workers", "devices"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
+@pytest.mark.parametrize(("workers", "devices"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_a_step_is_skipped_alike_on_any_topology(skipped, tmp_path, workers, devices):
     topologies.train(tmp_path, *options(7, nonfinite="skip"), workers=workers, devices=devices)
     assert topologies.largest_difference(topologies.arrays(skipped), topologies.arrays(tmp_path)) < 1e-5
@@ -114,10 +114,9 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
         "WARNING: The loss or a gradient is not finite in step 7. Rolled back to the weights of step 4; the run "
         "continues with step 8: rollback 1 of at most 10"
     ]
-    # Killed before and after, and stopped between the checkpoint and the bad step.
-    for newest in (0, 8):
-        copy = cut_back(tmp_path / "back", tmp_path / f"from{newest}", newest)
-        assert same_bits(run(copy, made), expected)
+    # Killed after it, and stopped between the checkpoint and the bad step.
+    copy = cut_back(tmp_path / "back", tmp_path / "killed", 8)
+    assert same_bits(run(copy, made), expected)
     copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
     keras.utils.clear_session()
     stopped = setup.build_run(made, copy)

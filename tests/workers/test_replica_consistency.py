@@ -122,20 +122,19 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
     assert found.state["step"] == 4 and not list(tmp_path.glob("checkpoints/step-00000004"))
 
 
-def test_copying_continues_with_the_chiefs_state_a_few_times(tmp_path):
-    # Three steps of epoch 1 flip a bit of the second worker.
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_copying_continues_with_the_chiefs_state_a_few_times(tmp_path, workers):
+    # Three steps of epoch 1 flip a bit of the second replica.
     flip = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': %d, 'replica': 1}"
     copy = ("--config.agreement.action=copy", "--config.train.steps=6", "--config.checkpoint.every.steps=3")
-    outputs = run(tmp_path / "flipped", flip % 1, *copy, workers=2, code=0)
-    assert [output.count("All replicas now have the chief's state: copy 3 of at most 3") for output in outputs] == [
-        1,
-        0,
-    ]
-    run(tmp_path / "sound", flip % 99, *copy, workers=2, code=0)
+    copy += (f"--config.cluster.logical_devices={2 // workers}",)
+    outputs = run(tmp_path / "flipped", flip % 1, *copy, workers=workers, code=0)
+    said = [output.count("All replicas now have the chief's state: copy 3 of at most 3") for output in outputs]
+    assert said == [1, 0][:workers]
+    run(tmp_path / "sound", flip % 99, *copy, workers=workers, code=0)
     flipped, sound = (topologies.arrays(tmp_path / name, step=6) for name in ("flipped", "sound"))
     assert topologies.largest_difference(flipped, sound) == 0.0
-    limited = ("--config.agreement.limit=1", "--config.cluster.logical_devices=2")
-    for output in run(tmp_path / "limited", flip % 1, *copy, *limited, workers=1):
+    for output in run(tmp_path / "limited", flip % 1, *copy, "--config.agreement.limit=1", workers=workers):
         assert "copy 1 of at most 1" in output
         assert re.search(
             r"after step 5:\n.*\n.*They were last equal after step 4\. .* was copied 1 times before", output

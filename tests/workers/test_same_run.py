@@ -11,7 +11,7 @@ from launching import run_all
 
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 # (workers, logical devices of each)
-TOPOLOGIES = [(1, 2), (2, 1), pytest.param(3, 1, marks=pytest.mark.slow), (2, 2)]
+TOPOLOGIES = [(2, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (2, 1), (3, 1)))]
 GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
 
 
@@ -66,23 +66,23 @@ def test_statistics_over_groups_and_sums_in_packs_change_nothing(in_groups, tmp_
     assert topologies.largest_difference(in_groups, topologies.arrays(tmp_path)) < 1e-5
 
 
-def test_micro_batches_change_nothing(in_groups, tmp_path):
-    for workers in (1, 2):
-        topologies.train(tmp_path / str(workers), *GROUPS, "--config.train.micro_batches=2", workers=workers)
-    pieces, of_two = (topologies.arrays(tmp_path / name) for name in "12")
-    assert topologies.largest_difference(pieces, of_two) < 1e-5
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_micro_batches_change_nothing(in_groups, tmp_path, workers):
+    topologies.train(tmp_path, *GROUPS, "--config.train.micro_batches=2", workers=workers)
+    found = topologies.arrays(tmp_path)
     # Of two micro-batches the moving statistics are those of two updates, not of their mean: only weights compare.
     weights = [name for name in in_groups if "moving" not in name]
-    assert topologies.largest_difference({n: in_groups[n] for n in weights}, {n: pieces[n] for n in weights}) < 1e-5
+    assert topologies.largest_difference({n: in_groups[n] for n in weights}, {n: found[n] for n in weights}) < 1e-5
 
 
-def test_every_example_is_evaluated_once_on_any_number_of_replicas(one):
+@pytest.mark.parametrize(("workers", "devices"), [(1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
+def test_every_example_is_evaluated_once_on_any_number_of_replicas(one, workers, devices):
     # 1,797 examples in batches of 60: the last batch has 57.
     right = []
-    for workers, devices in ((1, 1), (1, 3), (2, 2)):
-        options = ("--config.data.evaluation_split=all", f"--config.cluster.logical_devices={devices}")
+    for processes, replicas in ((1, 1), (workers, devices)):
+        options = ("--config.data.evaluation_split=all", f"--config.cluster.logical_devices={replicas}")
         line = topologies.command(one, "--mode=eval", *options)
-        outputs = run_all([line] * workers, topologies.environments(workers))
+        outputs = run_all([line] * processes, topologies.environments(processes))
         result = json.loads(outputs[0].splitlines()[-1])
         assert result["num_examples"] == 1797
         right.append(result["accuracy"] * 1797)

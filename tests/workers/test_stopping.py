@@ -52,24 +52,43 @@ def workdir(tmp_path_factory):
     ("rank", "hit", "words"),
     [
         # While TensorFlow is imported, before the other workers are met.
-        (
+        pytest.param(
             1,
             f"tfdist.cluster.process_exit:import_tensorflow_quietly:before:{USR1:d}",
             "before training started: nothing to save",
+            id="meeting",
         ),
         # While the strategy is made: TensorFlow's own handler, which swallows SIGTERM, is in place by then.
-        (
+        pytest.param(
             1,
             f"tfdist.cluster.strategy:_multi_worker_strategy:after:{TERM:d}",
             "stopped by another worker before the first step: nothing to save",
+            id="creating the strategy",
+            marks=pytest.mark.slow,
         ),
         # While the first step is compiled.
-        (1, f"tfdist.training.step.train_step:train_step:before:{TERM:d}", "stopped by another worker and saved"),
-        (0, f"tfdist.training.step.train_step:evaluation_step:before:{INT:d}", "stopped by SIGINT and saved"),
+        pytest.param(
+            1,
+            f"tfdist.training.step.train_step:train_step:before:{TERM:d}",
+            "stopped by another worker and saved",
+            id="compiling",
+        ),
+        pytest.param(
+            0,
+            f"tfdist.training.step.train_step:evaluation_step:before:{INT:d}",
+            "stopped by SIGINT and saved",
+            id="evaluating",
+            marks=pytest.mark.slow,
+        ),
         # While a checkpoint is written, and again while the one is written to which that led.
-        (0, f"tfdist.checkpoint.format:write:before:{INT:d}", "stopped by SIGINT and saved"),
+        pytest.param(
+            0,
+            f"tfdist.checkpoint.format:write:before:{INT:d}",
+            "stopped by SIGINT and saved",
+            id="saving",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["meeting", "creating the strategy", "compiling", "evaluating", "saving"],
 )
 def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, rank, hit, words):
     codes, outputs = run_hit(workdir, {rank: hit})
@@ -79,6 +98,7 @@ def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, rank
     assert not (workdir / "finished.json").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterrupted_one(workdir, tmp_path):
     hits = {
         0: f"tfdist.checkpoint.export:export:before:{TERM:d}",
