@@ -30,6 +30,7 @@ def two_processes(tmp_path_factory):
     return weights(workdir)
 
 
+@pytest.mark.slow
 def test_two_processes_of_tf_config_are_the_run_of_one(two_processes, alone):
     assert_weights_agree(two_processes, alone, atol=ATOL)
 

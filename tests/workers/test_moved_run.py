@@ -1,4 +1,4 @@
-"""A run that was saved on 4 workers resumes on any other number of replicas: the same examples, the same weights."""
+"""A run that was saved on 4 replicas resumes on any other number of replicas: the same examples, the same weights."""
 
 import shutil
 
@@ -18,14 +18,16 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def on_four(tmp_path_factory):
-    """The workdir of a run on 4 workers: 20 steps, saved after the 10th and the last."""
+    """The workdir of a run on 2 workers of 2 devices: 20 steps, saved after the 10th and the last."""
     workdir = tmp_path_factory.mktemp("four")
-    topologies.train(workdir, *OPTIONS, workers=4)
+    topologies.train(workdir, *OPTIONS, workers=2, devices=2)
     return workdir
 
 
-@pytest.mark.parametrize(("workers", "devices"), [pytest.param(1, 2, marks=pytest.mark.slow), (3, 1), (1, 8)])
-def test_a_run_of_four_workers_goes_on_elsewhere(on_four, tmp_path, workers, devices):
+@pytest.mark.parametrize(
+    ("workers", "devices"), [*(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (3, 1))), (1, 8)]
+)
+def test_a_run_of_four_replicas_goes_on_elsewhere(on_four, tmp_path, workers, devices):
     moved = tmp_path / "moved"
     shutil.copytree(on_four, moved)
     (moved / checkpointing.FINISHED).unlink()

@@ -154,7 +154,7 @@ def test_muon_refuses_what_it_cannot_use():
         optimizers.muon(0.1, other_momentum=0.0)
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_adapted_run_is_the_same_on_two_workers_with_unlike_processors(tmp_path):
     source = {"target": "tfdist.zoo.sources:synthetic", "num_examples": 96, "num_test_examples": 32}
     flags = [f"--config.data.source={source}", "--config.data.batch_size=32", "--config.data.evaluation_batch_size=32"]
