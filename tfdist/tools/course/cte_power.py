@@ -100,11 +100,12 @@ COURSE = Course(
         Task(
             number="3",
             title="The MNIST network as a batch job with one GPU",
-            asks="Submit the training, look at the queue, read the output. Run the command again after the job.",
+            asks="Submit the training, look at the queue (squeue --me, in another terminal), read the output.",
             page=(
-                "sbatch --nodes=1 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=40 --time=10 "
-                "launch/slurm/cte_power.sbatch --config=configs/courses/bsc_mnist.py --config.data.source.path=DATA "
-                "--workdir=WORKDIR",
+                "sbatch --wait --nodes=1 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=40 --time=10 "
+                "--output=WORKDIR/job.log launch/slurm/cte_power.sbatch --config=configs/courses/bsc_mnist.py "
+                "--config.data.source.path=DATA --workdir=WORKDIR",
+                "cat WORKDIR/job.log",
             ),
             laptop=(
                 f"python -m tfdist.launch --workers=1 -- --config=configs/courses/bsc_mnist.py {_DIGITS} "

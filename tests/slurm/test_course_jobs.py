@@ -1,0 +1,50 @@
+"""`tfdist course` under a real Slurm: the command of a laptop, over the tasks of an allocation and as a batch job."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+from launching import REPOSITORY
+from slurm_cluster import slurm_cluster, slurm_missing
+
+ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
+COURSE = [sys.executable, "-m", "tfdist", "course"]
+
+
+@pytest.fixture(scope="module")
+def cte_power(tmp_path_factory):
+    """Two nodes with the threads and GPUs of CTE-POWER's, which TensorFlow does not see."""
+    if reason := slurm_missing():
+        pytest.skip(reason)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=("n9", "n10"), cpus=160, gpus=4) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_the_ring_goes_from_node_to_node(cte_power, tmp_path):
+    words = ["salloc", "-N2", "--ntasks-per-node=1", *COURSE, "piz_daint", "--task=ring", f"--workdir={tmp_path}"]
+    done = cte_power.run(words, env=ON_CPUS, cwd=REPOSITORY, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "$ srun python -m tfdist all_reduce --ring" in done.stdout
+    assert "worker 1 of 2: host n10" in done.stdout
+    assert float(re.search(r"the sums differ by at most (\S+) of", done.stdout)[1]) < 1e-6
+    assert re.search(r"^messages of a replica +2\(N-1\) +2$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_batch_job_of_task_3_has_all_answers(cte_power, tmp_path):
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 1000), ("test", 200)):
+        arrays[f"x_{split}"] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays[f"y_{split}"] = generator.integers(0, 10, count, dtype=np.uint8)
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    (tmp_path / "site.sh").write_text(f'export PATH="{sys.exec_prefix}/bin:$PATH"\n')
+    words = [*COURSE, "cte_power", "--task=3", f"--data={tmp_path}/mnist.npz", f"--workdir={tmp_path}/runs"]
+    env = ON_CPUS | {"TFDIST_SITE": str(tmp_path / "site.sh")}
+    done = cte_power.run(words, env=env, cwd=REPOSITORY, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Submitted batch job" in done.stdout and "finished after step 50" in done.stdout
+    assert re.search(r"^parameters +62,346 +62,346$", done.stdout, re.MULTILINE)
+    assert re.search(r"^accuracy on test +0.9671 +0.\d+$", done.stdout, re.MULTILINE)
