@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.cluster import strategy
-from tfdist.data import pipelines
+from tfdist.data import inspection, pipelines
 from tfdist.training import run as run_lib
 from tfdist.training import setup
 
 EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
 SEED = 5
 FILES = 4
+SPOILED = 37
 # How many examples were read and prepared.
 COUNTS = {"read": 0, "prepared": 0}
 DATASET = {"pipeline": "textbook", "source": {"target": "pipeline_probe:slices"}}
@@ -74,6 +75,12 @@ def numbered(batch, seeds, *, training):
     return {"id": count("prepared", batch["image"]), "seed": seeds[:, 1], "stream": seeds[:, 0]}
 
 
+def spoiled(batch, seeds, *, training):
+    """Makes a value of example `SPOILED` that is not finite."""
+    bad = tf.equal(batch["image"], SPOILED)[:, tf.newaxis]
+    return {"pair": tf.where(bad, tf.constant([0.0, np.nan]), 0.0)}
+
+
 def write(folder: pathlib.Path) -> None:
     """Writes the files of `records`, of different lengths."""
     for index, numbers in enumerate(np.array_split(np.arange(EXAMPLES), FILES)):
@@ -110,7 +117,9 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
         batches, masks = (cluster.strategy.experimental_local_results(part) for part in next(iterator))
         for batch, mask in zip(batches, masks, strict=True):
             kept += batch["id"].numpy()[mask.numpy()].tolist()
-    return found | {"evaluated": np.array(kept)}
+    searched = pipelines.make(config, spoiled, *sources, run_lib.replica_shard(cluster), cluster).rows_of_steps
+    nonfinite = [inspection.first_nonfinite(searched(first, STEPS)) or (0, "") for first in (1, STARTS[0] + 1)]
+    return found | {"evaluated": np.array(kept), "nonfinite": np.array(nonfinite, str)}
 
 
 if __name__ == "__main__":

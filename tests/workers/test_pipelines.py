@@ -76,6 +76,16 @@ def test_what_a_worker_reads_and_prepares(workers):
         assert worker["files/read"] < worker["auto/read"]
 
 
+@pytest.mark.parametrize("case", [case for case in probe.CASES if case != "fixed"])
+def test_the_worker_that_reads_a_value_that_is_not_finite_names_its_step_and_its_example(workers, case):
+    for worker in workers:
+        for (step, text), start in zip(worker[f"{case}/nonfinite"], (0, *probe.STARTS), strict=True):
+            reads = np.flatnonzero((worker[f"{case}/id"][start:] == probe.SPOILED).any(axis=1)) + start + 1
+            assert int(step) == (reads[0] if reads.size else 0)
+            place = f"pair[1] of example {probe.SPOILED} of the split 'train' (made by config.data.prepare) is nan"
+            assert text == (f"in step {step}, {place}" if reads.size else "")
+
+
 def test_fixed_shards_give_an_example_to_the_same_worker_always(workers):
     for rank, worker in enumerate(workers):
         assert set(worker["fixed/id"].ravel() % WORKERS) == {rank}

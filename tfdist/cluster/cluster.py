@@ -63,6 +63,10 @@ class Cluster:
         """Returns an iterator over global batches, which TensorFlow divides; see `distributed_dataset`."""
         return distributed_dataset.distribute_global(self.strategy, dataset, policy, drop)
 
+    def local_values(self, value: Any) -> tuple[Any, ...]:
+        """Returns the parts of an iterator's element, or of a replicated value, of this worker's replicas, in order."""
+        return self.strategy.experimental_local_results(value)
+
     def created_here(self, variable: tf.Variable) -> bool:
         """Returns True if `variable` was created in the scope of this cluster."""
         return self.strategy.extended.variable_created_in_scope(variable)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.data import autograph, order
-from tfdist.data.stream import ReplicaShard, Source
+from tfdist.data.stream import Batch, ReplicaShard, Source
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +85,40 @@ def rows_of_steps(
         yield Rows(step=first_step + int(step), columns=columns, place=place)
 
 
-def _place(source: Source, split: str, ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
-    example = int(ids[at[0]])
+def rows_of_batches(
+    batches: Iterable[Sequence[Mapping[str, tf.Tensor]]], source: Any, split: str, number: str, first_step: int
+) -> Iterator[Rows]:
+    """Yields this worker's examples of the steps from `first_step` on, counted from 1, whose batches say their numbers.
+
+    Args:
+        batches: for each step, the batches of this worker's replicas.
+        source: the training split.
+        split: its name, for messages.
+        number: the column of an example's number in `source`.
+        first_step: the step of the first of `batches`.
+    """
+    for step, replicas in enumerate(batches, first_step):
+        for batch in replicas:
+            columns = {name: value.numpy() for name, value in batch.items() if name != number}
+            yield Rows(
+                step=step, columns=columns, place=functools.partial(_place, source, split, batch[number].numpy())
+            )
+
+
+def _place(source: Any, split: str, ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
+    number = int(ids[at[0]])
+    # With a tf.data.Dataset, the number is a hash of the example.
+    example, read = source.find(number) if hasattr(source, "find") else (number, _read(source, number))
     index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
-    origin = "as the source reads it" if _is_in_source(source, example) else "made by config.data.prepare"
+    origin = "as the source reads it" if _has_nonfinite(read) else "made by config.data.prepare"
     return f"{column}{index} of example {example} of the split {split!r} ({origin})"
 
 
-def _is_in_source(source: Source, example: int) -> bool:
-    """Returns whether the example has a value that is not finite before it is prepared."""
+def _read(source: Source, example: int) -> Batch:
     read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
-    batch = next(iter(tf.data.Dataset.from_tensors(tf.constant([example], tf.int64)).map(read)))
+    return next(iter(tf.data.Dataset.from_tensors(tf.constant([example], tf.int64)).map(read)))
+
+
+def _has_nonfinite(batch: Batch) -> bool:
     floats = [value for value in batch.values() if value.dtype.is_floating]
     return any(not bool(tf.reduce_all(tf.math.is_finite(value))) for value in floats)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ class Distributor(Protocol):
 
     def distribute_global(self, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator[Any]:
         """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
+
+    def local_values(self, value: Any) -> tuple[Any, ...]:
+        """Returns the parts of its element of this worker's replicas."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def _replica_shards(
 def _textbook(
     config: config_lib.Config, prepare: Prepare, train: Any, evaluation: Any, shard: ReplicaShard, cluster: Distributor
 ) -> Pipelines:
-    options = config.data
+    options, train_source = config.data, train
     if isinstance(train, textbook.DatasetSource):
         if options.cache != "none":
             raise ValueError(
@@ -132,11 +136,19 @@ def _textbook(
         train, train_prepare = cache.cached(options, train, prepare, training=True)
         evaluation, evaluation_prepare = cache.cached(options, evaluation, prepare, training=False)
         evaluate = functools.partial(stream.evaluation, evaluation, evaluation_prepare, shard)
-    training = textbook.training(train, train_prepare, options, num_workers=cluster.num_workers, seed=config.seed)
+    make_training = functools.partial(
+        textbook.training, train, train_prepare, options, num_workers=cluster.num_workers, seed=config.seed
+    )
+    training = make_training()
 
-    def open_training(first_step: int, last_step: int) -> Iterator[Any]:
+    def open_training(first_step: int, last_step: int, training: Callable[..., Any] = training) -> Iterator[Any]:
         dataset, drop = training(first_step, last_step)
         return cluster.distribute_global(dataset, options.auto_shard, drop)
+
+    def rows_of_steps(first_step: int, last_step: int) -> Iterator[inspection.Rows]:
+        elements = open_training(first_step - 1, last_step, make_training(numbered=True))
+        batches = map(cluster.local_values, itertools.islice(elements, last_step - first_step + 1))
+        return inspection.rows_of_batches(batches, train_source, options.train_split, textbook.ID, first_step)
 
     size = batches.evaluation_batch_size(config)
     spec = {
@@ -157,6 +169,7 @@ def _textbook(
         spec=spec,
         compared={"train": train, "evaluation": evaluation},
         first_examples=functools.partial(first_examples, train, seed=config.seed),
+        rows_of_steps=rows_of_steps,
         with_known_shapes=with_known_shapes,
         notes=(textbook.note(options, cluster.num_workers), *textbook.caveats(train)),
     )

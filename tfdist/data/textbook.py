@@ -18,7 +18,7 @@ from tfdist.data import autograph, dataset_traits, order, read_ahead
 from tfdist.data.stream import Batch, Prepare, ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.
-_ID, _EPOCH = "tfdist example", "tfdist epoch"
+ID, _EPOCH = "tfdist example", "tfdist epoch"
 # Examples that a source reads at a time.
 _CHUNK = 256
 # Rows that workers compare at the start.
@@ -66,6 +66,12 @@ class DatasetSource:
             'evaluate, with config.data.pipeline="textbook".'
         )
 
+    def find(self, number: int) -> tuple[int, Batch]:
+        """Returns the position, counted from 0, and the content of the example whose number is `number`."""
+        same = self.dataset.enumerate().filter(lambda position, example: tf.equal(_hash(example), number))
+        position, example = next(iter(same))
+        return int(position), example
+
     def first_rows(self, count: int = _COMPARED) -> Batch:
         """Returns the first `count` examples, or all."""
         return next(iter(self.dataset.batch(count)))
@@ -93,6 +99,7 @@ def training(
     *,
     num_workers: int,
     seed: int,
+    numbered: bool = False,
 ) -> Callable[[int, int], tuple[tf.data.Dataset, int]]:
     """Returns a function that creates the global batches of training, which are the same on all workers.
 
@@ -103,6 +110,7 @@ def training(
         options: `batch_size`, `shuffle`, `shuffle_buffer` and `auto_shard`.
         num_workers: workers among which TensorFlow divides them.
         seed: the run's seed.
+        numbered: the batches also have the numbers of their examples, as `ID`.
 
     Returns:
         batches(first_step, last_step) -> (dataset, drop): prepared batches [batch_size, ...] of these steps, repeated
@@ -114,8 +122,9 @@ def training(
 
     @tf.function(autograph=False)
     def prepared(batch: Batch) -> Batch:
-        features = {name: value for name, value in batch.items() if name not in (_ID, _EPOCH)}
-        return prepare(features, order.seeds(batch[_ID], batch[_EPOCH], seed), training=True)
+        features = {name: value for name, value in batch.items() if name not in (ID, _EPOCH)}
+        prepared_batch = prepare(features, order.seeds(batch[ID], batch[_EPOCH], seed), training=True)
+        return {**prepared_batch, ID: batch[ID]} if numbered else prepared_batch
 
     def one_epoch(epoch: int) -> tf.data.Dataset:
         shuffled = examples
@@ -143,12 +152,12 @@ def _numbered(source: Source | DatasetSource) -> tf.data.Dataset:
     """Returns all examples, each with its number."""
     if isinstance(source, DatasetSource):
         # By their content: counted, examples could not be sharded by files.
-        return source.dataset.map(lambda example: {**example, _ID: _hash(example)}, num_parallel_calls=tf.data.AUTOTUNE)
+        return source.dataset.map(lambda example: {**example, ID: _hash(example)}, num_parallel_calls=tf.data.AUTOTUNE)
     read = autograph.convert_read(source)
 
     @tf.autograph.experimental.do_not_convert
     def load(ids: tf.Tensor) -> Batch:
-        return {**read(ids), _ID: ids}
+        return {**read(ids), ID: ids}
 
     chunks = tf.data.Dataset.range(len(source)).batch(_CHUNK)
     return chunks.map(load, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
