@@ -466,11 +466,31 @@ def not_finite(cluster: Cluster) -> dict[str, str]:
         return compiled(dense(2), keras.optimizers.SGD(1e20), "mse")
 
     batches = tf.data.Dataset.from_tensor_slices((x, LABELS)).batch(8)
+    parts = [(x[low : low + 8], LABELS[low : low + 8]) for low in range(0, 48, 8)]
+
+    class Reordered(keras.utils.PyDataset):
+        """Has another order after each epoch."""
+
+        def __init__(self):
+            super().__init__()
+            self.order = [*parts]
+
+        def __len__(self):
+            return len(self.order)
+
+        def __getitem__(self, index):
+            return self.order[index]
+
+        def on_epoch_end(self):
+            self.order.reverse()
+
     return messages_of(
         {
             "array": lambda: attempt(x, LABELS),
             "weights": lambda: attempt(X, LABELS, sample_weight=weights),
             "batches": lambda: attempt(batches, batch_size=None),
+            "generator": lambda: attempt(itertools.cycle(parts), batch_size=None, steps_per_epoch=6),
+            "reordered": lambda: attempt(Reordered(), batch_size=None, shuffle=False),
             "rate": lambda: attempt(X, TARGETS, build=diverging),
         }
     )

@@ -8,6 +8,7 @@ several workers, it makes Keras' own `predict` raise for models in their scope.
 import atexit
 import functools
 import logging
+import re
 import signal
 import sys
 import traceback as traceback_lib
@@ -23,6 +24,7 @@ from tfdist.cluster import collective_guard, process_exit, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 
+_RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -44,8 +46,8 @@ def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) 
         TimeoutError, ValueError, OSError: as `strategy.connect`.
     """
     cluster = strategy.connect(options)
-    # TensorFlow counts them as one function that is traced again and again.
-    logging.getLogger("tensorflow").addFilter(lambda record: "Cluster.make_all_gather" not in record.getMessage())
+    # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
+    logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and strategy.global_seed() is None:
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:

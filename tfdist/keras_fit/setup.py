@@ -86,10 +86,10 @@ def make_run(
         batch_size=adapter.batch_size,
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
         callbacks=CallbackRunner(cluster, model),
-        notes=() if caveat is None else (f"An exact resume needs care: {caveat}.",),
+        notes=() if caveat is None or workdir is None else (f"An exact resume needs care: {caveat}.",),
         train_step=train_step,
         more_variables=more,
-        rows_of_steps=functools.partial(rows_of_steps.rows_of_steps, adapter, shard),
+        search_data=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
 

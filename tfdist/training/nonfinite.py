@@ -13,7 +13,6 @@ import math
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import Config
-from tfdist.data import inspection
 from tfdist.training.execution import Execution
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState
@@ -40,7 +39,8 @@ def _stop(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
     loss, first_step = execution.totals["loss"], state.step - execution.steps + 1
     in_epoch = (state.step - 1) % tools.run.steps_per_epoch
     if not math.isfinite(loss) and not tools.run.callbacks.nonfinite_loss(in_epoch, loss):
-        text = f"The loss is {loss} in steps {first_step} to {state.step}"
+        steps = f"steps {first_step} to {state.step}" if execution.steps > 1 else f"step {state.step}"
+        text = f"The loss is {loss} in {steps}"
         raise diverged(tools, text, (first_step, state.step))
     if execution.skipped_steps:  # In float16, if no loss scale makes a gradient finite.
         bad_step = _bad_step(state, execution)
@@ -146,10 +146,10 @@ def advice(config: Config, in_data: bool) -> str:
 def _search_data(tools: LoopTools, first_step: int, last_step: int) -> str:
     """Returns a sentence about the first value in the data of these steps that is not finite; "": there is none.
 
-    Each worker reads its own examples once more.
+    Each worker searches its own examples.
     """
     cluster = tools.run.cluster
     with cluster.paused():
-        found = inspection.first_nonfinite(tools.run.rows_of_steps(first_step, last_step))
+        found = tools.run.search_data(first_step, last_step)
     first = cluster.all_gather([last_step + 1 if found is None else found[0]])[:, 0]
     return cluster.all_gather_text("" if found is None else found[1])[int(first.argmin())]

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.data import inspection
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
@@ -68,8 +67,9 @@ class Run:
     training_examples: int | None = None
     # Warnings about the data, for the log.
     notes: tuple[str, ...] = ()
-    # (first step, last step), counted from 1 -> this worker's examples of these steps, read once more.
-    rows_of_steps: Callable[[int, int], Iterable[inspection.Rows]] = lambda first_step, last_step: ()
+    # (first step, last step), counted from 1 -> the first of these steps whose examples, on this worker, have a value
+    # that is not finite, and a sentence about it; None: there is none.
+    search_data: Callable[[int, int], tuple[int, str] | None] = lambda first_step, last_step: None
     # (whether the data are the reason) -> what to do if a loss or weight is not finite.
     advice_if_diverged: Callable[[bool], str] = lambda in_data: ""
     # Text about the input of the exported model; "": none.

@@ -19,7 +19,7 @@ from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.config import batches, diff, specs, validate
-from tfdist.data import autograph, description, device_part, order, pipelines, stream, textbook
+from tfdist.data import autograph, description, device_part, inspection, order, pipelines, stream, textbook
 from tfdist.report import reporter, run_info
 from tfdist.training import nonfinite
 from tfdist.training import run as run_lib
@@ -114,7 +114,7 @@ def _of_data(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipeline
         "preparation": description.describe(options.prepare, data.spec),
         "example_name": "images" if "image" in data.spec else "examples",
         "model_input": description.usage(options.prepare, options.finish, config.objective, data.spec),
-        "rows_of_steps": data.rows_of_steps,
+        "search_data": lambda *steps: inspection.first_nonfinite(data.rows_of_steps(*steps)),
     }
 
 

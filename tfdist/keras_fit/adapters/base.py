@@ -6,7 +6,7 @@ example, and are not padded; a replica without examples gets one example with co
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import keras
@@ -128,6 +128,16 @@ def named_columns(batch: Any) -> dict[str, np.ndarray]:
     return found
 
 
+def place_in_batch(low: int) -> Callable[[str, tuple[int, ...]], str]:
+    """Returns `inspection.Rows.place` for rows from row `low` of a global batch on: "x[5, 4] of the batch"."""
+    return lambda column, at: f"{column}{indices(low + at[0], *at[1:])} of the batch"
+
+
+def indices(*numbers: int) -> str:
+    """Returns indices of an array as text: "[5, 4]"."""
+    return f"[{', '.join(map(str, numbers))}]"
+
+
 def _num_rows(part: Any) -> tf.Tensor:
     """Returns the rows of a tensor, ragged or sparse ones included: int64 []."""
     return tf.shape(part, out_type=tf.int64)[0]
@@ -169,6 +179,9 @@ class BatchAdapter:
     # sharded(shard, first_step) -> this worker's elements, without the work for other workers' rows; None: every
     # worker builds whole batches.
     sharded: Callable[[ReplicaShard, int], tf.data.Dataset] | None = None
+    # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
+    # For batches that may be others when they are read once more.
+    first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None
 
     def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """Returns this worker's elements; see `DataAdapter`."""

@@ -19,7 +19,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfdist.data import order
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.adapters import base, batch_watch
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
 
 
@@ -82,6 +82,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         sample=lambda: base.named_columns(_numpy_batch(samples[0])),
         resume_caveat=resume_caveat,
         sharded=sharded if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
+        first_nonfinite=batches.watch.first if batches.epoch_hooks else None,
     )
 
 
@@ -92,10 +93,17 @@ class _EpochReader:
         self._data, self._per_epoch, self._epoch = data, length or options.steps, -1
         self.epoch_hooks = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
         self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
+        self.watch = batch_watch.BatchWatch()
 
     def read(self, step: np.int64, index: np.int64) -> list[np.ndarray]:
         self._call_epoch_hooks(step)
-        return _arrays(self._data[int(index)])
+        return self._arrays(step, self._data[int(index)])
+
+    def _arrays(self, step: np.int64, batch: Any, low: np.int64 = 0) -> list[np.ndarray]:
+        batch = _numpy_batch(batch)
+        if self.epoch_hooks:
+            self.watch.look(int(step) + 1, batch, int(low))
+        return [np.asarray(part) for part in keras.tree.flatten(batch)]
 
     def num_rows(self, step: np.int64, index: np.int64) -> np.int64:
         self._call_epoch_hooks(step)
@@ -103,7 +111,7 @@ class _EpochReader:
 
     def read_rows(self, step: np.int64, index: np.int64, low: np.int64, high: np.int64) -> list[np.ndarray]:
         self._call_epoch_hooks(step)
-        arrays = _arrays(self._data.read_rows(int(index), int(low), int(high)))
+        arrays = self._arrays(step, self._data.read_rows(int(index), int(low), int(high)), low)
         if any(len(array) != high - low for array in arrays):
             name, sizes = type(self._data).__name__, sorted({len(array) for array in arrays})
             raise ValueError(
@@ -124,10 +132,6 @@ def _overrides(data: keras.utils.PyDataset, name: str) -> bool:
     return getattr(type(data), name) is not getattr(keras.utils.PyDataset, name)
 
 
-def _arrays(batch: Any) -> list[np.ndarray]:
-    return [np.asarray(part) for part in keras.tree.flatten(_numpy_batch(batch))]
-
-
 def _numpy_batch(batch: Any) -> Any:
     if not isinstance(batch, tuple | list | dict | np.ndarray):
         raise ValueError(
@@ -145,7 +149,14 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     if not samples:
         raise ValueError("The generator has no batches.")
     spec = data_adapter_utils.get_tensor_spec(samples)
-    batches = itertools.chain(samples, (_numpy_batch(batch) for batch in generator))
+    watch = batch_watch.BatchWatch()
+
+    def watched() -> Iterator[Any]:
+        for step, batch in enumerate(itertools.chain(samples, map(_numpy_batch, generator)), 1):
+            watch.look(step, batch)
+            yield batch
+
+    batches = watched()
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
     dataset = dataset.map(lambda *parts: base.with_class_weight(parts, options))
     return BatchAdapter(
@@ -155,6 +166,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
         element_spec=dataset.element_spec,
         smallest_batch=1,
         sample=None,
+        first_nonfinite=watch.first,
         resume_caveat="a generator must return the same batches in every start and on every worker; a resumed run "
         "reads and skips the batches of finished steps",
     )

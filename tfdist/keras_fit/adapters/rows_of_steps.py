@@ -1,24 +1,36 @@
-"""Reads the examples of some steps once more, to find values that are not finite."""
+"""Finds values that are not finite in the data of some steps; reads them once more, if that gives the same data."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data import inspection
 from tfdist.data.inspection import Rows
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, RandomAccessAdapter
 
 
-def rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_step: int, last_step: int) -> Iterator[Rows]:
-    """Yields this worker's examples of the steps `first_step` to `last_step`, counted from 1.
+def first_nonfinite(
+    adapter: DataAdapter, shard: ReplicaShard, first_step: int, last_step: int
+) -> tuple[int, str] | None:
+    """Returns the first of these steps with a value that is not finite, and a sentence about it; None: all are finite.
 
-    The place of a value is an index of the user's arrays, or the row of a batch. Yields nothing for a generator, which
-    cannot be read twice.
+    The place of a value is an index of the user's arrays, or the row of a batch.
+
+    Args:
+        adapter: of the training data.
+        shard: the rows of this worker.
+        first_step: counted from 1.
+        last_step: likewise.
     """
-    if isinstance(adapter, BatchAdapter) and adapter.sample is None:
-        return
+    if isinstance(adapter, BatchAdapter) and adapter.first_nonfinite is not None:
+        return adapter.first_nonfinite(range(first_step, last_step + 1))
+    return inspection.first_nonfinite(_rows_of_steps(adapter, shard, first_step, last_step))
+
+
+def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_step: int, last_step: int) -> Iterator[Rows]:
     elements = adapter.dataset(shard, first_step - 1, last_step)
     for number, element in enumerate(elements.take((last_step - first_step + 1) * shard.local_replicas)):
         if int(element["count"]) == 0:
@@ -36,13 +48,9 @@ def rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_step: int, la
 def _of_arrays(adapter: RandomAccessAdapter, shard: ReplicaShard, step: int, replica: int):
     ids, _, _ = adapter.ids(tf.constant(step, tf.int64), tf.constant(replica, tf.int64), shard.num_replicas)
     ids = ids.numpy()
-    return lambda column, at: f"{column}{_index(int(ids[at[0]]), *at[1:])}"
+    return lambda column, at: f"{column}{base.indices(int(ids[at[0]]), *at[1:])}"
 
 
 def _of_batch(element: dict, shard: ReplicaShard, replica: int):
     low, _ = base.shard_bounds(np.int64(replica), np.int64(element["total"]), shard.num_replicas)
-    return lambda column, at: f"{column}{_index(int(low) + at[0], *at[1:])} of the batch"
-
-
-def _index(*numbers: int) -> str:
-    return f"[{', '.join(map(str, numbers))}]"
+    return base.place_in_batch(int(low))
