@@ -127,7 +127,10 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
         (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist benchmark: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
         (["--workers=2,5000"], "5000 workers need a CPU core each, and there are"),
-        (["--json=/nowhere/x.json", "--nopin"], "--json=/nowhere/x.json cannot be written: No such file or directory."),
+        (
+            ["--json=/proc/nowhere/x.json", "--nopin"],
+            "--json=/proc/nowhere/x.json cannot be written: No such file or directory.",
+        ),
         (["--json=/tmp", "--nopin"], "--json=/tmp cannot be written: Is a directory."),
         (["steps"], "Arguments without a flag are not supported. Received: 'steps'"),
     ],

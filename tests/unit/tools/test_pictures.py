@@ -95,7 +95,9 @@ def test_scaling_of_several_studies_with_published_results(tmp_path):
     found = texts(tmp_path / "scaling", lambda: scaling.draw(studies))
     assert {"Time of an epoch", "Throughput", "Speedup", "replicas", "ideal", "net", "larger net", "45"} <= {*found}
     assert any("NVIDIA V100 GPUs of 16 GB" in text for text in found)
+    studies[0].points[1].shares.clear()
     found = texts(tmp_path / "details", lambda: scaling.draw_details(studies[:1]))
+    assert "not measured in parts" in found
     assert {"input", "compute", "communication", "Loss after the same epochs", "Accuracy after the same epochs"} <= {
         *found
     }

@@ -84,6 +84,7 @@ def check_machine() -> None:
         try:
             if os.path.isdir(values.json):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            os.makedirs(os.path.dirname(values.json) or ".", exist_ok=True)
             with tempfile.TemporaryFile(dir=os.path.dirname(values.json) or "."):
                 pass
         except OSError as error:

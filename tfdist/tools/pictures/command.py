@@ -2,13 +2,13 @@
 
 DIR is the workdir of a run, during the run or after it: the loss, the other values of the objective and examples per
 second are drawn by epoch, training and evaluation together, all runs in one picture. Or DIR is the workdir of `tfdist
-scaling`: all studies are drawn in one picture, and what their time was spent on
-in another.
+scaling`: all studies are drawn in one picture, and what their time was spent on in another.
 
     python -m tfdist plot runs/digits
     python -m tfdist plot runs/digits runs/digits-large --values=loss,accuracy --out=comparison
 """
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -50,6 +50,9 @@ def plot(workdirs: list[Path]) -> None:
     values = flags.FLAGS
     shared = workdirs[0] if len(workdirs) == 1 else Path(os.path.commonpath([path.absolute() for path in workdirs]))
     studies = [results.read(path) for path in workdirs if (path / results.FILE).is_file()]
+    names = [study.name for study in studies]
+    if len({*names}) < len(names):  # Of one config.
+        studies = [dataclasses.replace(one, name=path.name) for one, path in zip(studies, workdirs, strict=False)]
     if studies and len(studies) < len(workdirs):
         raise ValueError(f"Give the workdirs of runs, or those of tfdist scaling. Received: {_words(workdirs)}")
     path = Path(values.out or shared / ("scaling" if studies else "curves")).expanduser()

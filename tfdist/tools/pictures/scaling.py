@@ -122,17 +122,18 @@ def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study]) -> None:
 def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
     """Draws a stacked bar for each training: seconds of input, compute and communication in an epoch."""
     labels: list[str] = []
+    named: set[str] = set()
     for study in studies:
-        shown = [point for point in study.points if point.shares]
-        for number, point in enumerate(shown):
+        for number, point in enumerate(study.points):
             place, bottom = len(labels), 0.0
-            for part, (name, seconds) in enumerate(point.part_seconds().items()):
-                color = style.COLORS[(4, 0, 1)[part]]
-                axes.bar(place, seconds, 0.7, bottom=bottom, color=color, label=None if labels else name)
-                bottom += seconds
+            colors = [style.COLORS[color] for color in (4, 0, 1)] if point.shares else ["lightgrey"]
+            parts = point.part_seconds() if point.shares else {"not measured in parts": point.epoch_seconds}
+            for color, (name, seconds) in zip(colors, parts.items(), strict=True):
+                axes.bar(place, seconds, 0.7, bottom=bottom, color=color, label=None if name in named else name)
+                bottom, named = bottom + seconds, {*named, name}
             style.value(axes, place, bottom, f"{_short(bottom)} s")
             axes.hlines(study.ideal_seconds(point.replicas), place - 0.42, place + 0.42, color="black", linestyle="--")
-            in_middle = len(studies) > 1 and number == len(shown) // 2
+            in_middle = len(studies) > 1 and number == len(study.points) // 2
             labels.append(f"{point.replicas}\n{textwrap.fill(study.name, 18)}" if in_middle else f"{point.replicas}")
     axes.plot([], [], color="black", linestyle="--", label="ideal")
     axes.set_xticks(range(len(labels)), labels)
