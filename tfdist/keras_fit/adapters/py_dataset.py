@@ -68,11 +68,6 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         load = tf.autograph.experimental.do_not_convert(load)
         return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
-    resume_caveat = None
-    if batches.epoch_hooks:
-        resume_caveat = (
-            f"{type(data).__name__}.{batches.epoch_hooks[-1]} must do the same in every start and on every worker"
-        )
     return BatchAdapter(
         stream=stream,
         steps=options.steps or length,
@@ -80,7 +75,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         element_spec=stream(0).element_spec,
         smallest_batch=1,
         sample=lambda: base.named_columns(_numpy_batch(samples[0])),
-        resume_caveat=resume_caveat,
+        resume_caveat=batches.resume_caveat(),
         sharded=sharded if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
         first_nonfinite=batches.watch.first if batches.epoch_hooks else None,
     )
@@ -94,6 +89,11 @@ class _EpochReader:
         self.epoch_hooks = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
         self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
         self.watch = batch_watch.BatchWatch()
+
+    def resume_caveat(self) -> str | None:
+        name = type(self._data).__name__
+        does_the_same = "must do the same in every start and on every worker"
+        return f"{name}.{self.epoch_hooks[-1]} {does_the_same}" if self.epoch_hooks else None
 
     def read(self, step: np.int64, index: np.int64) -> list[np.ndarray]:
         self._call_epoch_hooks(step)
