@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.cluster import strategy
+from tfdist.data import inputs as inputs_lib
 from tfdist.data import inspection, pipelines
 from tfdist.training import run as run_lib
-from tfdist.training import setup
 
 EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
 SEED = 5
@@ -102,7 +102,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     """What one pipeline gives this worker from the start, and from later steps."""
     data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": BATCH} | options)
     config = c.Config(model={"target": "lab:linear"}, data=data, seed=SEED)
-    sources = [setup.open_source(config, split) for split in ("train", "test")]
+    sources = [inputs_lib.open_source(config, split) for split in ("train", "test")]
     made = pipelines.make(config, numbered, *sources, run_lib.replica_shard(cluster), cluster)
     COUNTS.update(dict.fromkeys(COUNTS, 0))
     found = take(cluster, made.open_training(0, STEPS), STEPS)

@@ -13,6 +13,7 @@ from launching import REPOSITORY, run_all
 from processes import started, until
 
 from tfdist import config as c
+from tfdist.data import inputs as inputs_lib
 from tfdist.data import textbook
 from tfdist.training import loop, setup
 from tfdist.zoo import sources
@@ -53,7 +54,7 @@ def test_an_epoch_has_each_example_once_and_later_steps_are_those_of_the_uninter
 @pytest.mark.parametrize("case", ["auto", "hint", "slices"])
 def test_the_textbook_batches_of_two_workers_are_those_of_one(workers, case):
     data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": probe.BATCH} | probe.CASES[case])
-    source = setup.open_source(c.Config(model={}, data=data), "train")
+    source = inputs_lib.open_source(c.Config(model={}, data=data), "train")
     tf.random.set_seed(None)  # Shuffles depend on it: the workers have none, other tests may have set one.
     dataset, drop = textbook.training(source, probe.numbered, data, num_workers=1, seed=probe.SEED)(0, probe.STEPS)
     one = [np.sort(batch["id"]) for batch in dataset.take(probe.STEPS).as_numpy_iterator()]

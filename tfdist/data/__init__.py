@@ -1,5 +1,6 @@
 """The training and evaluation streams: a pure function of (seed, epoch, position), with no state to save.
 
+    inputs.py            the functions and sources that a config names, checked before TensorFlow runs
     order.py, stream.py  the default: position in the epoch -> example; one worker's shard of each batch
     textbook.py          shuffle, batch and experimental_distribute_dataset; dataset_traits.py: are passes equal
     pipelines.py         makes one of the two for a config; fixed_shards.py: example i always with worker i mod W

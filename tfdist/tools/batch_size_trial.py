@@ -44,6 +44,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
     import tensorflow as tf
 
     from tfdist.cluster import cluster, strategy
+    from tfdist.data import inputs as inputs_lib
     from tfdist.training import setup
 
     plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
@@ -57,7 +58,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
         limit = memory_mb * 2**20 if memory_mb else _FREE_FRACTION * measure.free_bytes() / plan.worker_spec.local_size
         _limit_memory(limit, lambda: _write(folder, rank, found | {"result": OUT_OF_MEMORY}))
     try:
-        found["examples"] = len(setup.open_source(config, config.data.train_split))
+        found["examples"] = len(inputs_lib.open_source(config, config.data.train_split))
         if batch * replicas > found["examples"]:
             _write(folder, rank, found | {"result": TOO_FEW})
             return 0

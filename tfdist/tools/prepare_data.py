@@ -66,7 +66,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
         ValueError: the config cannot be used, or an example cannot be read.
         OSError: the data does not exist and cannot be downloaded.
     """
-    from tfdist.training import setup
+    from tfdist.data import inputs as inputs_lib
 
     validate.validate(config)
     function = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
@@ -76,7 +76,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
         if split is None:
             continue
         started = time.perf_counter()
-        source = setup.open_source(config, split)
+        source = inputs_lib.open_source(config, split)
         content = read_batch(config.data, source, function, training=training)
         rows.append((split, len(source), content, round(time.perf_counter() - started, 2)))
     return rows

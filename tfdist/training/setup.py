@@ -1,16 +1,13 @@
 """Makes a run of a config: checks it against data and devices, meets the other workers, builds the model."""
 
-import dataclasses
 import functools
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory
@@ -18,8 +15,10 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
-from tfdist.config import batches, diff, specs, validate
-from tfdist.data import autograph, description, device_part, inspection, order, pipelines, stream, textbook
+from tfdist.config import diff, specs
+from tfdist.data import description, inspection, pipelines
+from tfdist.data import inputs as inputs_lib
+from tfdist.data.inputs import Inputs
 from tfdist.report import reporter, run_info
 from tfdist.training import nonfinite
 from tfdist.training import run as run_lib
@@ -32,22 +31,6 @@ from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.random_numbers import seed_generators
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """The user's functions and sources, resolved and checked before any device is touched."""
-
-    prepare: stream.Prepare
-    # `prepare` and `config.data.finish`, for `adapt`.
-    prepare_all: stream.Prepare
-    # Gets batches as they come from `prepare`.
-    objective: Callable[..., dict[str, tf.Tensor]]
-    # adapt(model, read); None: not set.
-    adapt: Callable[..., None] | None
-    # Textbook pipeline: None until all workers are connected. A tf.data.Dataset cannot be made before that.
-    train_source: Any = None
-    evaluation_source: Any = None
 
 
 def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None = None) -> Run:
@@ -64,13 +47,13 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
     stop = interruption.install_handlers()
-    inputs = open_inputs(config)
+    inputs = inputs_lib.open_inputs(config)
     plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
     if config.data.pipeline == "textbook":
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
-        inputs = with_sources(config, inputs)
+        inputs = inputs_lib.with_sources(config, inputs)
     num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
-    steps_per_epoch = check_fit(config, num_replicas, inputs.train_source, inputs.evaluation_source)
+    steps_per_epoch = inputs_lib.check_fit(config, num_replicas, inputs.train_source, inputs.evaluation_source)
     total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
@@ -79,8 +62,15 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     data = pipelines.make(config, inputs.prepare, *sources, run_lib.replica_shard(cluster), cluster)
     context = build_model(config, cluster, inputs, data, steps_per_epoch, total_steps)
     check_names(config, context.names)
-    trained, epochs = (context.model, context.optimizer, context.names), math.ceil(total_steps / steps_per_epoch)
-    callbacks = from_config.make_callbacks(config, cluster, *trained, epochs=epochs, steps=steps_per_epoch)
+    callbacks = from_config.make_callbacks(
+        config,
+        cluster,
+        context.model,
+        context.optimizer,
+        context.names,
+        epochs=math.ceil(total_steps / steps_per_epoch),
+        steps=steps_per_epoch,
+    )
     return Run(
         config=config,
         workdir=workdir,
@@ -127,81 +117,6 @@ def _saved_precision(workdir: Path) -> str | None:
 def _warmup_note(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> list[str]:
     note = optimizer_lib.schedule_steps(config.learning_rate, steps_per_epoch, total_steps)[1]
     return [note] if note else []
-
-
-def open_inputs(config: config_lib.Config) -> Inputs:
-    """Checks the config, and resolves the functions and sources that it names; no TensorFlow operation runs.
-
-    Raises:
-        ValueError: names the field, the value received and what to do.
-        OSError: the data cannot be read.
-    """
-    validate.validate(config)
-    prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
-    objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
-    finish = config.data.finish and specs.partial(
-        config.data.finish, field="config.data.finish", positional=1, training=True
-    )
-    finish = finish and autograph.convert(finish, "config.data.finish")
-    adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
-    for index, spec in enumerate(config.callbacks):
-        specs.partial(spec, field=f"config.callbacks[{index}]")
-    inputs = Inputs(
-        prepare=autograph.convert(prepare, "config.data.prepare"),
-        prepare_all=device_part.after(autograph.convert(prepare, "config.data.prepare"), finish),
-        objective=device_part.before(finish, autograph.convert(objective, "config.objective")),
-        adapt=adapt,
-    )
-    return inputs if config.data.pipeline == "textbook" else with_sources(config, inputs)
-
-
-def with_sources(config: config_lib.Config, inputs: Inputs) -> Inputs:
-    """Returns `inputs` with the sources of both splits."""
-    train, evaluation = config.data.train_split, config.data.evaluation_split
-    return dataclasses.replace(
-        inputs,
-        train_source=open_source(config, train),
-        evaluation_source=None if evaluation is None else open_source(config, evaluation),
-    )
-
-
-def open_source(config: config_lib.Config, split: str) -> Any:
-    """Makes the source of one split: a `DatasetSource`, or a `Source`, which runs no TensorFlow operation."""
-    source = specs.build(config.data.source, split, field="config.data.source")
-    if isinstance(source, tf.data.Dataset):
-        source = textbook.open_dataset(source, config.data)
-    return stream.check_source(source, config.data.source["target"], split)
-
-
-def check_fit(
-    config: config_lib.Config,
-    num_replicas: int,
-    train_source: stream.Source,
-    evaluation_source: stream.Source | None,
-) -> int:
-    """Checks batch sizes and class numbers against the data and the replicas.
-
-    Returns:
-        The number of steps in an epoch.
-
-    Raises:
-        ValueError: names the field, its value, and the number that it contradicts.
-    """
-    batches.check_divisible(config, num_replicas)
-    steps_per_epoch = order.steps_per_epoch(len(train_source), config.data.batch_size)
-    if steps_per_epoch == 0:
-        raise ValueError(
-            f"config.data.batch_size={config.data.batch_size} is more than the {len(train_source)} examples of the "
-            f"split {config.data.train_split!r}: an epoch would have no step."
-        )
-    for split, source in ((config.data.train_split, train_source), (config.data.evaluation_split, evaluation_source)):
-        classes, wanted = getattr(source, "num_classes", None), config.model.get("num_classes")
-        if classes is not None and wanted is not None and classes != wanted:
-            raise ValueError(
-                f"config.model.num_classes={wanted}, but the split {split!r} of {config.data.source['target']} has "
-                f"labels of {classes} classes: set config.model.num_classes to {classes}."
-            )
-    return steps_per_epoch
 
 
 def connect(

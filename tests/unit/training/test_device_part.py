@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
+from tfdist.data import inputs as inputs_lib
 from tfdist.training import execution, setup
 from tfdist.training.step import train_step
 
@@ -70,4 +71,4 @@ def test_a_wrong_finish_is_named_before_the_run_starts():
     config = c.Config(model={"target": "tfdist.zoo.models:mlp"}, train=c.Train(steps=1))
     config.data.finish = {"target": "tfdist.zoo.prepare:normalised", "skale": 1.0}
     with pytest.raises(ValueError, match=r"config\.data\.finish\.skale: .* Did you mean 'scale'\?"):
-        setup.open_inputs(config)
+        inputs_lib.open_inputs(config)

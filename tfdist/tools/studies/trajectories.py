@@ -66,10 +66,10 @@ def check_objective(options: config.Config) -> None:
 
     from tfdist.config import specs
     from tfdist.data import description, stream
-    from tfdist.training import setup
+    from tfdist.data import inputs as inputs_lib
 
     tf.config.set_visible_devices([], "GPU")  # The trainings, which are other processes, need all of their memory.
-    inputs = setup.open_inputs(options)
+    inputs = inputs_lib.open_inputs(options)
     batches = stream.training(
         inputs.train_source, inputs.prepare, stream.ReplicaShard(), global_batch=1, seed=0, shuffle=False
     )
@@ -87,9 +87,9 @@ def check_objective(options: config.Config) -> None:
 def read_points(options: config.Config) -> tuple[np.ndarray, np.ndarray]:
     """Returns x and y of the training points, float64 [points] each."""
     process_exit.import_tensorflow_quietly()
-    from tfdist.training import setup
+    from tfdist.data import inputs as inputs_lib
 
-    source = setup.open_source(options, options.data.train_split)
+    source = inputs_lib.open_source(options, options.data.train_split)
     points = source.read(np.arange(len(source)))
     return tuple(np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
 

@@ -1,0 +1,102 @@
+"""What a config names about its data: functions and sources, resolved and checked before any device is touched."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.config import batches, specs, validate
+from tfdist.data import autograph, device_part, order, stream, textbook
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The user's functions and sources."""
+
+    prepare: stream.Prepare
+    # `prepare` and `config.data.finish`, for `adapt`.
+    prepare_all: stream.Prepare
+    # Gets batches as they come from `prepare`.
+    objective: Callable[..., dict[str, tf.Tensor]]
+    # adapt(model, read); None: not set.
+    adapt: Callable[..., None] | None
+    # Textbook pipeline: None until all workers are connected. A tf.data.Dataset cannot be made before that.
+    train_source: Any = None
+    evaluation_source: Any = None
+
+
+def open_inputs(config: config_lib.Config) -> Inputs:
+    """Checks the config, and resolves the functions and sources that it names; no TensorFlow operation runs.
+
+    Raises:
+        ValueError: names the field, the value received and what to do.
+        OSError: the data cannot be read.
+    """
+    validate.validate(config)
+    prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
+    finish = config.data.finish and specs.partial(
+        config.data.finish, field="config.data.finish", positional=1, training=True
+    )
+    finish = finish and autograph.convert(finish, "config.data.finish")
+    adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
+    for index, spec in enumerate(config.callbacks):
+        specs.partial(spec, field=f"config.callbacks[{index}]")
+    inputs = Inputs(
+        prepare=autograph.convert(prepare, "config.data.prepare"),
+        prepare_all=device_part.after(autograph.convert(prepare, "config.data.prepare"), finish),
+        objective=device_part.before(finish, autograph.convert(objective, "config.objective")),
+        adapt=adapt,
+    )
+    return inputs if config.data.pipeline == "textbook" else with_sources(config, inputs)
+
+
+def with_sources(config: config_lib.Config, inputs: Inputs) -> Inputs:
+    """Returns `inputs` with the sources of both splits."""
+    train, evaluation = config.data.train_split, config.data.evaluation_split
+    return dataclasses.replace(
+        inputs,
+        train_source=open_source(config, train),
+        evaluation_source=None if evaluation is None else open_source(config, evaluation),
+    )
+
+
+def open_source(config: config_lib.Config, split: str) -> Any:
+    """Makes the source of one split: a `DatasetSource`, or a `Source`, which runs no TensorFlow operation."""
+    source = specs.build(config.data.source, split, field="config.data.source")
+    if isinstance(source, tf.data.Dataset):
+        source = textbook.open_dataset(source, config.data)
+    return stream.check_source(source, config.data.source["target"], split)
+
+
+def check_fit(
+    config: config_lib.Config,
+    num_replicas: int,
+    train_source: stream.Source,
+    evaluation_source: stream.Source | None,
+) -> int:
+    """Checks batch sizes and class numbers against the data and the replicas.
+
+    Returns:
+        The number of steps in an epoch.
+
+    Raises:
+        ValueError: names the field, its value, and the number that it contradicts.
+    """
+    batches.check_divisible(config, num_replicas)
+    steps_per_epoch = order.steps_per_epoch(len(train_source), config.data.batch_size)
+    if steps_per_epoch == 0:
+        raise ValueError(
+            f"config.data.batch_size={config.data.batch_size} is more than the {len(train_source)} examples of the "
+            f"split {config.data.train_split!r}: an epoch would have no step."
+        )
+    for split, source in ((config.data.train_split, train_source), (config.data.evaluation_split, evaluation_source)):
+        classes, wanted = getattr(source, "num_classes", None), config.model.get("num_classes")
+        if classes is not None and wanted is not None and classes != wanted:
+            raise ValueError(
+                f"config.model.num_classes={wanted}, but the split {split!r} of {config.data.source['target']} has "
+                f"labels of {classes} classes: set config.model.num_classes to {classes}."
+            )
+    return steps_per_epoch
