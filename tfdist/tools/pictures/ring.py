@@ -8,31 +8,40 @@ from tfdist.tools.pictures import style
 from tfdist.tools.studies import ring
 from tfdist.tools.studies.ring import Record
 
-# More replicas than this do not fit onto a page; values in the cells are readable up to the second number.
-MOST, _READABLE = 16, 8
+# More replicas than this do not fit onto a page.
+MOST = 8
+# Panels side by side.
+_COLUMNS = 4
 
 
 def draw(record: Record, *, caption: str) -> Any:
-    """Returns a figure: reduce-scatter in the upper row, all-gather in the lower one, each panel after one step.
+    """Returns a figure: the chunks before the first step and after each, a panel each, and the time of the steps.
 
     A row of a panel is a replica, a column a chunk. The colour of a cell says how many replicas are in its sum, and a
-    frame that it has just arrived. The first panel of the lower row has the time of each step.
+    frame that it has just arrived. Up to four replicas, the reduce-scatter is above and the all-gather below.
 
     Args:
         record: of at most `MOST` replicas.
         caption: what was run where.
     """
     count = record.replicas
-    size = (max(12.5, 1.1 * count * max(3.4, 0.62 * count)), 2 * max(3.4, 0.55 * count + 1.0))
-    figure, panels = style.figure(f"A ring all-reduce over {count} replicas", caption, columns=count, rows=2, size=size)
+    columns = min(count, _COLUMNS)
+    rows = -(-2 * count // columns)
+    width, height = max(3.1, 0.6 * count), max(3.4, 0.45 * count + 1.0)
+    size = (max(12.5, columns * width), rows * height)
+    figure, panels = style.figure(
+        f"A ring all-reduce over {count} replicas", caption, columns=columns, rows=rows, size=size
+    )
+    times = panels.pop(count if rows == 2 else 2 * count - 1)
     contributions = _contributions(count)
-    for step in range(2 * count - 1):
-        axes = panels[step if step < count else step + 1]
+    for step, axes in enumerate(panels[: 2 * count - 1]):
         image = _draw_chunks(axes, record, step, contributions[step])
-    for axes in (panels[0], panels[count + 1]):
-        axes.set_ylabel("replica")
-    _draw_times(panels[count], record)
-    bar = figure.colorbar(image, ax=panels, ticks=range(1, count + 1), pad=0.01, fraction=0.02)
+        if axes.get_subplotspec().is_first_col() or (rows == 2 and step == count):
+            axes.set_ylabel("replica")
+    for axes in panels[2 * count - 1 :]:
+        axes.set_visible(False)
+    _draw_times(times, record)
+    bar = figure.colorbar(image, ax=[*panels, times], ticks=range(1, count + 1), pad=0.01, fraction=0.02)
     bar.set_label("replicas in the sum")
     return figure
 
@@ -59,10 +68,9 @@ def _draw_chunks(axes: Any, record: Record, step: int, contributions: np.ndarray
     font = 11 if count <= 4 else 8
     for replica in range(count):
         for chunk in range(count):
-            if count <= _READABLE:
-                color = "black" if contributions[replica, chunk] > (1 + count) / 2 else "white"
-                text = f"{record.values[replica, step, chunk]:.2g}"
-                axes.text(chunk, replica, text, ha="center", va="center", color=color, fontsize=font)
+            color = "black" if contributions[replica, chunk] > (1 + count) / 2 else "white"
+            text = f"{record.values[replica, step, chunk]:.2g}"
+            axes.text(chunk, replica, text, ha="center", va="center", color=color, fontsize=font)
         if step:
             _, received = ring.chunks_of_step(replica, step - 1, count)
             look = {"fill": False, "edgecolor": style.COLORS[1], "linewidth": 3.0}
