@@ -23,12 +23,12 @@ def run(workdir, out, fail=""):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The directory of the results, and the exit codes and outputs: undisturbed; killed, resumed and started again."""
+    """The directory of the results, and the exit codes and outputs: undisturbed; killed and resumed."""
     place = tmp_path_factory.mktemp("script")
     alone = [sys.executable, SCRIPT, f"--out={place / 'keras'}"]
     run_all([alone], [worker_environment()], timeout=900.0)
     starts = {"undisturbed": run(place / "undisturbed", place / "tfdist")}
-    for name, fail in (("killed", "killed"), ("resumed", ""), ("again", "")):
+    for name, fail in (("killed", "killed"), ("resumed", "")):
         starts[name] = run(place / "workdir", place / "resumed", fail)
     return place, starts
 
@@ -50,12 +50,12 @@ def test_weights_and_values_are_those_of_keras_on_one_device(found):
 
 def test_only_the_chief_prints(found):
     _, starts = found
-    for name in ("undisturbed", "resumed", "again"):
+    for name in ("undisturbed", "resumed"):
         codes, (chief, other) = starts[name]
         assert codes == [0, 0], chief + other
         assert "steps 12" in chief and "steps" not in other and "epoch" not in other
     # One line per epoch by the callback of the first fit.
-    for name, lines in (("undisturbed", 2), ("killed", 2), ("resumed", 0), ("again", 0)):
+    for name, lines in (("undisturbed", 2), ("killed", 2), ("resumed", 0)):
         assert len(re.findall(r"^epoch \d: \(2, 2\)", starts[name][1][0], re.MULTILINE)) == lines
 
 
@@ -70,12 +70,24 @@ def test_both_workers_killed_in_an_epoch_and_started_again_end_with_the_same_bit
     assert (place / "tfdist" / "losses.txt").read_text() == (place / "resumed" / "losses.txt").read_text()
 
 
+def resumed(workdir, fit):
+    """How often a fit was resumed, and whether that was at its end."""
+    assert (workdir / fit / "finished.json").exists()
+    events = (workdir / fit / "metrics.jsonl").read_text()
+    return events.count("resumed from"), "the end of the run" in events
+
+
 def test_each_fit_is_saved_and_a_finished_one_is_not_run_again(found):
     place, _ = found
-    for fit in ("fit1", "fit2"):
-        assert (place / "workdir" / fit / "finished.json").exists()
-        events = (place / "workdir" / fit / "metrics.jsonl").read_text()
-        assert events.count("resumed from") == 2 and "the end of the run" in events
+    assert [resumed(place / "workdir", fit) for fit in ("fit1", "fit2")] == [(1, True), (1, False)]
+
+
+@pytest.mark.slow
+def test_a_finished_script_trains_nothing(found):
+    place, _ = found
+    codes, (chief, other) = run(place / "workdir", place / "resumed")
+    assert codes == [0, 0] and "steps 12" in chief and "epoch" not in chief + other
+    assert [resumed(place / "workdir", fit) for fit in ("fit1", "fit2")] == [(2, True), (2, True)]
 
 
 @pytest.mark.parametrize(
