@@ -1,17 +1,44 @@
 """docs/courses.md names what exists: commands with their flags, files, fields and tasks; and every task is named."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import test_documents as documents
 
-from tfdist.config import specs
 from tfdist.tools.course import command
 
 pytestmark = [pytest.mark.unit, pytest.mark.docs]
+# Prints the flags of each tool; one process per tool, because flags belong to a command.
+FLAGS = """
+import importlib, os
+from tfdist import __main__ as tfdist
+from tfdist.config import flags as config_flags, flag_help
+for name, (module, _) in {"main": ("tfdist.main", ""), **tfdist.TOOLS}.items():
+    child = os.fork()
+    if child == 0:
+        getattr(importlib.import_module(module), "define_flags", config_flags.define_run_flags)()
+        print("tfdist.main" if name == "main" else f"tfdist-{name}", *flag_help.own_flags(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
 PAGE = (documents.ROOT / "docs" / "courses.md").read_text()
 # Commands of other programs that the page names, and what tfdist's part of them begins with.
 BEFORE = re.compile(r"^(srun|sbatch [\w/.]+\.sbatch)( srun)? ")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flags_at_once():
+    """The flags of all tools from one process, instead of `--help` of each."""
+    command = [sys.executable, "-c", FLAGS]
+    done = subprocess.run(command, cwd=documents.ROOT, capture_output=True, text=True, timeout=60, check=True)
+    found = {line.split()[0].replace("-", " ", 1): {"help", *line.split()[1:]} for line in done.stdout.splitlines()}
+    assert {"config", "replicas"} < found["tfdist scaling"] and "workdir" in found["tfdist.main"]
+    with pytest.MonkeyPatch.context() as patch:
+        ask = documents.flags_of
+        patch.setattr(documents, "flags_of", lambda command: found[command] if command in found else ask(command))
+        yield
 
 
 def rows(text=PAGE):
@@ -34,13 +61,20 @@ def command_problems(text):
             problems += task_problems(own)
         target = re.fullmatch(r"(tfdist(?:\.\w+)+):(\w+)", own)
         if target:
-            specs.resolve({"target": own}, field="the page")
+            problems += [] if is_defined(target[1], target[2]) else [f"there is no {own}"]
         # A value in a span, as `config.data.shards="fixed"`, is one that the field may have.
         field, _, value = own.partition("=")
         if re.fullmatch(r"config\.[\w.]+", field) and re.fullmatch(r'".*"', value):
             allowed = re.findall(r'"[\w.\[\]:%]+"', comment_of(field))
             problems += [] if value in allowed or not allowed else [f"{field} is not {value}"]
     return problems
+
+
+def is_defined(module, name):
+    """Whether a module defines a function, or a package exports it; an import would also import TensorFlow."""
+    path = documents.ROOT / module.replace(".", "/")
+    file = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+    return file.exists() and bool(re.search(rf"^(def {name}\(|.*\bimport\b.*\b{name}\b)", file.read_text(), re.M))
 
 
 def comment_of(field):
@@ -71,12 +105,14 @@ def test_the_commands_of_the_page_exist():
 
 def test_what_does_not_exist_is_noticed():
     text = "`python -m tfdist scaling --replica=2`, `python -m tfdist course cte_power --task=77`, "
-    text += "`srun python -m tfdist x`, `sbatch launch/slurm.sbatch python -m tfdist y`, "
+    text += "`srun python -m tfdist x`, `tfdist.zoo.courses:alex`, "
+    text += "`tfdist.zoo.courses:images`, `sbatch launch/slurm.sbatch python -m tfdist y`, "
     text += '`config.data.shards="fxed"`, `config.data.shards="fixed"`'
     assert [problem.split(". ")[0] for problem in command_problems(text)] == [
         "tfdist scaling has no flag --replica",
         "cte_power has no task '77'",
         "there is no command tfdist x",
+        "there is no tfdist.zoo.courses:alex",
         "there is no command tfdist y",
         'config.data.shards is not "fxed"',
     ]

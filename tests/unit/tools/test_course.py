@@ -1,13 +1,13 @@
 """`tfdist course`: its lists, that every command of every task can be typed, and the answers beside the page's."""
 
 import json
-import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
 
+import forked
 import pytest
 from launching import REPOSITORY, worker_environment
 
@@ -23,7 +23,6 @@ IN_ALLOCATION = {"SLURM_JOB_ID": "7"}
 # process per line, because flags belong to a command.
 PARSER = """
 import functools, importlib, json, os, sys
-import tensorflow
 from tfdist import __main__ as tfdist
 from tfdist.config import flags as config_flags, specs, validate
 from absl import flags
@@ -59,7 +58,7 @@ def check(line):
             spec = functools.reduce(getattr, name.split("."), config)
             specs.partial(spec, field=name, positional=positional, **dict.fromkeys(keywords))
 
-for line in json.load(sys.stdin):
+for line in json.loads(sys.argv[2]):
     child = os.fork()
     if child == 0:
         code = 1
@@ -92,15 +91,8 @@ def course(*arguments, cwd=REPOSITORY):
 def problems(lines):
     """What the parser finds wrong with command lines."""
     words = json.dumps([shlex.split(line) for line in lines])
-    done = subprocess.run(
-        [sys.executable, "-c", PARSER, json.dumps(CALLS)],
-        cwd=REPOSITORY,
-        env=worker_environment(),
-        input=words,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-c", PARSER, json.dumps(CALLS), words]
+    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -203,13 +195,13 @@ def test_a_task_that_cannot_run_here_is_one_message(tmp_path):
     code, output, error = course("bsc", "--task=2", f"--workdir={tmp_path}", cwd=tmp_path)
     assert code == 1 and "run this command in the root of the repository" in error and "Traceback" not in error
     assert "$ python -m tfdist.main --config=configs/courses/bsc_mnist.py" in output
-    empty = {"PATH": str(tmp_path), "HOME": os.environ.get("HOME", "")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", empty["PATH"])
+        patch.setenv("PATH", str(tmp_path))
         with pytest.raises(ValueError, match="there is no sbatch on this machine"):
             command.run("sbatch launch/slurm/cte_power.sbatch", tmp_path / "log")
-    code, output, error = course("bsc", "--task=G", f"--workdir={tmp_path}")
-    assert code == 1 and "the command above exited with code 1" in output
+    # The exit code and the output of a command that fails.
+    assert command.run("python -c 'print(5); raise SystemExit(3)'", tmp_path / "log") == 3
+    assert (tmp_path / "log").read_text() == "5\n"
 
 
 @pytest.mark.slow
