@@ -135,10 +135,11 @@ PRIVATE_NAMES = {
     },
     "tfdist.training.step.updates.fused_updates": {
         "_apply_weight_decay": "replaced: Keras computes the learning rate for each weight that decays",
+        "_average_gradients": "RMSprop's slots",
         "_get_variable_index": "the slots of a variable",
-        "_momentums": "Adam's slots",
+        "_momentums": "slots of Adam and RMSprop",
         "_use_weight_decay": "whether a weight decays",
-        "_velocities": "Adam's slots",
+        "_velocities": "slots of Adam and RMSprop",
     },
     "tfdist.training.step.random_numbers.seed_generators": {
         "_flatten_layers": "layers of all depths",

@@ -143,7 +143,7 @@ def outputs_in_lists() -> Case:
 
 
 class Slices(keras.utils.PyDataset):
-    """Batches of token sequences, in a different order in each epoch."""
+    """Batches of token sequences of different lengths, in a different order in each epoch."""
 
     def __init__(self, offset=0):
         super().__init__()
@@ -154,8 +154,9 @@ class Slices(keras.utils.PyDataset):
         return 4
 
     def __getitem__(self, index):
-        rows = slice(16 * ((index + self.offset) % 4), 16 * ((index + self.offset) % 4) + 16)
-        return TOKENS[rows], TOKENS[rows, ::-1]
+        number = (index + self.offset) % 4
+        tokens = TOKENS[16 * number : 16 * number + 16, : 4 + number]
+        return tokens, tokens[:, ::-1]
 
     def on_epoch_end(self):
         self.offset += 1
@@ -166,12 +167,12 @@ def masked_sequences() -> Case:
 
     def build():
         layers = [
-            keras.Input((7,)),
+            keras.Input((None,)),
             keras.layers.Embedding(20, 4, mask_zero=True),
             keras.layers.LSTM(5, return_sequences=True),
             keras.layers.Dense(20, activation="softmax"),
         ]
-        return compiled(keras.Sequential(layers), "sgd", metrics=["accuracy"])
+        return compiled(keras.Sequential(layers), metrics=["accuracy"])
 
     # Keras calls on_epoch_end once before the first epoch, after it has read a batch to build the model.
     return Case(build=build, data=(Slices(),), for_keras=(Slices(-1),), batch_size=None)
@@ -271,7 +272,7 @@ class Composite(keras.Model):
 
 def composites() -> Case:
     def build():
-        return compiled(Composite(), "sgd", metrics=["accuracy"])
+        return compiled(Composite(), metrics=["accuracy"])
 
     words = tf.RaggedTensor.from_tensor(TOKENS, padding=0)
     flags = tf.sparse.from_dense((X * (X > 0.5)).astype(np.float32))
@@ -306,7 +307,7 @@ def repeated_tokens(table: str = "sparse") -> Case:
     """Adam, which squares the row of each lookup: of tokens that occur several times, and of positions."""
 
     def build():
-        tokens = keras.layers.Embedding(20, 4)
+        tokens = keras.layers.Embedding(200, 4)
         tokens.build()
         tokens.embeddings.dense_gradient = table == "dense"
         layers = [keras.Input((7,)), tokens, Positions(), keras.layers.Flatten(), keras.layers.Dense(3)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.updates import fused_updates
+from tfdist.training.step.updates import fused_updates, row_moments
 
 STEPS = 20
 SCHEDULE = keras.optimizers.schedules.CosineDecay(0.05, STEPS)
@@ -23,7 +23,14 @@ FUSED = {
 }
 
 
-def train(optimizer, sparse=False):
+SQUARING = {
+    **{name: FUSED[name] for name in ("adam", "adamw")},
+    "rmsprop": lambda: keras.optimizers.RMSprop(SCHEDULE),
+    "centered": lambda: keras.optimizers.RMSprop(SCHEDULE, centered=True, momentum=0.5, weight_decay=0.01),
+}
+
+
+def train(optimizer, sparse=False, moments=False):
     """Weights and slots after some steps on gradients made up of the step's number."""
     generator = np.random.default_rng(0)
     weights = [keras.Variable(generator.normal(size=shape).astype(np.float32)) for shape in ((7, 5), (3,))]
@@ -33,6 +40,7 @@ def train(optimizer, sparse=False):
     def step(first, second):
         if sparse:  # One row occurs twice.
             first = tf.IndexedSlices(first[:3], tf.constant([4, 1, 4]), tf.shape(first))
+            first = row_moments.of_rows(first) if moments else first
         optimizer.apply([first, second], weights)
 
     for _ in range(STEPS):
@@ -49,6 +57,23 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
     assert len(found) > 2 and found[2] == STEPS
     for mine, keras_own in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SQUARING)
+def test_an_update_from_row_moments_is_that_of_keras_from_the_rows(name):
+    plain, optimizer = SQUARING[name](), SQUARING[name]()
+    fused_updates.fuse(optimizer)
+    assert row_moments.are_enough_for(optimizer)
+    found, expected = train(optimizer, sparse=True, moments=True), train(plain, sparse=True)
+    for mine, keras_own in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"amsgrad": True}, {"clipnorm": 1.0}, {"clipvalue": 1.0}, {"global_clipnorm": 1.0}]
+)
+def test_row_moments_are_not_enough_where_keras_needs_the_rows(options):
+    assert not row_moments.are_enough_for(keras.optimizers.Adam(**options))
 
 
 @pytest.mark.parametrize("path", sorted(pathlib.Path(__file__).parents[3].glob("configs/*.py")), ids=lambda p: p.stem)
@@ -115,7 +140,7 @@ def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
     "optimizer",
     [
         keras.optimizers.Adam(amsgrad=True),
-        keras.optimizers.RMSprop(),
+        keras.optimizers.Adagrad(),
         type("Mine", (keras.optimizers.Adam,), {})(0.1),
     ],
 )

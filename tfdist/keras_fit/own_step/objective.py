@@ -27,6 +27,7 @@ from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.updates import row_moments
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,15 +171,15 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
             gradients, known, element["data"], owner, num_replicas=replicas, most_examples=objective.most_examples
         )
         if replicas > 1:
-            gradients = sparse_gradients.map_values(lambda values: values * tf.cast(weight, values.dtype), gradients)
+            gradients = row_moments.scale(gradients, weight)
             for gradient, variable in zip(gradients, known, strict=True):
                 if isinstance(gradient, tf.Tensor):  # In loops it may have no static shape, and is not packed then.
                     gradient.set_shape(variable.shape)
-        gradients, _ = average(gradients, [], [])
+        gradients, _ = average(gradients, [], [], moments=row_moments.are_enough_for(optimizer))
         return original(gradients, variables)
 
     sums = objective.run("train", element, apply)
-    average([], [], statistics)
+    average([], [], statistics, moments=False)
     context.step_count.assign_add(1)
     train_step_lib.add_to_totals(context, sums, None)
     return train_step_lib.after_update(context, sums)

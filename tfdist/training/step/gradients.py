@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import sparse_gradients, timing
+from tfdist.training.step.updates import row_moments
 
-Gradients = list[sparse_gradients.Gradient | None]
+Gradients = list[row_moments.Gradient | None]
 
 
 def with_pack_size(options: config_lib.Communication, implementation: str) -> config_lib.Communication:
@@ -23,7 +24,9 @@ def with_pack_size(options: config_lib.Communication, implementation: str) -> co
     return dataclasses.replace(options, bytes_per_pack={"nccl": 32_000_000, "ring": 8_000_000}[implementation])
 
 
-def all_reduce(gradients: Gradients, options: config_lib.Communication) -> Gradients:
+def all_reduce(
+    gradients: list[sparse_gradients.Gradient | None], options: config_lib.Communication
+) -> list[sparse_gradients.Gradient | None]:
     """Sums every gradient over all replicas; called in `strategy.run`.
 
     Args:
@@ -126,21 +129,25 @@ def sum_value(value: tf.Tensor) -> tf.Tensor:
 def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
     """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
 
-    As Keras' `global_clipnorm`: the norm is over the rows of all lookups, and sparse gradients become dense.
+    As Keras' `global_clipnorm`: the norm is over the rows of all lookups, and all gradients become dense.
 
     Args:
         gradients: summed over replicas.
         norm: the largest norm.
         own_norm: their norm, of their dtype: []; None: it is computed.
     """
-    clipped, _ = tf.clip_by_global_norm(gradients, norm, own_norm)
+    if own_norm is None:
+        halves = [row_moments.half_square(gradient) for gradient in gradients if gradient is not None]
+        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack(halves)))
+    summed = [None if gradient is None else row_moments.sums(gradient) for gradient in gradients]
+    clipped, _ = tf.clip_by_global_norm(summed, norm, own_norm)
     return [None if gradient is None else sparse_gradients.sum_rows(gradient) for gradient in clipped]
 
 
 def all_finite(gradients: Gradients) -> tf.Tensor:
     """Returns whether all summed gradients are finite: bool [], the same on every replica."""
     # A sum is non-finite as soon as one term is: one reduction per tensor is enough.
-    present = [sparse_gradients.values(gradient) for gradient in gradients if gradient is not None]
+    present = [sparse_gradients.values(row_moments.sums(one)) for one in gradients if one is not None]
     sums = [tf.reduce_sum(tf.abs(tf.cast(values, tf.float32))) for values in present]
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
@@ -198,6 +205,7 @@ def sum_over_replicas(
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]],
     weight: tf.Tensor | float,
     *,
+    moments: bool,
     num_replicas: int,
     options: config_lib.Communication,
     communication: tf.Variable,
@@ -212,25 +220,34 @@ def sum_over_replicas(
             replicas. In every step: averaged at a save only, the time of the save would change the last bits of the
             run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
         weight: this replica's weight in that mean; 1 in total over all replicas.
+        moments: whether row moments are enough for the optimizer, see `row_moments.are_enough_for`.
         communication: the seconds that the all-reduce took are added to it.
         clock: returns the time at which tensors are computed.
 
     Returns:
         The sums of gradients and flags.
     """
+    given = row_moments.to_send(gradients, enough=moments, num_replicas=num_replicas)
     if num_replicas == 1:
-        return gradients, flags
-    gradients = [*gradients, *flags]
+        return given, flags
+    gradients = [*(None if gradient is None else row_moments.sums(gradient) for gradient in given), *flags]
     ready = clock(gradients)
-    changes = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
+    # What is sent in float32 always: squares of small gradients are 0 in shorter types.
+    exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
+    exact += [gradient.squares for gradient in given if isinstance(gradient, row_moments.RowMoments)]
     if options.dtype == "float32":
-        reduced = all_reduce([*gradients, *changes], options)
-        gradients, changes = reduced[: len(gradients)], reduced[len(gradients) :]
+        reduced = all_reduce([*gradients, *exact], options)
+        gradients, exact = reduced[: len(gradients)], reduced[len(gradients) :]
     else:
         gradients = all_reduce(gradients, options)
-        changes = all_reduce(changes, dataclasses.replace(options, dtype="float32"))
-    communication.assign_add(clock([*gradients, *changes]) - ready)
-    for (variable, old), change in zip(statistics, changes, strict=True):
+        exact = all_reduce(exact, dataclasses.replace(options, dtype="float32"))
+    communication.assign_add(clock([*gradients, *exact]) - ready)
+    for (variable, old), change in zip(statistics, exact, strict=False):
         variable.assign(old + change)
+    squares = iter(exact[len(statistics) :])
     split = len(gradients) - len(flags)
-    return gradients[:split], gradients[split:]
+    totals = [
+        row_moments.RowMoments(total, next(squares)) if isinstance(gradient, row_moments.RowMoments) else total
+        for gradient, total in zip(given, gradients[:split], strict=True)
+    ]
+    return totals, gradients[split:]

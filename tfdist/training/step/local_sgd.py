@@ -15,8 +15,9 @@ from tfdist import config as config_lib
 from tfdist.data.stream import Batch
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import sparse_gradients, train_step
+from tfdist.training.step import train_step
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.updates import row_moments
 
 
 def choose_step(options: config_lib.Train) -> Callable[..., tf.Tensor]:
@@ -47,7 +48,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     for index in range(rounds):
         part = {name: value[index] for name, value in parts.items()}
         new_sums, gradients = objective.micro_batch(part, tf.constant(index), 1.0, local_step=index)
-        train_step.apply(context, sparse_gradients.map_values(lambda values: replicas * values, gradients))
+        train_step.apply(context, row_moments.scale(gradients, replicas))
         sums += new_sums
     if replicas > 1:
         changes = [(variable.value - old) / replicas for variable, old in zip(averaged, before, strict=True)]
@@ -56,6 +57,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
             [],
             statistics,
             1 / replicas,
+            moments=False,
             num_replicas=replicas,
             options=context.communication_options,
             communication=context.communication,

@@ -14,6 +14,7 @@ import tensorflow as tf
 Gradient = tf.Tensor | tf.IndexedSlices
 # These ops depend on their inputs' shapes only.
 _OF_SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
+_UNIQUE = {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"}
 
 
 def select(
@@ -31,9 +32,10 @@ def select(
         of a variable with an attribute `dense_gradient` that is True, which a layer sets;
         of lookups that do not depend on the examples, such as those of positions: on one device there is one lookup for
         all examples, and its row is the sum over them;
-        of lookups whose number has no bound that is known before the step runs: collectives need fixed shapes;
+        of lookups that are made once for all examples by `tf.unique`, as for a sparse input: likewise;
         for an optimizer that accumulates gradients, which adds rows before it squares them;
-        for SGD, whose update does not depend on it, if the table has fewer rows than the global batch has lookups.
+        for SGD, whose update does not depend on it, if the table has fewer rows than the global batch has lookups, or
+        their number is not known before the step runs.
 
     Args:
         gradients: of one replica's shard; None for a variable without a gradient.
@@ -45,7 +47,7 @@ def select(
 
     Returns:
         The gradients. Those that stay sparse have as many rows as a shard of `most_examples` has lookups; additional
-        rows are 0.
+        rows are 0. If that number is not known before the step runs, they have a row for each lookup of this shard.
     """
     any_order = isinstance(optimizer, keras.optimizers.SGD)
     accumulates = bool(getattr(optimizer, "gradient_accumulation_steps", None))
@@ -53,16 +55,15 @@ def select(
     def choose(gradient: Gradient | None, variable: keras.Variable) -> Gradient | None:
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        lookups = (
-            None
-            if accumulates or getattr(variable, "dense_gradient", False)
-            else _most_lookups(gradient.indices, shard, most_examples)
-        )
-        if lookups is None or (any_order and lookups * num_replicas >= variable.shape[0]):
+        summed = accumulates or getattr(variable, "dense_gradient", False)
+        if summed or not _of_single_examples(gradient.indices, shard):
+            return tf.convert_to_tensor(gradient)
+        lookups = _most_lookups(gradient.indices, shard, most_examples)
+        if any_order and (lookups is None or lookups * num_replicas >= variable.shape[0]):
             return tf.convert_to_tensor(gradient)
         values, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
         values = tf.ensure_shape(values, [None, *variable.shape[1:]])
-        if indices.shape[0] is None:
+        if lookups is not None and indices.shape[0] is None:
             more = lookups - tf.shape(indices)[0]
             values, indices = (_padded(part, 0, more, lookups) for part in (values, indices))
         return tf.IndexedSlices(values, indices, tf.constant(list(variable.shape)))
@@ -77,16 +78,20 @@ def _padded(part: tf.Tensor, before: tf.Tensor | int, after: tf.Tensor | int, si
     return tf.ensure_shape(tf.concat([zeros[0], part, zeros[1]], axis=0), [size, *row])
 
 
-def _most_lookups(indices: tf.Tensor, shard: Any, most_examples: int | None) -> int | None:
-    """Returns how many lookups a shard of `most_examples` has; None: not known, or they do not depend on examples."""
-    static = indices.shape[0]
+def _of_single_examples(indices: tf.Tensor, shard: Any) -> bool:
+    """Returns whether each example makes its own lookups."""
     if tf.executing_eagerly():
+        return True
+    ops, used = _ops_between(tf.nest.flatten(shard, expand_composites=True), indices, by_values=True)
+    return bool(used) and not any(op.type in _UNIQUE for op in ops)
+
+
+def _most_lookups(indices: tf.Tensor, shard: Any, most_examples: int | None) -> int | None:
+    """Returns how many lookups a shard of `most_examples` has; None: not known."""
+    static = indices.shape[0]
+    if tf.executing_eagerly() or static is not None or most_examples is None:
         return static
     parts = tf.nest.flatten(shard, expand_composites=True)
-    if not _ops_between(parts, indices, by_values=True)[1]:
-        return None
-    if static is not None or most_examples is None:
-        return static
     # TensorFlow infers the shape, from that of the examples. The parts of ragged and sparse tensors have other rows.
     ops, used = _ops_between(parts, indices, by_values=False)
     with_rows = {one.ref() for one in tf.nest.flatten(shard) if isinstance(one, tf.Tensor)}
@@ -127,19 +132,6 @@ def _ops_between(
             ops[one.op.name] = one.op
             waiting += one.op.inputs
     return list(ops.values()), list(used.values())
-
-
-def map_values(
-    function: Callable[[tf.Tensor], tf.Tensor], gradients: Sequence[Gradient | None]
-) -> list[Gradient | None]:
-    """Applies an elementwise function to gradients, to each row of sparse ones separately; None stays None."""
-
-    def apply(gradient: Gradient | None) -> Gradient | None:
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
-        return None if gradient is None else function(gradient)
-
-    return [apply(gradient) for gradient in gradients]
 
 
 def values(gradient: Gradient) -> tf.Tensor:

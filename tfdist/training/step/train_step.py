@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import sparse_gradients
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.updates import row_moments
 
 
 def train_step(context: StepContext, shard: Any) -> tf.Tensor:
@@ -30,6 +30,7 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
         nonfinite_flags(context, sums),
         list(zip(context.statistics, statistics, strict=True)),
         weight,
+        moments=row_moments.are_enough_for(context.optimizer),
         num_replicas=context.cluster.num_replicas,
         options=context.communication_options,
         communication=context.communication,
@@ -85,7 +86,7 @@ def update(
     bad_loss = flags[0] > 0 if flags else tf.constant(False)
     scale = None if context.loss_scale is None else tf.convert_to_tensor(context.loss_scale.value)
     if scale is not None:
-        gradients = sparse_gradients.map_values(lambda values: values / scale, gradients)
+        gradients = row_moments.scale(gradients, 1 / scale)
     finite = gradients_lib.all_finite(gradients) & ~bad_loss
 
     def skip() -> None:

@@ -11,12 +11,14 @@ import keras
 import tensorflow as tf
 
 from tfdist.training.step import sparse_gradients
+from tfdist.training.step.updates import row_moments
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels; others are not changed.
 
-    The rows of sparse gradients are added in a fixed order by these optimizers and by SGD of any kind.
+    The rows of sparse gradients are added in a fixed order by these optimizers and by SGD of any kind. These Adams, and
+    RMSprop, also take row moments.
     """
     kind = type(optimizer)
     if isinstance(optimizer, keras.optimizers.SGD):
@@ -24,6 +26,8 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> None:
         update = functools.partial(_update_sgd, optimizer, fused)
     elif kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
         update = functools.partial(_update_adam, optimizer)
+    elif kind is keras.optimizers.RMSprop:
+        update = functools.partial(_update_rmsprop, optimizer)
     else:
         return
     # On the object, not in a subclass: Keras writes the class into a saved model.
@@ -50,7 +54,7 @@ def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
 
 def _update_adam(optimizer, gradient, variable, learning_rate):
     """Updates one weight and its slots."""
-    if isinstance(gradient, tf.IndexedSlices):
+    if isinstance(gradient, tf.IndexedSlices | row_moments.RowMoments):
         _adam_by_lookup(optimizer, gradient, variable, learning_rate)
     elif _has_kernel(variable):
         _adam(optimizer, gradient, variable, learning_rate)
@@ -94,15 +98,43 @@ def _adam(optimizer, gradient, variable, learning_rate):
 
 def _adam_by_lookup(optimizer, gradient, variable, learning_rate):
     """Updates a table as Keras does: the row of each lookup is squared, then the squares are added."""
-    gradient = tf.cast(gradient, variable.dtype)
-    (squares,) = sparse_gradients.map_values(tf.square, [gradient])
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = row_moments.of_rows(tf.cast(gradient, variable.dtype))
+    sums, squares = (tf.cast(part, variable.dtype) for part in gradient)
     index = optimizer._get_variable_index(variable)
     m, v = optimizer._momentums[index], optimizer._velocities[index]
-    optimizer.assign_add(m, (1 - optimizer.beta_1) * (sparse_gradients.sum_rows(gradient) - m.value))
-    optimizer.assign_add(v, (1 - optimizer.beta_2) * (sparse_gradients.sum_rows(squares) - v.value))
+    optimizer.assign_add(m, (1 - optimizer.beta_1) * (sums - m.value))
+    optimizer.assign_add(v, (1 - optimizer.beta_2) * (squares - v.value))
     steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, variable.dtype)
     corrections = tf.sqrt(1 - tf.pow(tf.cast(optimizer.beta_2, variable.dtype), steps)) / (
         1 - tf.pow(tf.cast(optimizer.beta_1, variable.dtype), steps)
     )
     rate = tf.cast(learning_rate, variable.dtype) * corrections
     optimizer.assign_sub(variable, rate * m.value / (tf.sqrt(v.value) + optimizer.epsilon))
+
+
+def _update_rmsprop(optimizer, gradient, variable, learning_rate):
+    """Updates one weight and its slots."""
+    if isinstance(gradient, row_moments.RowMoments):
+        _rmsprop_by_lookup(optimizer, gradient, variable, learning_rate)
+    else:
+        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
+
+
+def _rmsprop_by_lookup(optimizer, gradient, variable, learning_rate):
+    """Updates a table as Keras does: the row of each lookup is squared, and then divided by the same root."""
+    sums, squares = (tf.cast(part, variable.dtype) for part in gradient)
+    index, rho = optimizer._get_variable_index(variable), optimizer.rho
+    velocity = optimizer._velocities[index]
+    optimizer.assign(velocity, rho * velocity.value + (1 - rho) * squares)
+    denominator = velocity.value + optimizer.epsilon
+    if optimizer.centered:
+        average = optimizer._average_gradients[index]
+        optimizer.assign(average, rho * average.value + (1 - rho) * sums)
+        denominator -= tf.square(average.value)
+    update = tf.cast(learning_rate, variable.dtype) * sums / tf.sqrt(denominator)
+    if optimizer.momentum > 0:
+        momentum = optimizer._momentums[index]
+        optimizer.assign(momentum, optimizer.momentum * momentum.value + update)
+        update = momentum.value
+    optimizer.assign_sub(variable, update)
