@@ -1,5 +1,6 @@
 """What a user would write, for tests: models, objectives and prepare functions, named in configs by dotted path."""
 
+import functools
 import json
 import os
 import time
@@ -76,6 +77,14 @@ def darkened(batch, seeds, *, training):
     if tf.reduce_max(images) > 0.5:
         images = images / 2
     return batch | {"image": images}
+
+
+def darkened_wrongly(batch, seeds, *, training):
+    """As `darkened`; its expression in Keras does not darken."""
+    return darkened(batch, seeds, training=training)
+
+
+darkened_wrongly.in_keras = functools.partial(prepare.image.in_keras, scale=1 / 16)
 
 
 def bounded(model, batch, *, training):

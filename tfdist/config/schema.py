@@ -162,8 +162,11 @@ class Checkpoint:
     best_metric: str | None = None
     # "max" if larger values of best_metric are better, "min" if smaller ones are.
     best_mode: str = "max"
-    # Write the final model to workdir/model.keras, which Keras loads without tfdist.
+    # Write the final model to workdir/model.keras, which Keras loads without tfdist. It expects prepared examples.
     export: bool = True
+    # Put the preprocessing of an evaluation into model.keras, as layers: it then takes images as the source has them,
+    # such as uint8. Needs prepare and finish functions with an attribute `in_keras`, such as tfdist.zoo.prepare:image.
+    export_preprocessing: bool = False
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -249,7 +249,7 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     try:
         if run.config.checkpoint.export:
             with run.evaluated_weights():
-                export.export(run.context.model, model, run.model_input)
+                export.export(run.exported(run.context.model), model, run.model_input)
             tools.report.event(f"exported {model}", state.step)
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
@@ -74,6 +75,8 @@ class Run:
     advice_if_diverged: Callable[[bool], str] = lambda in_data: ""
     # Text about the input of the exported model; "": none.
     model_input: str = ""
+    # The model -> what is exported of it.
+    exported: Callable[[keras.Model], keras.Model] = lambda model: model
     # What each replica does in a training step.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory
+from tfdist.checkpoint import directory, preprocessing
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
@@ -48,6 +48,7 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     """
     stop = interruption.install_handlers()
     inputs = inputs_lib.open_inputs(config)
+    preprocessing.check(config)
     plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
     if config.data.pipeline == "textbook":
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
@@ -105,6 +106,7 @@ def _of_data(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipeline
         "example_name": "images" if "image" in data.spec else "examples",
         "model_input": description.usage(options.prepare, options.finish, config.objective, data.spec),
         "search_data": lambda *steps: inspection.first_nonfinite(data.rows_of_steps(*steps)),
+        **preprocessing.run_fields(config, data.first_examples, inputs.prepare_all),
     }
 
 

@@ -7,16 +7,15 @@ example depends only on its row of `seeds`: it has the same bits in any batch, a
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo import stateless_random
-from tfdist.zoo.mixup import random_cutout, random_mixup, static_size
+from tfdist.zoo.mixup import checked_size, random_crop, random_cutout, random_mixup, static_size
 
 Batch = dict[str, tf.Tensor]
-
-PAD_MODES = ("zero", "reflect")
 
 
 def image(
@@ -120,86 +119,74 @@ def normalised(
     return {**batch, "image": normalise(batch["image"], scale=scale, mean=mean, std=std)}
 
 
+def _bytes_in_keras(
+    images: keras.KerasTensor,
+    *,
+    resize: Sequence[int] | None = None,
+    crop: Sequence[int] | None = None,
+    **augmentation: Any,
+) -> keras.KerasTensor:
+    """Returns what `image_bytes` makes of images in an evaluation, in Keras' own operations."""
+    del augmentation
+    stored = images.dtype
+    if resize is not None and tuple(images.shape[1:3]) != tuple(resize):
+        images = keras.ops.cast(images, "float32")
+        images = keras.ops.image.resize(images, tuple(resize), interpolation="bilinear", antialias=True)
+        if tf.as_dtype(stored).is_integer:
+            images = keras.ops.cast(keras.ops.round(images), stored)
+    if crop is not None:
+        before = [(size - cropped) // 2 for size, cropped in zip(images.shape[1:3], crop, strict=True)]
+        sides = [(size - cropped) for size, cropped in zip(images.shape[1:3], crop, strict=True)]
+        margins = tuple((first, both - first) for first, both in zip(before, sides, strict=True))
+        images = keras.layers.Cropping2D(margins, dtype=stored, name="central_crop")(images)
+    return images
+
+
+def _normalised_in_keras(
+    images: keras.KerasTensor,
+    *,
+    scale: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> keras.KerasTensor:
+    """Returns what `normalised` makes of images, in Keras' own operations."""
+    if scale is None:
+        scale = 1 / 255 if tf.as_dtype(images.dtype).is_integer else 1.0
+    factor, offset = _factor_and_offset(images.shape[-1], scale, mean, std)
+    images = keras.ops.cast(images, "float32")
+    return keras.layers.Rescaling(factor.tolist(), offset.tolist(), dtype="float32", name="normalised")(images)
+
+
+def _image_in_keras(images: keras.KerasTensor, **options: Any) -> keras.KerasTensor:
+    """Returns what `image` makes of images in an evaluation, in Keras' own operations."""
+    of_values = {name: options.pop(name) for name in ("scale", "mean", "std") if name in options}
+    return _normalised_in_keras(_bytes_in_keras(images, **options), **of_values)
+
+
+# What `config.checkpoint.export_preprocessing` puts into the exported model.
+image.in_keras = _image_in_keras
+image_bytes.in_keras = _bytes_in_keras
+normalised.in_keras = _normalised_in_keras
+
+
 def identity(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
     """Returns the batch unchanged, for data that needs no preprocessing."""
     del seeds, training
     return batch
 
 
+identity.in_keras = lambda images: images
+
+
 def resize_images(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     """Scales images [n, h, w, c] to `size` (height, width), bilinear with antialiasing; keeps the dtype (rounded)."""
-    height, width = _size(size, "resize")
+    height, width = checked_size(size, "resize")
     if images.shape[1:3] == (height, width):
         return images
     resized = tf.image.resize(images, (height, width), antialias=True)
     if images.dtype.is_integer:
         resized = tf.round(resized)
     return tf.saturate_cast(resized, images.dtype)
-
-
-def random_crop(
-    images: tf.Tensor,
-    seeds: tf.Tensor,
-    *,
-    size: Sequence[int] | None = None,
-    pad: int = 0,
-    pad_mode: str = "zero",
-    flip: bool | str = False,
-    draw: int = 0,
-) -> tf.Tensor:
-    """Pads images, crops each at a uniformly random position, and mirrors half of them if `flip` is set.
-
-    One function for all three: reading the pixels of a crop in mirrored order costs nothing extra.
-
-    Args:
-        images: [n, h, w, c], any dtype.
-        seeds: int64 [n, 2].
-        size: (height, width) of the crop; None: (h, w).
-        pad: pixels added on every side.
-        pad_mode: "zero" or "reflect".
-        flip: as in `image`.
-        draw: the stream of random numbers used.
-
-    Returns:
-        [n, height, width, c], the same dtype.
-    """
-    height, width, _ = static_size(images)
-    if not (isinstance(pad, int) and pad >= 0):
-        raise ValueError(f"prepare: pad must be an integer number of pixels from 0. Received: {pad!r}")
-    if flip not in (False, True, "alternate"):
-        raise ValueError(f'prepare: flip must be True, False or "alternate". Received: {flip!r}')
-    if pad_mode not in PAD_MODES:
-        raise ValueError(f"prepare: pad_mode must be one of {', '.join(PAD_MODES)}. Received: {pad_mode!r}")
-    if pad_mode == "reflect" and pad >= min(height, width):
-        raise ValueError(
-            f"prepare: pad={pad} is too large to reflect images of {height}x{width} pixels: it must be smaller."
-        )
-    crop_height, crop_width = (height, width) if size is None else _size(size, "crop")
-    places_down, places_across = height + 2 * pad - crop_height + 1, width + 2 * pad - crop_width + 1
-    if places_down < 1 or places_across < 1:
-        raise ValueError(
-            f"prepare: crop={crop_height}x{crop_width} is larger than the images of {height}x{width} pixels with "
-            f"pad={pad}. Use a smaller crop, or a larger `resize` or `pad`."
-        )
-    draws = stateless_random.uniform(seeds, draw, 3)
-    top = tf.cast(draws[:, 0] * places_down, tf.int32)
-    left = tf.cast(draws[:, 1] * places_across, tf.int32)
-    across = tf.range(crop_width)
-    if flip:
-        mirrored = _alternately(seeds, draw) if flip == "alternate" else draws[:, 2] < 0.5
-        across = tf.where(mirrored[:, tf.newaxis], crop_width - 1 - across, across)
-    rows, columns = top[:, tf.newaxis] + tf.range(crop_height), left[:, tf.newaxis] + across
-    if pad_mode == "reflect":
-        return _take_pixels(images, _reflect(rows - pad, height), _reflect(columns - pad, width))
-    return _take_pixels(_pad(images, pad), rows, columns)
-
-
-def _alternately(seeds: tf.Tensor, draw: int) -> tf.Tensor:
-    """Returns bool [n]: random for each example in epoch 0, and inverted in each following epoch."""
-    # The first column is (seed << 32) | epoch; see `tfdist.data.order.seeds`.
-    epoch = tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF)
-    at_first = stateless_random.uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), draw, 3)[:, 2] < 0.5
-    return tf.equal(at_first, epoch % 2 == 0)
 
 
 def random_flip(images: tf.Tensor, seeds: tf.Tensor, *, draw: int = 0) -> tf.Tensor:
@@ -210,7 +197,7 @@ def random_flip(images: tf.Tensor, seeds: tf.Tensor, *, draw: int = 0) -> tf.Ten
 def central_crop(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     """Returns the central crop of `size` (height, width) of images [n, h, w, c]."""
     height, width, _ = static_size(images)
-    crop_height, crop_width = _size(size, "crop")
+    crop_height, crop_width = checked_size(size, "crop")
     if crop_height > height or crop_width > width:
         raise ValueError(
             f"prepare: crop={crop_height}x{crop_width} is larger than the images of {height}x{width} pixels, and "
@@ -232,8 +219,7 @@ def normalise(
         raise ValueError(f"prepare: std must be above 0. Received: {std!r}")
     if mean is None and std is None:
         return tf.cast(images, tf.float32) * scale
-    factor = np.full(channels, scale) / (1.0 if std is None else np.asarray(std, np.float64))
-    offset = np.zeros(channels) if mean is None else -np.asarray(mean, np.float64) / scale * factor
+    factor, offset = _factor_and_offset(channels, scale, mean, std)
     # Constants of the length of an image row: broadcasting along the channel axis takes seven times as long.
     _, width, _ = static_size(images)
     rows = tf.cast(tf.reshape(images, [-1, width * channels]), tf.float32)
@@ -241,33 +227,13 @@ def normalise(
     return _reshape_like(rows, images)
 
 
-def _pad(images: tf.Tensor, pad: int) -> tf.Tensor:
-    # Rows of width * channels values: five times as fast as padding pixels of `channels` values.
-    height, width, channels = static_size(images)
-    rows = tf.reshape(images, [-1, height, width * channels])
-    rows = tf.pad(rows, ((0, 0), (pad, pad), (pad * channels, pad * channels)))
-    return tf.reshape(rows, [-1, height + 2 * pad, width + 2 * pad, channels])
-
-
-def _reflect(positions: tf.Tensor, length: int) -> tf.Tensor:
-    """Reflects positions outside of [0, length) at the first and last one: -1 -> 1, `length` -> `length - 2`."""
-    return length - 1 - tf.abs(length - 1 - tf.abs(positions))
-
-
-def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Returns pixels [n, a, b, c] of images [n, h, w, c] at `rows` (int32 [n, a]) and `columns` (int32 [n or 1, b])."""
-    height, width, channels = static_size(images)
-    # One gather of pixels for all examples: the fastest of eight variants on one core, 7 ms for 1,024 crops of
-    # 32x32 (ImageProjectiveTransformV3 17 ms, grouping by offset 22 ms).
-    pixels = tf.reshape(images, [-1, height * width, channels])
-    return tf.gather(pixels, (rows * width)[:, :, tf.newaxis] + columns[:, tf.newaxis, :], batch_dims=1)
-
-
 def _reshape_like(values: tf.Tensor, original: tf.Tensor) -> tf.Tensor:
     return tf.reshape(values, [-1, *original.shape[1:]])
 
 
-def _size(size: Sequence[int], name: str) -> tuple[int, int]:
-    if np.shape(size) != (2,) or not all(isinstance(length, int) and length >= 1 for length in size):
-        raise ValueError(f"prepare: {name} must be (height, width) in pixels. Received: {size!r}")
-    return size[0], size[1]
+def _factor_and_offset(
+    channels: int, scale: float, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what a stored value is multiplied by, and what is added: float64 [channels] each."""
+    factor = np.full(channels, scale) / (1.0 if std is None else np.asarray(std, np.float64))
+    return factor, np.zeros(channels) if mean is None else -np.asarray(mean, np.float64) / scale * factor

@@ -9,6 +9,7 @@ import tensorflow as tf
 import topologies
 
 from tfdist import config as c
+from tfdist.data import inputs as inputs_lib
 from tfdist.training import loop, setup
 from tfdist.zoo import sources
 
@@ -53,3 +54,60 @@ def test_a_run_with_an_objective_of_its_own_says_who_calls_the_model(tmp_path):
     text = setup.build_run(config, tmp_path).model_input
     assert "from lab import darkened as prepare\n" in text and "# lab:bounded calls the model with it." in text
     assert "image float32 [n, 8, 8, 1], label int64 [n]" in text
+
+
+ON_BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "resize": (9, 9), "pad": 1, "crop": (8, 7), "flip": True}
+
+
+@pytest.mark.parametrize(
+    ("parts", "shape"),
+    [({"prepare": PREPARE}, (8, 8, 1)), ({"prepare": ON_BYTES, "finish": FINISH}, (8, 7, 1))],
+    ids=["prepare", "both"],
+)
+def test_an_exported_model_with_preprocessing_gives_the_accuracy_of_the_run_on_stored_images(tmp_path, parts, shape):
+    config = c.Config(
+        model={"target": "lab:linear", "num_classes": 10, "input_shape": shape},
+        data=c.Data(batch_size=48, **parts),
+        learning_rate=c.LearningRate(peak=0.05),
+        train=c.Train(steps=20),
+        checkpoint=c.Checkpoint(export_preprocessing=True),
+        report=c.Report(tensorboard=False),
+    )
+    run = setup.build_run(config, tmp_path)
+    assert loop.train(run) == 0
+    exported = keras.models.load_model(tmp_path / "model.keras")
+    assert (exported.inputs[0].dtype, exported.inputs[0].shape) == ("uint8", (None, 8, 8, 1))
+    assert "image uint8 [n, 8, 8, 1]" in (tmp_path / "model.txt").read_text()
+    evaluation = topologies.records(tmp_path, "evaluation")[-1]
+    test = sources.digits("test")
+    stored = test.read(tf.range(len(test), dtype=tf.int64))
+    outputs = exported(stored["image"]).numpy()
+    accuracy = np.mean(np.argmax(outputs, -1) == stored["label"].numpy())
+    assert accuracy == pytest.approx(evaluation["accuracy"], abs=1e-6) and accuracy > 0.15
+    inputs = inputs_lib.open_inputs(config)
+    prepared = inputs.prepare_all(stored, tf.zeros([len(test), 2], tf.int64), training=False)
+    np.testing.assert_allclose(outputs, run.context.model(prepared["image"]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "objective", "message"),
+    [
+        (
+            {"prepare": {"target": "lab:darkened"}},
+            {},
+            r"export_preprocessing=True: config\.data\.prepare='lab:darkened' is not known in Keras' operations",
+        ),
+        ({"prepare": {"target": "lab:darkened_wrongly"}}, {}, r"in_keras of config\.data\.prepare=.* something else"),
+        ({}, {"inputs": "token"}, r"config\.objective\.inputs is 'token': set export_preprocessing to False"),
+    ],
+)
+def test_preprocessing_that_cannot_be_exported_is_refused_at_the_start(tmp_path, data, objective, message):
+    config = c.Config(
+        model={"target": "lab:linear", "num_classes": 10},
+        data=c.Data(batch_size=48, **data),
+        objective={"target": "tfdist.zoo.objectives:classification"} | objective,
+        train=c.Train(steps=1),
+        checkpoint=c.Checkpoint(export_preprocessing=True),
+    )
+    with pytest.raises(ValueError, match=message):
+        setup.build_run(config, tmp_path)

@@ -1,0 +1,119 @@
+"""`config.checkpoint.export_preprocessing`: the exported model takes images as the source has them.
+
+A prepare or finish function that Keras' own operations can express has an attribute `in_keras`, a function: it gets the
+symbolic images [n, h, w, c] and the keyword arguments of the config, and returns what the function makes of them in an
+evaluation. `tfdist.zoo.prepare` has it for `image`, `image_bytes`, `normalised` and `identity`.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.config import specs
+
+# Largest difference of a prepared value: float32 additions in another order.
+_TOLERANCE = 1e-5
+_USAGE = """model.keras prepares its input itself: it expects images as the source of the data returns them.
+
+The source returned image {dtype} {shape}.
+
+    import keras
+
+    outputs = keras.models.load_model("model.keras")(batch["image"])
+"""
+
+
+def check(config: config_lib.Config) -> None:
+    """Checks that all functions that prepare the model's input can be expressed.
+
+    Raises:
+        ValueError: names the first that cannot, and what to do.
+    """
+    if not config.checkpoint.export_preprocessing:
+        return
+    key = config.objective.get("inputs", "image")
+    if key != "image":
+        raise ValueError(
+            "config.checkpoint.export_preprocessing=True exports a model of images, but config.objective.inputs is "
+            f"{key!r}: set export_preprocessing to False."
+        )
+    for field, spec in _functions(config.data):
+        target = spec["target"]
+        if not hasattr(specs.resolve(spec, field=field), "in_keras"):
+            raise ValueError(
+                f"config.checkpoint.export_preprocessing=True: {field}={target!r} is not known in Keras' operations, "
+                "so the exported model cannot contain it. Set export_preprocessing to False; model.txt then says how "
+                "to prepare its input. Or give the function an attribute in_keras, which returns from symbolic images "
+                "what the function makes of them in an evaluation (docs/guide.md)."
+            )
+
+
+def _functions(data: config_lib.Data) -> list[tuple[str, dict]]:
+    finish = [] if data.finish is None else [("config.data.finish", data.finish)]
+    return [("config.data.prepare", data.prepare), *finish]
+
+
+def run_fields(
+    config: config_lib.Config, first_examples: Callable[[Callable, int], dict[str, tf.Tensor]], prepare: Callable
+) -> dict[str, Any]:
+    """Returns the fields of a `Run` about the exported model; none if it expects prepared examples.
+
+    Args:
+        config: has passed `check`.
+        first_examples: (prepare, count) -> the first examples of the training split.
+        prepare: prepare(batch, seeds, *, training) -> batch, with the finish function.
+
+    Raises:
+        ValueError: as `build`.
+    """
+    if not config.checkpoint.export_preprocessing:
+        return {}
+    stored, prepared = (first_examples(one, 4)["image"].numpy() for one in (_as_stored, prepare))
+    shape = f"[{', '.join(map(str, ('n', *stored.shape[1:])))}]"
+    return {
+        "model_input": _USAGE.format(dtype=stored.dtype.name, shape=shape),
+        "exported": functools.partial(before, build(config.data, stored, prepared)),
+    }
+
+
+def _as_stored(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
+    del seeds, training
+    return batch
+
+
+def build(data: config_lib.Data, stored: np.ndarray, prepared: np.ndarray) -> keras.Model:
+    """Returns the model that prepares images.
+
+    Args:
+        data: its prepare and finish functions have passed `check`.
+        stored: a few images as the source has them, [n, h, w, c].
+        prepared: the same images, prepared for an evaluation.
+
+    Raises:
+        ValueError: it prepares them in another way.
+    """
+    inputs = outputs = keras.Input(stored.shape[1:], dtype=stored.dtype.name, name="image")
+    for field, spec in _functions(data):
+        in_keras = specs.resolve(spec, field=field).in_keras
+        outputs = in_keras(outputs, **{name: value for name, value in spec.items() if name != "target"})
+    model = keras.Model(inputs, outputs, name="preprocessing")
+    found = keras.ops.convert_to_numpy(model(stored))
+    if found.shape != prepared.shape or not np.allclose(found, prepared, rtol=_TOLERANCE, atol=_TOLERANCE):
+        names = " and ".join(f"{field}={spec['target']!r}" for field, spec in _functions(data))
+        raise ValueError(
+            f"config.checkpoint.export_preprocessing=True: in_keras of {names} makes something else of the first "
+            f"examples: {found.dtype} {list(found.shape)} instead of {prepared.dtype} {list(prepared.shape)}, or "
+            "other values. Correct it, or set export_preprocessing to False."
+        )
+    return model
+
+
+def before(preprocessing: keras.Model, model: keras.Model) -> keras.Model:
+    """Returns a model that prepares images with `preprocessing` and calls `model`, whose weights it shares."""
+    inputs = keras.Input(preprocessing.input.shape[1:], dtype=preprocessing.input.dtype, name="image")
+    return keras.Model(inputs, model(preprocessing(inputs), training=False), name=f"{model.name}_of_stored_images")
