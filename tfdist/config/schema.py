@@ -164,8 +164,7 @@ class Checkpoint:
     best_mode: str = "max"
     # Write the final model to workdir/model.keras, which Keras loads without tfdist. It expects prepared examples.
     export: bool = True
-    # Put the preprocessing of an evaluation into model.keras, as layers: it then takes images as the source has them,
-    # such as uint8. Needs prepare and finish functions with an attribute `in_keras`, such as tfdist.zoo.prepare:image.
+    # Put the preprocessing into it, for images as the source has them, if Keras can express it (docs/guide.md).
     export_preprocessing: bool = False
 
 
