@@ -449,6 +449,10 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "epochs": lambda: tfdist.fit(cluster, good, X, LABELS, epochs=0),
         "batch_size": lambda: tfdist.evaluate(cluster, good, X, LABELS, batch_size=0),
         "empty": lambda: tfdist.predict(cluster, good, X[:0]),
+        "labels_from_1": lambda: tfdist.fit(cluster, good, X, LABELS + 1, verbose=0),
+        "short": lambda: tfdist.fit(cluster, good, iter([(X, LABELS)] * 3), steps_per_epoch=9, verbose=0),
+        "only_x": lambda: tfdist.fit(cluster, good, X, LABELS, validation_data=X),
+        "numbers": lambda: tfdist.fit(cluster, good, [list(row) for row in X], LABELS),
     }
     return messages_of(attempts)
 

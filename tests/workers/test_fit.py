@@ -124,6 +124,10 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
         ("epochs", r"whole numbers from 1 on.* Received: epochs=0"),
         ("batch_size", r"batch_size must be at least 1\. Received: 0"),
         ("empty", r"has no examples"),
+        ("labels_from_1", r"^The targets have the label 3, but the model has 3 outputs, for the labels 0 to 2: number"),
+        ("short", r"^The data ended before an epoch of 9 steps was complete, .*: let it start again at its end, or"),
+        ("only_x", r"^validation_data must be \(x, y\) or \(x, y, sample_weight\), as y is given\. Received: only x"),
+        ("numbers", r"^Lists are several inputs, .* Received: a list of 6 values of type float64"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_reason(found, name, words):

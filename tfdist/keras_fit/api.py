@@ -27,8 +27,8 @@ from tfdist import config as config_lib
 from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
+from tfdist.keras_fit import data_errors, restored, same_data, setup
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit import restored, same_data, setup
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import setup as own_setup
@@ -102,6 +102,8 @@ def fit(
     validation = None
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
+        if y is not None and parts[1] is None and make_adapter.is_arrays(parts[0]):
+            raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         validation = _data_adapter(model, *parts, validation_batch_size or batch_size, validation_steps)
     config = _config(model, type(x).__name__, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
     workdir = None if workdir is None else Path(workdir).expanduser()
@@ -133,7 +135,7 @@ def _train(
         runner = callbacks_lib.make_callbacks(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=steps, workdir=workdir
         )
-        with own_setup.explained(model, run.objective):
+        with own_setup.explained(model, run.objective), data_errors.explained(steps):
             code = loop.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
     cluster.pause()
     if code == interruption.EXIT_STOPPED:

@@ -21,6 +21,10 @@ def make_workdir(workdir: str | os.PathLike[str]) -> None:
             probe.write(b"x")
             probe.flush()
     except OSError as error:
+        if os.path.exists(workdir) and not os.path.isdir(workdir):
+            raise NotADirectoryError(
+                f"The workdir {os.path.abspath(workdir)!r} is a file, and not a directory: choose another workdir."
+            ) from None
         raise type(error)(
             f"The workdir {os.path.abspath(workdir)!r} cannot be written: {error.strerror}. "
             "Free space, fix its permissions, or choose another one with --workdir."

@@ -28,8 +28,7 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
             raise ValueError(f"{name} must be at least 1. Received: {value}")
     if options.class_weight is not None and sample_weight is not None:
         raise ValueError("Give either class_weight or sample_weight: class_weight is turned into sample weights.")
-    single = isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x)
-    if single and (y is not None or sample_weight is not None):
+    if not is_arrays(x) and (y is not None or sample_weight is not None):
         raise ValueError(f"A {type(x).__name__} contains targets and weights: remove y and sample_weight.")
     if isinstance(x, tf.data.Dataset):
         return _dataset(x, options)
@@ -51,9 +50,14 @@ def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple
     Raises:
         ValueError: the data is not arrays.
     """
-    if isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x):
+    if not is_arrays(x):
         raise ValueError(f"validation_split={part} needs arrays: pass validation_data. Received: {type(x).__name__}")
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
+
+
+def is_arrays(x: Any) -> bool:
+    """Returns whether `x` is arrays, and not an object that contains targets as well."""
+    return not (isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x))
 
 
 def _is_source(x: Any) -> bool:
@@ -100,7 +104,7 @@ def _present(data: Any) -> list[Any]:
 def _check_no_lists(data: Any) -> None:
     """Checks that no list or tuple holds numbers: Keras takes lists as several inputs, not as an array."""
     for part in data if isinstance(data, list | tuple) else ():
-        if isinstance(part, bool | int | float | str):
+        if isinstance(part, bool | int | float | str | np.generic):
             raise ValueError(
                 f"Lists are several inputs, as in Keras, and not arrays: use numpy.array(...). Received: a "
                 f"{type(data).__name__} of {len(data)} values of type {type(part).__name__}"
