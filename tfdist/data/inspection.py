@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,9 @@ import tensorflow as tf
 
 from tfdist.data import autograph, order
 from tfdist.data.stream import Batch, ReplicaShard, Source
+
+# Limit of a search: the steps since the last checkpoint may be many.
+SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +32,10 @@ class Rows:
 def first_nonfinite(elements: Iterable[Rows]) -> tuple[int, str] | None:
     """Returns the step and a sentence about the first value that is not finite; None if all are.
 
-    Only columns of floats are searched.
+    Only columns of floats are searched, for `SECONDS` at most.
     """
-    for rows in elements:
+    end = time.monotonic() + SECONDS
+    for rows in itertools.takewhile(lambda rows: time.monotonic() < end, elements):
         for name, values in rows.columns.items():
             # NumPy has no bfloat16: its kind is "V".
             values = values.astype(np.float32) if values.dtype.kind == "V" else values

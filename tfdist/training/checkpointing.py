@@ -157,7 +157,9 @@ def save(tools: LoopTools, state: TrainingState, *, regular: bool) -> None:
     """
     run = tools.run
     if not tools.is_finite():
-        raise nonfinite.diverged(tools, f"The weights are no longer finite after step {state.step}")
+        checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.first_step
+        steps = (min(checked + 1, state.step), state.step)
+        raise nonfinite.diverged(tools, f"The weights are no longer finite after step {state.step}", steps)
     if regular:
         state.regular = state.step
     _complete(run, state)
