@@ -3,7 +3,7 @@
     connect.py              rendezvous of the workers; an error on one ends all
     api.py                  fit, evaluate, predict
     setup.py                a Run from a compiled model
-    same_data.py            compares the workers' data, by column; data_errors.py: TensorFlow's errors about data
+    same_data.py            compares the workers' data, by column
     own_step/, script/      models with a train_step of their own; `python -m tfdist.run`
     compiled_objective.py   Keras' losses and metrics over the shards of a global batch
     replacements/, restored.py  what a run replaces in Keras, and restores

@@ -27,9 +27,9 @@ from tfdist import config as config_lib
 from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import data_errors, restored, same_data, setup
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit import restored, same_data, setup
+from tfdist.keras_fit.adapters import base, data_errors, make_adapter
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.training import evaluate as evaluate_lib

@@ -4,6 +4,7 @@
     base.py                 DataAdapter, RandomAccessAdapter, BatchAdapter, DataOptions
     py_dataset.py           keras.utils.PyDataset and generators
     rows_of_steps.py        values that are not finite in the data of some steps; batch_watch.py: of Python code
+    data_errors.py          TensorFlow's errors about data, explained
     inspect_dataset.py      properties of a user's tf.data pipeline
     shard_before_map.py     shards a tf.data pipeline before its maps, if possible
     without_shuffles.py     a tf.data pipeline without its shuffles, to look at it before training
