@@ -134,6 +134,7 @@ PRIVATE_NAMES = {
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
     },
     "tfdist.training.step.updates.fused_updates": {
+        "_all_reduce_sum_gradients": "Keras calls it once in each apply: the weights share what is computed then",
         "_apply_weight_decay": "replaced: Keras computes the learning rate for each weight that decays",
         "_average_gradients": "RMSprop's slots",
         "_get_variable_index": "the slots of a variable",

@@ -74,7 +74,7 @@ def assert_close(ours, theirs):
     assert list(ours["history"]) == list(theirs["history"]) and ours["left_patched"] == []
     for part in ("history", "weights", "evaluated", "predicted"):
         for mine, yours in zip(leaves(ours[part]), leaves(theirs[part]), strict=True):
-            np.testing.assert_allclose(mine, yours, rtol=0, atol=2e-5, err_msg=part)
+            np.testing.assert_allclose(mine, yours, rtol=0, atol=1e-5, err_msg=part)
 
 
 @pytest.mark.parametrize(("topology", "name"), on_topologies(OF_KERAS))
