@@ -134,3 +134,47 @@ def test_a_mistake_in_a_script_that_connects_is_one_message_with_its_place(tmp_p
     # With several workers, the others may report that one has failed.
     assert 1 in codes and any(re.fullmatch(words, output) for output in outputs), outputs
     assert not any("Traceback" in output for output in outputs), outputs
+
+
+WRONG = """import sys
+
+import keras
+import numpy as np
+
+if "--all" in sys.argv:
+    keras.config.disable_traceback_filtering()
+
+
+class Wrong(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.ones((5, 2)))  # x has 4 columns.
+
+
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.wrong = Wrong()
+
+    def call(self, x):
+        return self.wrong(x)
+
+
+model = Model()
+model.compile(optimizer="sgd", loss="mse")
+model.fit(np.zeros((8, 4)), np.zeros((8, 2)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--all"]])
+def test_a_shape_error_names_the_line_of_the_layer_on_one_worker(tmp_path, flags):
+    script = tmp_path / "wrong.py"
+    script.write_text(WRONG)
+    line = [sys.executable, "-m", "tfdist.run", str(script), *flags]
+    codes, outputs = processes.run([line] * 2, environments(2), timeout=900.0)
+    assert 1 in codes and set(codes) <= {1, 76}, outputs
+    place = 'wrong.py", line 12, in call'
+    chief, other = outputs
+    assert place in chief and "Traceback" in chief and "step" not in chief, chief
+    assert place not in other and "Traceback" not in other and other.count("\n") == 1, other
+    assert ("keras/src/utils/traceback_utils.py" in chief and "return fn(*args, **kwargs)" in chief) == bool(flags)

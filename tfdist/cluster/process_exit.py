@@ -16,6 +16,8 @@ from tfdist.config import tensorflow_log, user_code
 _PACKAGE = str(Path(__file__).parents[1])
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
 _NAME_SECONDS = 3.0
+# Seconds to wait for the chief to announce the error that this worker has, too.
+_SAME_FAILURE_SECONDS = 3.0
 
 
 def run_and_exit(body: Callable[[], int]) -> None:
@@ -81,8 +83,13 @@ def report_exception(error: Exception) -> int:
         return interruption.EXIT_PEER_LOST
     text, _ = _cause(error)
     peer_loss.claim_exit()
-    peer_loss.announce_failure(_first_line(text))
-    if is_user_error(error):
+    reason = _first_line(text)
+    of_user = is_user_error(error)
+    if not of_user and peer_loss.reported_by_another(reason, _SAME_FAILURE_SECONDS):
+        _say(f"as another worker, which shows where: {type(error).__name__}: {reason}")
+        return 1
+    peer_loss.announce_failure(reason)
+    if of_user:
         if _verbose():
             _print_stack(error)
         place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # A command has no script.
@@ -93,7 +100,7 @@ def report_exception(error: Exception) -> int:
         _say(f"{explained} --verbosity=1 shows the whole stack.")
     else:
         _print_stack(error)
-        _say(f"{type(error).__name__}: {_first_line(text)}")
+        _say(f"{type(error).__name__}: {reason}")
     return 1
 
 

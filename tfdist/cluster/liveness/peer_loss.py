@@ -164,6 +164,17 @@ def claim_exit() -> None:
         time.sleep(max(_WRITING_SECONDS, _monitor.writing_seconds()))  # Too late: another thread is ending the process.
 
 
+def reported_by_another(reason: str, seconds: float) -> bool:
+    """Returns, on workers other than the chief, whether another one announces the same failure within `seconds`.
+
+    All workers run the same code, so a mistake in it fails on all of them: one shows it.
+    """
+    if _monitor is None or _monitor.rank == 0:
+        return False
+    _monitor.loss_known.wait(seconds)
+    return bool(reason) and reason.rstrip(".") in _monitor.cause
+
+
 def announce_failure(reason: str) -> None:
     """Announces to the other workers why this one exits."""
     monitor = _monitor
