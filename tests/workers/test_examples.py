@@ -1,12 +1,15 @@
 """Scripts after Keras' public examples: under tfdist.run, unchanged, they train as under Keras on one device."""
 
 import functools
+import importlib.util
 import json
 import os
 import pathlib
+import signal
 import sys
 
 import numpy as np
+import processes
 import pytest
 from launching import REPOSITORY, run_all, worker_environment
 from topologies import environments
@@ -28,6 +31,8 @@ SIMILAR = {
 }
 # Workers, and devices of each.
 TOPOLOGIES = {"one device": (1, 1), "two devices": (1, 2), "two workers": (2, 1)}
+# As EXACT, with keras-hub.
+HUB = ("causal_lm", "text_classifier")
 QUICK = ("distillation", "ocr_ctc")
 
 
@@ -78,6 +83,14 @@ def test_the_numbers_are_those_of_keras_on_one_device(found, topology, name):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None, reason="needs keras-hub: pip install 'tfdist[hub]'")
+@pytest.mark.parametrize("name", HUB)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_tasks_of_keras_hub_train_as_they_are(found, topology, name):
+    assert_close(found(topology, HUB)[name], found("keras", HUB)[name])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIMILAR)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_with_random_numbers_the_losses_are_similar(found, topology, name):
@@ -92,3 +105,25 @@ def test_with_random_numbers_the_losses_are_similar(found, topology, name):
 @pytest.mark.parametrize("name", SIMILAR)
 def test_two_devices_and_two_workers_draw_the_same_numbers(found, name):
     assert_close(found("two devices")[name], found("two workers")[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*EXACT, *SIMILAR])
+def test_both_workers_killed_in_the_second_epoch_resume_to_the_bits_of_an_undisturbed_run(found, tmp_path, name):
+    options = [str(ON_DEVICES), "1", f"--workdir={tmp_path / 'runs'}", str(RUN_EACH), str(tmp_path)]
+    paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+
+    def start(*names):
+        where = [env | paths for env in environments(2)]
+        return processes.run([[sys.executable, *options, *names]] * 2, where, timeout=3000.0, cwd=tmp_path)
+
+    codes, outputs = start("--kill", name)
+    # The other worker may notice before its own end.
+    assert -signal.SIGKILL in codes and set(codes) <= {-signal.SIGKILL, 76}, outputs
+    assert (tmp_path / "runs" / "fit1").exists() and not (tmp_path / f"{name}.npz").exists()
+    codes, outputs = start(name)
+    assert codes == [0, 0], outputs
+    (history, weights), (expected, expected_weights) = read(tmp_path, name), found("two workers", (name,))[name]
+    assert history == expected
+    for one, other in zip(weights, expected_weights, strict=True):
+        np.testing.assert_array_equal(one, other)
