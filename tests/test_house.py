@@ -113,6 +113,7 @@ PRIVATE_NAMES = {
         "_user_loss": "the losses that compile() was given",
         "_symbolic_build": "builds the model and its metrics as Model.fit does",
     },
+    "tfdist.keras_fit.own_step.eager_steps": {"_call_has_training_arg": "whether the model's call takes `training`"},
     "tfdist.keras_fit.own_step.objective": {
         "_trainable_variables": "the variables of an optimizer that is applied without naming them",
     },

@@ -371,10 +371,32 @@ def _own_step(made: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
     return case
 
 
+class Preprocessing(keras.Sequential):
+    """Prepares its data in `fit`, as the tasks of keras-hub do."""
+
+    preprocessor = "words to numbers"
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        words = tf.strings.split(x).to_tensor("0", shape=[None, 7])
+        return tf.strings.to_number(words, tf.int32), y, sample_weight
+
+
+def preprocessed() -> Case:
+    """Lists of strings for a model with a preprocessor; Keras gets numbers."""
+
+    def build():
+        layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.GlobalAveragePooling1D()]
+        return compiled(Preprocessing([*layers, keras.layers.Dense(3, "softmax")]), metrics=["accuracy"])
+
+    texts = [" ".join(map(str, row)) for row in TOKENS]
+    return Case(build=build, data=(texts, LABELS.tolist()), for_keras=(TOKENS, LABELS))
+
+
 CASES = [
     *map(_own_step, own_steps.CASES),
     *(regression, outputs_in_dicts, outputs_in_lists, masked_sequences, transfer, classification, subclass),
     *(transformer, shuffled, repeated_tokens, summed_tokens, accumulating, composites, without_target, by_xla),
+    preprocessed,
 ]
 
 
@@ -418,9 +440,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
     outside = simple()
     with cluster.scope():
         good = simple()
-        eager = simple(run_eagerly=True)
         uncompiled = dense(3)
-        preprocessing = compiled(Preprocessing(), loss="mse")
         vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
         frozen = dense(3)
         frozen.trainable = False
@@ -430,8 +450,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
     attempts = {
         "outside": lambda: tfdist.fit(cluster, outside, X, LABELS),
         "uncompiled": lambda: tfdist.fit(cluster, uncompiled, X, LABELS),
-        "eager": lambda: tfdist.fit(cluster, eager, X, LABELS),
-        "preprocessing": lambda: tfdist.fit(cluster, preprocessing, X, TARGETS),
         "vectors": lambda: tfdist.fit(cluster, vectors, X, X[:, :3]),
         "frozen": lambda: tfdist.fit(cluster, frozen, X, X[:, :3]),
         "lengths": lambda: tfdist.fit(cluster, good, X, LABELS[:9]),
@@ -546,6 +564,34 @@ def with_dropout() -> keras.Model:
     layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
+
+
+def eager(cluster: Cluster, build: Callable[[], keras.Model]) -> dict[str, Any]:
+    """Trains compiled and eagerly; returns the largest difference of the weights, and the sums that a layer printed."""
+    printed, weights, histories = [], [], []
+
+    class Printing(keras.layers.Layer):
+        def call(self, x):
+            if tf.executing_eagerly():
+                printed.append(float(x.numpy().sum()))
+            return x
+
+    for eagerly in (False, True):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(7)
+        with cluster.scope():
+            model = build()
+            (model.hidden if hasattr(model, "hidden") else model).add(Printing())
+            model.run_eagerly = eagerly
+        data = {"validation_data": (X[:9], LABELS[:9])} if model.loss else {}
+        histories.append(tfdist.fit(cluster, model, X, LABELS, batch_size=16, epochs=2, verbose=0, **data).history)
+        weights.append(model.get_weights())
+    pairs = zip(*weights, strict=True)
+    return {
+        "difference": max(float(np.max(np.abs(one - other))) for one, other in pairs),
+        "histories": histories,
+        "printed": printed,
+    }
 
 
 def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras.Model]) -> dict[str, Any]:
@@ -680,15 +726,6 @@ def application(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-class Preprocessing(keras.Sequential):
-    """Prepares its data in `fit`, as the tasks of keras-hub do."""
-
-    preprocessor = keras.layers.Rescaling(2.0)
-
-    def preprocess_samples(self, x, y=None, sample_weight=None):
-        return self.preprocessor(x), y, sample_weight
-
-
 def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, devices: int = 1) -> list[dict]:
     """Runs the cases and trials `names` on a topology; returns the results of each worker, by name."""
     paths = [directory / f"worker{rank}.json" for rank in range(workers)]
@@ -708,6 +745,8 @@ def main() -> None:
         "resumed": lambda: resumed(cluster, path.parent, with_dropout),
         "resumed_step": lambda: resumed(cluster, path.parent, noisy),
         "refused_steps": lambda: refused_steps(cluster),
+        "eager": lambda: eager(cluster, with_dropout),
+        "eager_step": lambda: eager(cluster, noisy),
         "metric_parts": lambda: metric_parts(cluster),
         "application": lambda: application(cluster),
         "chief_first": lambda: chief_first(cluster, path.parent),

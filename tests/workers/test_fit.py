@@ -13,7 +13,7 @@ OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tok
 DATA = ["outputs_in_dicts", "outputs_in_lists", "masked_sequences", "subclass", "transformer", "shuffled", "transfer"]
 STEPS = ["regression", "classification", "summed_tokens", "accumulating", "without_target", "composites"]
 TOPOLOGIES = {
-    "two devices": [*STEPS, "gan", "wgan_gp"],
+    "two devices": [*STEPS, "gan", "wgan_gp", "preprocessed"],
     "four devices": ["transfer"],
     "two workers": [*DATA, "simclr", "repeated_tokens"],
     "one replica": ["vae"],
@@ -48,11 +48,13 @@ def found(tmp_path_factory):
             return fits.measure(directory, [f"keras:{name}" for name in SLOW])
         if "devices" in topology:
             devices = {"two": 2, "four": 4}[topology.split()[0]]
-            trials = {"two devices": ["resumed_step", "refused_steps"], "four devices": ["metric_parts"]}
+            trials = {"two devices": ["resumed_step", "refused_steps", "eager_step"], "four devices": ["metric_parts"]}
             return fits.measure(directory, [*TOPOLOGIES[topology], *trials.get(topology, [])], devices=devices)
         if "one replica" in topology:
             return fits.measure(directory, TOPOLOGIES[topology])
-        trials = ["resumed", "application"] if "slow" in topology else ["chief_first", "not_finite"]
+        trials = (
+            ["resumed", "application", "eager", "eager_step"] if "slow" in topology else ["chief_first", "not_finite"]
+        )
         return fits.measure(directory, [*TOPOLOGIES[topology], *trials], workers=2)
 
     return measure
@@ -99,11 +101,6 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
     [
         ("outside", r"Sequential or its optimizer was made outside of cluster\.scope\(\)"),
         ("uncompiled", r"Call model\.compile\(optimizer=\.\.\., loss=\.\.\.\)"),
-        ("eager", r"run_eagerly=True\) is not supported, because .*: remove it\. To debug"),
-        (
-            "preprocessing",
-            r"Preprocessing has a preprocessor, which keras-hub's own fit calls: map it over the data",
-        ),
         ("vectors", r'^A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size"'),
         ("frozen", r"has no weights to train: of its 4 all are frozen"),
         ("lengths", r"same number of examples\. Received: x 53; y 9"),
@@ -190,6 +187,24 @@ def test_random_numbers_and_state_of_a_step_resume_exactly(found):
     assert run["histories"][0] == run["histories"][1]
     # The last batch has 5 examples of 6 numbers on two replicas, drawn in two ways.
     assert set(run["histories"][1]["distinct"]) == {60.0}
+
+
+@pytest.mark.parametrize(
+    ("topology", "name"),
+    [
+        ("two devices", "eager_step"),
+        *(pytest.param("two workers, slow", name, marks=pytest.mark.slow) for name in ("eager", "eager_step")),
+    ],
+)
+def test_eager_steps_run_python_and_give_the_weights_of_compiled_ones(found, topology, name):
+    for worker in found(topology):
+        run = worker[name]
+        assert len(run["printed"]) >= 8 and len(set(run["printed"])) >= 8  # In each of 8 steps.
+        assert run["difference"] < 1e-6
+        compiled, eager = run["histories"]
+        assert list(compiled) == list(eager)
+        for key, values in compiled.items():
+            np.testing.assert_allclose(eager[key], values, rtol=1e-6, err_msg=key)
 
 
 def test_all_workers_have_the_same_results(found):

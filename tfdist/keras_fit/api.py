@@ -29,7 +29,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit import restored, same_data, setup
-from tfdist.keras_fit.adapters import base, data_errors, make_adapter
+from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.training import evaluate as evaluate_lib
@@ -263,12 +263,13 @@ def _data_adapter(
         seed=seed,
         input_ranks=_input_ranks(model),
         as_given=as_given and bool(own_setup.overrides(model)),
+        preprocess=preprocess.function_of(model),
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, options)
 
 
 def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:
-    inputs = getattr(model, "inputs", None)
+    inputs = None if preprocess.function_of(model) else getattr(model, "inputs", None)
     return tuple(len(one.shape) for one in inputs) if inputs else None
 
 

@@ -19,6 +19,7 @@ from tfdist.keras_fit import metric_state, same_data
 from tfdist.keras_fit.adapters import base, rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
+from tfdist.keras_fit.own_step import eager_steps
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.replacements import optimizer_branches
@@ -90,6 +91,7 @@ def make_run(
         train_step=train_step,
         more_variables=more,
         search_data=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
+        executed_in=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
 
@@ -122,7 +124,7 @@ def _compiled(
         # Keras also builds an optimizer that is not built: an evaluation needs no slots.
         optimizer.built = built or not trains
         with cluster.scope():
-            _build(model, adapter.element_spec)
+            (eager_steps.build if model.run_eagerly else _build)(model, adapter.element_spec)
     finally:
         optimizer.built = optimizer.built if trains else built
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -233,14 +235,4 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
             'A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size", the default.'
-        )
-    if hasattr(model, "preprocess_samples") and getattr(model, "preprocessor", None) is not None:
-        raise ValueError(
-            f"{name} has a preprocessor, which keras-hub's own fit calls: map it over the data, and set "
-            "model.preprocessor = None."
-        )
-    if model.run_eagerly:
-        raise ValueError(
-            "compile(run_eagerly=True) is not supported, because many steps run in one compiled call: remove "
-            "it. To debug the model eagerly, run the script with Keras' own fit on one device."
         )

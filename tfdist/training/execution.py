@@ -56,7 +56,7 @@ class StepRunner:
         """Runs up to `most` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(most)
         stop = tf.constant(float(self.run.stop.asked()), tf.float64)
-        with self.run.cluster.collective("an execution"):
+        with self.run.cluster.collective("an execution"), self.run.executed_in():
             vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
             totals = self.run.context.execution_layout.to_dict(vector)
         self.seconds += replica_seconds.numpy()

@@ -79,6 +79,8 @@ class Run:
     exported: Callable[[keras.Model], keras.Model] = lambda model: model
     # What each replica does in a training step.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
+    # The context in which executions run.
+    executed_in: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
     make_adapter.py         chooses the adapter: make_data_adapter(x, y, sample_weight, options) -> DataAdapter
     base.py                 DataAdapter, RandomAccessAdapter, BatchAdapter, DataOptions
+    preprocess.py           the preprocessor of a keras-hub task
     py_dataset.py           keras.utils.PyDataset and generators
     rows_of_steps.py        values that are not finite in the data of some steps; batch_watch.py: of Python code
     data_errors.py          TensorFlow's errors about data, explained

@@ -182,6 +182,8 @@ class BatchAdapter:
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For batches that may be others when they are read once more.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None
+    # Applied to the rows of a replica: `finish(batch)` -> (x,), (x, y) or (x, y, sample_weight); None: they are so.
+    finish: Callable[[Any], tuple] | None = None
 
     def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """Returns this worker's elements; see `DataAdapter`."""
@@ -201,8 +203,15 @@ class BatchAdapter:
 
             return tf.data.Dataset.range(shard.local_replicas).map(load)
 
+        def finished(element: dict[str, Any]) -> dict[str, Any]:
+            return element | {"data": self.finish(element["data"])}
+
         del last_step
-        elements = self.stream(first_step).flat_map(shards).repeat()
+        elements = self.stream(first_step).flat_map(shards)
+        if self.finish is not None:
+            finished = tf.autograph.experimental.do_not_convert(finished)
+            elements = elements.map(finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        elements = elements.repeat()
         return read_ahead.prefetched(elements, rows=rows, local_replicas=shard.local_replicas)
 
 
@@ -220,13 +229,17 @@ class DataOptions:
     input_ranks: tuple[int, ...] | None = None
     # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.
     as_given: bool = False
+    # preprocess(x, y, sample_weight) -> a batch for the model; None: the data is one.
+    preprocess: Callable[..., Any] | None = None
 
 
-def with_class_weight(batch: Any, options: DataOptions) -> tuple:
-    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), with class weights as sample weights.
+def finish(batch: Any, options: DataOptions) -> tuple:
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), preprocessed, with class weights as sample weights.
 
     With `options.as_given`, returns (batch,); the batch is unchanged, except for class weights.
     """
+    if options.preprocess is not None:
+        batch = options.preprocess(*keras.utils.unpack_x_y_sample_weight(batch))
     if options.as_given and options.class_weight is None:
         return (batch,)
     parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)

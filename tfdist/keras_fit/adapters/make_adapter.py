@@ -1,5 +1,6 @@
 """Chooses the data adapter for `x`: arrays, a source, a tf.data dataset, a Keras PyDataset or a generator."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base, inspect_dataset, py_dataset, shard_before_map, without_shuffles
+from tfdist.keras_fit.adapters import base, inspect_dataset, preprocess, py_dataset, shard_before_map, without_shuffles
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, DataOptions, RandomAccessAdapter
 
 # The default of `model.fit`.
@@ -65,6 +66,8 @@ def _is_source(x: Any) -> bool:
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccessAdapter:
+    if options.preprocess is not None:
+        x, y, sample_weight = (preprocess.as_arrays(part) for part in (x, y, sample_weight))
     if y is None and (sample_weight is not None or options.class_weight is not None):
         raise ValueError("Weights need targets. Received: y=None")
     if options.class_weight is not None:
@@ -87,13 +90,16 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         ]
         raise ValueError(f"All arrays must have the same number of examples. Received: {'; '.join(found)}")
     # Tensors, not arrays: arrays would become constants of the map's graph.
-    if options.as_given:  # As Keras packs them.
+    own = options.preprocess is not None
+    if options.as_given and not own:  # As Keras packs them.
         data = (data[0] if len(data) == 1 and not isinstance(x, list | tuple) else data,)
-    return _examples(
-        lambda ids: tf.nest.map_structure(lambda one: None if one is None else tf.gather(one, ids), data),
-        sizes.pop(),
-        options,
-    )
+
+    def read(ids: tf.Tensor) -> Any:
+        rows = tf.nest.map_structure(lambda one: None if one is None else tf.gather(one, ids), data)
+        return base.finish(rows, options) if own else rows
+
+    # As keras-hub, which does not shuffle arrays.
+    return _examples(read, sizes.pop(), dataclasses.replace(options, shuffle=options.shuffle and not own))
 
 
 def _present(data: Any) -> list[Any]:
@@ -121,7 +127,7 @@ def _tensor(array: Any) -> Any:
             f"tf.data.Dataset.from_tensor_slices((x, y)).batch(32). Received: shape {tuple(array.shape)}"
         )
     array = array if tf.is_tensor(array) else np.asarray(array)
-    if array.dtype == object or len(array.shape) == 0:
+    if (isinstance(array, np.ndarray) and array.dtype == object) or len(array.shape) == 0:
         raise ValueError(
             "Data must be arrays with one row per example, a tf.data.Dataset, a keras.utils.PyDataset, a generator or "
             f"a source with len() and read(ids). Received: {type(array).__name__} of {array.dtype} {array.shape}"
@@ -137,7 +143,7 @@ def _source(source: Any, options: DataOptions) -> RandomAccessAdapter:
             inputs = {name: value for name, value in batch.items() if name not in ("label", "sample_weight")}
             weights = [batch[name] for name in ("sample_weight",) if name in batch]
             batch = (next(iter(inputs.values())) if len(inputs) == 1 else inputs, batch["label"], *weights)
-        return base.with_class_weight(batch, options)
+        return base.finish(batch, options)
 
     return _examples(read, len(source), options)
 
@@ -174,8 +180,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         dataset = dataset.batch(options.batch_size)
     parts = shard_before_map.split_before_maps(dataset)
     most_rows = parts.batch_size if parts else inspect_dataset.most_rows(dataset)
-    in_tuple = isinstance(dataset.element_spec, tuple)
-    dataset = dataset.map(lambda *given: base.with_class_weight(given if in_tuple else given[0], options))
+    in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
+    dataset = dataset.map(lambda *given: base.finish(given if in_tuple else given[0], options))
     cardinality = int(dataset.cardinality())
     if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
@@ -192,7 +198,9 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     static = first[0] if first.rank else None
     known = static or options.batch_size or (parts.batch_size if parts else None)
 
-    def passes(first_step: int, dataset: tf.data.Dataset = dataset) -> tf.data.Dataset:
+    own = options.preprocess is not None
+
+    def passes(first_step: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
             return dataset.skip(first_step % length).concatenate(dataset.repeat()) if first_step else dataset.repeat()
@@ -201,7 +209,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     def sharded(shard: ReplicaShard, first_step: int) -> tf.data.Dataset:
         return shard_before_map.sharded_elements(
-            parts, lambda raw: passes(first_step, raw), shard, lambda rows: base.with_class_weight(rows, options)
+            parts, lambda raw: passes(first_step, raw), shard, lambda rows: base.finish(rows, options)
         )
 
     return BatchAdapter(
@@ -214,4 +222,5 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
         sharded=None if parts is None else sharded,
+        finish=(lambda rows: base.finish(rows if in_tuple else rows[0], options)) if own else None,
     )

@@ -49,7 +49,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         flat = tf.numpy_function(read, [step, place(step), *rows], [one.dtype for one in tf.nest.flatten(spec)])
         flat = flat if isinstance(flat, list | tuple) else [flat]
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
-        return base.with_class_weight(tf.nest.pack_sequence_as(spec, shaped), options)
+        return base.finish(tf.nest.pack_sequence_as(spec, shaped), options)
 
     def stream(first_step: int) -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
@@ -158,7 +158,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
 
     batches = watched()
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
-    dataset = dataset.map(lambda *parts: base.with_class_weight(parts, options))
+    dataset = dataset.map(lambda *parts: base.finish(parts, options))
     return BatchAdapter(
         stream=dataset.skip,
         steps=options.steps,

@@ -2,9 +2,9 @@
 
 objective.py        an Objective whose step is the user's
 discover.py         what a step applies and returns, found by tracing it once without effect
+eager_steps.py      compile(run_eagerly=True), of any model
 replica_step.py     the step that a replica is tracing: its shard, and how it applies gradients
 patches.py          what `fit` replaces in Keras and TensorFlow while a step is traced
-stateless_random.py tf.random's functions as functions of (seed, step, replica, call)
 gather.py           `tfdist.all_gather`
 explain.py          errors about a step, with the line of the script
 """

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import autograph
-from tfdist.keras_fit.own_step import replica_step
+from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.training.step import optimizer as optimizer_lib
 
@@ -75,8 +75,12 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
             values = _flat(function(data), f"{type(model).__name__}.{name}")
         found.extend((values, noted))
 
-    with cluster.scope(), keras.StatelessScope(), keras.SymbolicScope():
-        trace.get_concrete_function(element_spec)
+    if model.run_eagerly:
+        with cluster.scope(), keras.StatelessScope():
+            trace.python_function(eager_steps.batch_of(element_spec))
+    else:
+        with cluster.scope(), keras.StatelessScope(), keras.SymbolicScope():
+            trace.get_concrete_function(element_spec)
     values, noted = found
     for optimizer, variables in applied.values():
         with cluster.scope():

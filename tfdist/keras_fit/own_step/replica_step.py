@@ -81,6 +81,8 @@ class ReplicaStep:
         before, after = self.low, self.most - self.low - self.count
         padded = tf.pad(tensor[: self.count], [[before, after], *([[0, 0]] * row.rank)])
         whole = gradients_lib.sum_value(tf.ensure_shape(padded, [self.most, *row]))[: self.total]
+        if tf.executing_eagerly():
+            return whole
         # Shapes of shards are static only if all shards are equal.
         return tf.ensure_shape(whole, [static and static * self.replicas, *row])
 

@@ -55,10 +55,14 @@ def prepare(
     Raises:
         ValueError: a step cannot be distributed.
     """
+    # An eager step has an effect on variables that Keras does not know.
+    plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)] if model.run_eagerly else []
     found = {
         kind: discover.discover(cluster, model, f"{kind}_step", adapter.element_spec[0])
         for kind, adapter in adapters.items()
     }
+    for variable, value in plain:
+        variable.assign(value)
     optimizers = list({id(one): one for of in found.values() for one, _ in of.optimizers}.values())
     stack.enter_context(patches.sums_expected(optimizers, cluster))
     with cluster.scope():

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.cluster import collective_guard, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import api, connect
+from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.replaced import replaced
 from tfdist.keras_fit.script import chief_output
 
@@ -36,9 +37,20 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # In the class that defines it: Keras does not compile a loaded model of a class that overrides it.
         trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-        stack.enter_context(replaced(trainer, "compile", compile_without_xla))
-        for name, method in _methods(cluster, workdir).items():
-            stack.enter_context(replaced(keras.Model, name, method))
+        methods, pipelines = _methods(cluster, workdir), set()
+
+        def compile(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
+            # The module of keras-hub's tasks is imported by the script.
+            pipeline = preprocess.pipeline_class(model)
+            if pipeline is not None and pipeline not in pipelines:
+                pipelines.add(pipeline)
+                for name in ("fit", "evaluate", "predict"):
+                    stack.enter_context(replaced(pipeline, name, methods[name]))
+            compile_without_xla(original, model, *args, **keywords)
+
+        stack.enter_context(replaced(trainer, "compile", compile))
+        for name, method in methods.items():
+            stack.enter_context(replaced(keras.Model, name, functools.partial(_preprocessed, method)))
         for name in ("__init__", "add_variable_from_reference"):
             stack.enter_context(replaced(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
         for module in (tf.config, tf.config.experimental):
@@ -91,6 +103,12 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
 
 
+def _preprocessed(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Calls `method` for Keras' own, which a keras-hub task calls with preprocessed data."""
+    with preprocess.applied():
+        return method(original, *args, **keywords)
+
+
 def compile_without_xla(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
     """Compiles as `Model.compile`, and takes jit_compile="auto" as Keras does in a strategy's scope: False."""
     given = _arguments(original, model, args, keywords)
@@ -103,7 +121,7 @@ def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, ke
     """Returns the arguments of a call by name, without the model."""
     given = dict(inspect.signature(original).bind(model, *args, **keywords).arguments)
     del given["self"]
-    return given
+    return given | given.pop("kwargs", {})
 
 
 def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

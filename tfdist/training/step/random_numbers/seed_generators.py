@@ -112,9 +112,10 @@ def unseeded(*, in_loops: bool) -> _Unseeded | None:
         in_loops: whether also in a loop, a branch or a `tf.function` of the user's in the forward pass.
     """
     graph = getattr(_trace, "graph", None)
-    if not _unseeded or graph is None or tf.executing_eagerly():
+    own = graph is tf.compat.v1.get_default_graph()
+    if not _unseeded or graph is None or (tf.executing_eagerly() and not own):
         return None
-    return _unseeded[0] if in_loops or graph is tf.compat.v1.get_default_graph() else None
+    return _unseeded[0] if in_loops or own else None
 
 
 def _generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
