@@ -79,8 +79,7 @@ class Run:
     exported: Callable[[keras.Model], keras.Model] = lambda model: model
     # What each replica does in a training step.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
-    # The context in which executions run.
-    executed_in: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    executed_in: Callable[[], AbstractContextManager] = contextlib.nullcontext  # The context of an execution.
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -98,8 +97,7 @@ class Run:
     def variables(self) -> dict[str, Any]:
         """Every variable that a checkpoint holds, by name."""
         loss_scale = self.context.loss_scale
-        extra = loss_scale.variables() if loss_scale else {}
-        extra |= self.more_variables
+        extra = {**(loss_scale.variables() if loss_scale else {}), **self.more_variables}
         return checkpoint_format.named_variables(self.context.model, self.context.optimizer, extra)
 
     def ends_at(self, step: int) -> bool:
