@@ -9,13 +9,18 @@ import keras
 from tfdist.report import files
 
 
-def export(model: keras.Model, path: Path, about: str = "") -> None:
+def export(model: keras.Model, path: Path, about: str = "") -> str:
     """Writes `model` to `path` (.keras) through a temporary file: complete or absent.
+
+    Nothing is written of a model whose class Keras cannot save, because it has no `get_config`.
 
     Args:
         model: the model.
         path: its file.
         about: text for the file `path` with the suffix .txt, which is written first; "": none.
+
+    Returns:
+        What was done, for the log.
 
     Raises:
         OSError: the disk is full, read-only or unavailable.
@@ -26,10 +31,13 @@ def export(model: keras.Model, path: Path, about: str = "") -> None:
     try:
         model.save(temporary)
         os.replace(temporary, path)
-    except BaseException:
+        return f"exported {path}"
+    except NotImplementedError as error:
+        why = " ".join(str(error).partition("Example:")[0].split())
+        return f"no {path.name}, because Keras cannot save this model; its weights are in the checkpoint. Keras: {why}"
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise
 
 
 def reason(error: Exception) -> str:

@@ -251,8 +251,8 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     try:
         if run.config.checkpoint.export:
             with run.evaluated_weights():
-                export.export(run.exported(run.context.model), model, run.model_input)
-            tools.report.event(f"exported {model}", state.step)
+                event = export.export(run.exported(run.context.model), model, run.model_input)
+            tools.report.event(event, state.step)
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
         raise OSError(

@@ -1,0 +1,26 @@
+"""The final model of a run, in Keras' format."""
+
+import keras
+
+from tfdist.checkpoint import export
+
+
+class Wrapping(keras.Model):
+    """As in Keras' example of a VAE: without `get_config`, Keras cannot save a model made of models."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def test_a_model_that_keras_cannot_save_is_left_out_with_the_reason(tmp_path):
+    inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert export.export(inner, tmp_path / "model.keras") == f"exported {tmp_path / 'model.keras'}"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+    (tmp_path / "model.keras").unlink()
+    said = export.export(Wrapping(inner), tmp_path / "model.keras")
+    assert said.startswith("no model.keras, because Keras cannot save this model; its weights are in the checkpoint.")
+    assert "Object Wrapping was created by passing" in said and list(tmp_path.iterdir()) == []
