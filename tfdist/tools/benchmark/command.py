@@ -111,6 +111,7 @@ def measure() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-benchmark-")))
         hosts = stack.enter_context(slow_link.slow(values.link)) if values.link else None
         for section in values.sections:
+            print(f"measuring {section} ...", file=sys.stderr, flush=True)
             for rows in sections.measure(section, options, folder, hosts):
                 found += rows
                 if values.json:  # After each table: a later one may fail or be interrupted.
