@@ -26,11 +26,11 @@ from tfdist.training import evaluate, loop_tools, setup
 REPLICAS = (1, 2, 4, 8)
 STEPS = 2
 # Config -> the images on which it is trained here: small ones, if its network allows that. None: its own data.
-# Not here: cifar_fast, mnist, and the networks of keras.applications, whose steps are traced for minutes.
+# Not here: the networks of keras.applications, whose steps are traced for minutes.
 IMAGES: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(("digits", "line", "courses.cscs_line")),
-    **dict.fromkeys(("mlp", "courses.bsc_mnist", "courses.sctrain_mlp"), (28, 28, 1)),
-    "cifar": (32, 32, 3),
+    **dict.fromkeys(("mlp", "mnist", "courses.bsc_mnist", "courses.sctrain_mlp"), (28, 28, 1)),
+    **dict.fromkeys(("cifar", "cifar_fast"), (32, 32, 3)),
     **dict.fromkeys(("alexnet", "courses.sctrain_alexnet"), (67, 67, 3)),
 }
 # Networks with unsynchronised batch normalisation or dropout.
