@@ -24,6 +24,60 @@ def with_pack_size(options: config_lib.Communication, implementation: str) -> co
     return dataclasses.replace(options, bytes_per_pack={"nccl": 32_000_000, "ring": 8_000_000}[implementation])
 
 
+def sum_over_replicas(
+    gradients: Gradients,
+    flags: list[tf.Tensor],
+    statistics: Sequence[tuple[keras.Variable, tf.Tensor]],
+    weight: tf.Tensor | float,
+    *,
+    moments: bool,
+    num_replicas: int,
+    options: config_lib.Communication,
+    communication: tf.Variable,
+    clock: timing.Clock,
+) -> tuple[Gradients, list[tf.Tensor]]:
+    """The one all-reduce of a step: sums gradients and flags, and averages the changes of moving statistics.
+
+    Args:
+        gradients: of this replica's shard.
+        flags: float32 [] each, which are summed with the gradients.
+        statistics: variables that this replica has updated, and their values before. Each is set to the mean over
+            replicas. In every step: averaged at a save only, the time of the save would change the last bits of the
+            run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
+        weight: this replica's weight in that mean; 1 in total over all replicas.
+        moments: whether row moments are enough for the optimizer, see `row_moments.are_enough_for`.
+        communication: the seconds that the all-reduce took are added to it.
+        clock: returns the time at which tensors are computed.
+
+    Returns:
+        The sums of gradients and flags.
+    """
+    given = row_moments.to_send(gradients, enough=moments, num_replicas=num_replicas)
+    if num_replicas == 1:
+        return given, flags
+    gradients = [*(None if gradient is None else row_moments.sums(gradient) for gradient in given), *flags]
+    ready = clock(gradients)
+    # What is sent in float32 always: squares of small gradients are 0 in shorter types.
+    exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
+    exact += [gradient.squares for gradient in given if isinstance(gradient, row_moments.RowMoments)]
+    if options.dtype == "float32":
+        reduced = all_reduce([*gradients, *exact], options)
+        gradients, exact = reduced[: len(gradients)], reduced[len(gradients) :]
+    else:
+        gradients = all_reduce(gradients, options)
+        exact = all_reduce(exact, dataclasses.replace(options, dtype="float32"))
+    communication.assign_add(clock([*gradients, *exact]) - ready)
+    for (variable, old), change in zip(statistics, exact, strict=False):
+        variable.assign(old + change)
+    squares = iter(exact[len(statistics) :])
+    split = len(gradients) - len(flags)
+    totals = [
+        row_moments.RowMoments(total, next(squares)) if isinstance(gradient, row_moments.RowMoments) else total
+        for gradient, total in zip(given, gradients[:split], strict=True)
+    ]
+    return totals, gradients[split:]
+
+
 def all_reduce(
     gradients: list[sparse_gradients.Gradient | None], options: config_lib.Communication
 ) -> list[sparse_gradients.Gradient | None]:
@@ -197,57 +251,3 @@ def _call(function: Callable[[], Any]) -> None:
 def _run(strategy: tf.distribute.Strategy, function: Callable, *args: Gradients) -> tf.Tensor:
     strategy.extended.call_for_each_replica(function, args=args)
     return tf.zeros([])
-
-
-def sum_over_replicas(
-    gradients: Gradients,
-    flags: list[tf.Tensor],
-    statistics: Sequence[tuple[keras.Variable, tf.Tensor]],
-    weight: tf.Tensor | float,
-    *,
-    moments: bool,
-    num_replicas: int,
-    options: config_lib.Communication,
-    communication: tf.Variable,
-    clock: timing.Clock,
-) -> tuple[Gradients, list[tf.Tensor]]:
-    """The one all-reduce of a step: sums gradients and flags, and averages the changes of moving statistics.
-
-    Args:
-        gradients: of this replica's shard.
-        flags: float32 [] each, which are summed with the gradients.
-        statistics: variables that this replica has updated, and their values before. Each is set to the mean over
-            replicas. In every step: averaged at a save only, the time of the save would change the last bits of the
-            run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
-        weight: this replica's weight in that mean; 1 in total over all replicas.
-        moments: whether row moments are enough for the optimizer, see `row_moments.are_enough_for`.
-        communication: the seconds that the all-reduce took are added to it.
-        clock: returns the time at which tensors are computed.
-
-    Returns:
-        The sums of gradients and flags.
-    """
-    given = row_moments.to_send(gradients, enough=moments, num_replicas=num_replicas)
-    if num_replicas == 1:
-        return given, flags
-    gradients = [*(None if gradient is None else row_moments.sums(gradient) for gradient in given), *flags]
-    ready = clock(gradients)
-    # What is sent in float32 always: squares of small gradients are 0 in shorter types.
-    exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
-    exact += [gradient.squares for gradient in given if isinstance(gradient, row_moments.RowMoments)]
-    if options.dtype == "float32":
-        reduced = all_reduce([*gradients, *exact], options)
-        gradients, exact = reduced[: len(gradients)], reduced[len(gradients) :]
-    else:
-        gradients = all_reduce(gradients, options)
-        exact = all_reduce(exact, dataclasses.replace(options, dtype="float32"))
-    communication.assign_add(clock([*gradients, *exact]) - ready)
-    for (variable, old), change in zip(statistics, exact, strict=False):
-        variable.assign(old + change)
-    squares = iter(exact[len(statistics) :])
-    split = len(gradients) - len(flags)
-    totals = [
-        row_moments.RowMoments(total, next(squares)) if isinstance(gradient, row_moments.RowMoments) else total
-        for gradient, total in zip(given, gradients[:split], strict=True)
-    ]
-    return totals, gradients[split:]
