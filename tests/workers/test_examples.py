@@ -33,7 +33,7 @@ SIMILAR = {
 TOPOLOGIES = {"one device": (1, 1), "two devices": (1, 2), "two workers": (2, 1)}
 # As EXACT, with keras-hub.
 HUB = ("causal_lm", "text_classifier")
-QUICK = ("distillation", "ocr_ctc")
+QUICK = ("distillation",)
 
 
 @pytest.fixture(scope="module")

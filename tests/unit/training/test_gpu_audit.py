@@ -107,11 +107,13 @@ def quick(tmp_path_factory):
     return {n: audited(tmp_path_factory.mktemp("quick"), n, names) for n, names in QUICK.items()}
 
 
+@pytest.mark.workers
 def test_a_step_runs_on_the_device_alone(quick):
     assert unexpected(quick[1], ["digits", "finish"]) == []
     assert quick[1]["digits"] == {"training": [], "evaluation": []}
 
 
+@pytest.mark.workers
 def test_random_seeds_are_computed_without_waiting_for_the_device(quick):
     assert unexpected(quick[2], ["dropout"]) == []
     # Two layers on two replicas; a key and a counter for each.
@@ -122,10 +124,12 @@ def test_random_seeds_are_computed_without_waiting_for_the_device(quick):
     ]
 
 
+@pytest.mark.workers
 def test_a_compiled_model_runs_on_the_device_alone(quick):
     assert unexpected(quick[2], ["compiled"]) == []
 
 
+@pytest.mark.workers
 def test_the_audit_finds_steps_that_are_timed(quick):
     found = {tuple(row[:3]) for row in quick[1]["timed"]["training"]}
     assert ("on the host", "Timestamp", "") in found
