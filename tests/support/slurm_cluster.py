@@ -137,7 +137,8 @@ def slurm_cluster(
         RuntimeError: the cluster has not started; shows the ends of the logs.
     """
     directory = pathlib.Path(directory).resolve()
-    if len(os.fsencode(directory / "munge.socket")) > _MAX_SOCKET_PATH:
+    sockets = [directory / "munge.socket", *(directory / "spool" / node / f"{node}_1.0" for node in nodes)]
+    if max(len(os.fsencode(path)) for path in sockets) > _MAX_SOCKET_PATH:
         raise ValueError(f"The path is too long for a socket: choose a shorter one. Received: {directory}")
     _write_files(directory, nodes, cpus, gpus, features)
     env = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}

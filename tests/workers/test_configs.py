@@ -14,7 +14,7 @@ from tfdist.training.step.normalization import spanning_groups
 
 FOLDER = REPOSITORY / "configs"
 CONFIGS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py"))
-QUICK = ["digits", "line"]
+QUICK = ["line"]
 
 
 @pytest.mark.parametrize(

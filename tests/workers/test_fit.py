@@ -13,13 +13,21 @@ OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tok
 DATA = ["outputs_in_dicts", "outputs_in_lists", "masked_sequences", "subclass", "transformer", "shuffled", "transfer"]
 STEPS = ["regression", "classification", "summed_tokens", "accumulating", "without_target", "composites"]
 TOPOLOGIES = {
-    "two devices": [*STEPS, "gan", "wgan_gp", "preprocessed"],
+    "two devices": [*STEPS, "gan", "preprocessed"],
     "four devices": ["transfer"],
     "two workers": [*DATA, "simclr", "repeated_tokens"],
     "one replica": ["vae"],
-    "two devices, slow": [*DATA, "vae", "simclr", "wrapped", "sequences", "repeated_tokens", "by_xla"],
+    "two devices, slow": [*DATA, "vae", "wgan_gp", "simclr", "wrapped", "sequences", "repeated_tokens", "by_xla"],
     "two workers, slow": STEPS,
     "one replica, slow": ["repeated_tokens"],
+}
+# What else is measured, besides cases of `fits.CASES`.
+TRIALS = {
+    "two devices": ["refused_steps", "eager_step"],
+    "two devices, slow": ["resumed_step"],
+    "four devices": ["metric_parts"],
+    "two workers": ["chief_first", "not_finite"],
+    "two workers, slow": ["resumed", "application", "eager", "eager_step"],
 }
 SLOW = {name for name in OF_KERAS if all("slow" in where for where, names in TOPOLOGIES.items() if name in names)}
 
@@ -46,16 +54,9 @@ def found(tmp_path_factory):
             return fits.measure(directory, [*names, "summed_tokens", "refused"])
         if topology == "one device, slow":
             return fits.measure(directory, [f"keras:{name}" for name in SLOW])
-        if "devices" in topology:
-            devices = {"two": 2, "four": 4}[topology.split()[0]]
-            trials = {"two devices": ["resumed_step", "refused_steps", "eager_step"], "four devices": ["metric_parts"]}
-            return fits.measure(directory, [*TOPOLOGIES[topology], *trials.get(topology, [])], devices=devices)
-        if "one replica" in topology:
-            return fits.measure(directory, TOPOLOGIES[topology])
-        trials = (
-            ["resumed", "application", "eager", "eager_step"] if "slow" in topology else ["chief_first", "not_finite"]
-        )
-        return fits.measure(directory, [*TOPOLOGIES[topology], *trials], workers=2)
+        names = [*TOPOLOGIES[topology], *TRIALS.get(topology, [])]
+        count = {"one": 1, "two": 2, "four": 4}[topology.split()[0]]
+        return fits.measure(directory, names, **({"workers": count} if "workers" in topology else {"devices": count}))
 
     return measure
 
@@ -179,8 +180,9 @@ def test_a_value_that_is_not_finite_is_named_on_all_workers(found, name, words):
         assert "config." not in worker["not_finite"][name]
 
 
+@pytest.mark.slow
 def test_random_numbers_and_state_of_a_step_resume_exactly(found):
-    run = found("two devices")[0]["resumed_step"]
+    run = found("two devices, slow")[0]["resumed_step"]
     assert (run["code"], run["difference"]) == (75, 0.0)
     line = r"stopped by SIGTERM and saved at step \d+ in \./parts: run the same command to resume\n"
     assert re.fullmatch(line, run["output"])  # Also with verbose=0.

@@ -277,6 +277,7 @@ process_exit.run_and_exit(lambda: strategy.connect(config.Cluster(connect_second
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
     """As where NCCL cannot connect: TensorFlow waits without a limit."""
     with started([[sys.executable, "-c", ABSENT]] * 2, topologies.environments(2)) as workers:

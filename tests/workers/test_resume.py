@@ -113,9 +113,8 @@ def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("workers", "interruptions"),
     [
-        (1, [(KILL, 0), (TERM, 0)]),
         (2, [(KILL, 0)]),
-        pytest.param(1, [(INT, 0), (KILL, 0), (TERM, 0)], marks=pytest.mark.slow),
+        pytest.param(1, [(KILL, 0), (TERM, 0), (INT, 0)], marks=pytest.mark.slow),
         pytest.param(2, [(KILL, 1), (USR1, 1), (KILL, 0)], marks=pytest.mark.slow),
     ],
 )

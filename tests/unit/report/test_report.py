@@ -425,7 +425,7 @@ def test_a_workdir_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file/run' cannot be written: .*--workdir"):
         open_quiet(tmp_path / "file" / "run")
-    with pytest.raises(FileExistsError, match=r"The workdir '.*/file' cannot be written"):
+    with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file' is a file, and not a directory"):
         open_quiet(tmp_path / "file")
 
 
