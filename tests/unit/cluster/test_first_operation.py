@@ -8,8 +8,6 @@ from launching import REPOSITORY, worker_environment
 
 from tfdist.cluster.devices import first_operation
 
-pytestmark = pytest.mark.unit
-
 
 def test_an_operation_before_connect_is_explained():
     code = (

@@ -9,7 +9,6 @@ from launching import REPOSITORY, worker_environment
 
 from tfdist.config import tensorflow_log
 
-pytestmark = pytest.mark.unit
 # A stand-in with the lines that TensorFlow writes below Python, and one that it never wrote.
 TENSORFLOW = """
 import os

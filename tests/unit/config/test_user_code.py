@@ -9,7 +9,6 @@ import pytest
 
 from tfdist.config import user_code
 
-pytestmark = pytest.mark.unit
 LAB = """
 import json
 

@@ -9,7 +9,6 @@ from launching import REPOSITORY, worker_environment
 
 from tfdist.tools import completion
 
-pytestmark = pytest.mark.unit
 COMMANDS = {
     "train": "tfdist.main",
     "run": "tfdist.run",

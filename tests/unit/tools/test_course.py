@@ -16,7 +16,6 @@ from tfdist.tools.course.task import LAPTOP, PAGE
 from tfdist.tools.studies import results
 from tfdist.tools.studies.results import Point, Study
 
-pytestmark = pytest.mark.unit
 TASKS = [(course, task) for course in command.COURSES.values() for task in course.tasks]
 IN_ALLOCATION = {"SLURM_JOB_ID": "7"}
 # Parses command lines with the flags of their real commands, builds no model, and checks each config and its specs. One
@@ -97,6 +96,7 @@ def problems(lines):
     return done.stdout.splitlines()
 
 
+@pytest.mark.docs
 def test_every_command_of_every_task_can_be_typed():
     lines = [
         line
@@ -175,6 +175,7 @@ def made_up(workdir):
     (workdir / "scaling.csv").write_text("\n".join(rows))
 
 
+@pytest.mark.workers
 def test_a_task_prints_its_command_and_runs_it_and_the_answers_stand_side_by_side(tmp_path):
     pytest.importorskip("matplotlib")
     runs = tmp_path / "cte_power" / LAPTOP

@@ -11,8 +11,6 @@ from tfdist.tools.pictures import ring as picture
 from tfdist.tools.pictures import style
 from tfdist.tools.studies import ring
 
-pytestmark = pytest.mark.unit
-
 
 def run(vectors, sample=None):
     """Runs the ring over replicas that are threads; returns the results of `all_reduce`, and the messages of each."""

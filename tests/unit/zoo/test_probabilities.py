@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdist.zoo.objectives import classification, keras_loss
 
-pytestmark = pytest.mark.unit
 # Scaled by 60: in float32 most probabilities of a wrong class are exactly 0.
 INPUTS = np.random.default_rng(0).normal(0.0, 60.0, (16, 6)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 4, 16)
