@@ -13,6 +13,7 @@ import sys
 import typing
 
 import pytest
+from spec_calls import CALLS
 
 from tfdist import __main__ as tools
 from tfdist import config as config_lib
@@ -27,15 +28,6 @@ FLAGS_OF_OTHERS = {
 }
 # What a run or an installation writes; no files of the repository.
 OUTPUTS = re.compile(r"(runs|workdir|checkpoints|tensorboard|\.venv)(/|$)|\w+\.json$|model\.keras$")
-# How the framework calls the function of each spec: the number of its positional arguments, and the keywords it adds.
-CALLS = {
-    "model": (0, ()),
-    "data.source": (1, ()),
-    "data.prepare": (2, ("training",)),
-    "objective": (2, ("training",)),
-    "optimizer": (1, ()),
-    "learning_rate.schedule": (1, ("total_steps", "warmup_steps")),
-}
 
 
 def documents():

@@ -48,49 +48,40 @@ def workdir(tmp_path_factory):
     return tmp_path_factory.mktemp("run")
 
 
-@pytest.mark.parametrize(
-    ("rank", "hit", "words"),
-    [
-        # While TensorFlow is imported, before the other workers are met.
-        pytest.param(
-            1,
-            f"tfdist.cluster.process_exit:import_tensorflow_quietly:before:{USR1:d}",
-            "before training started: nothing to save",
-            id="meeting",
-        ),
-        # While the strategy is made: TensorFlow's own handler, which swallows SIGTERM, is in place by then.
-        pytest.param(
-            1,
-            f"tfdist.cluster.strategy:_multi_worker_strategy:after:{TERM:d}",
-            "stopped by another worker before the first step: nothing to save",
-            id="creating the strategy",
-            marks=pytest.mark.slow,
-        ),
-        # While the first step is compiled.
-        pytest.param(
-            1,
-            f"tfdist.training.step.train_step:train_step:before:{TERM:d}",
-            "stopped by another worker and saved",
-            id="compiling",
-        ),
-        pytest.param(
-            0,
-            f"tfdist.training.step.train_step:evaluation_step:before:{INT:d}",
-            "stopped by SIGINT and saved",
-            id="evaluating",
-            marks=pytest.mark.slow,
-        ),
-        # While a checkpoint is written, and again while the one is written to which that led.
-        pytest.param(
-            0,
-            f"tfdist.checkpoint.format:write:before:{INT:d}",
-            "stopped by SIGINT and saved",
-            id="saving",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, rank, hit, words):
+# The worker that is signalled, when, and what the chief says.
+MOMENTS = {
+    # While TensorFlow is imported, before the other workers are met.
+    "meeting": (
+        1,
+        f"tfdist.cluster.process_exit:import_tensorflow_quietly:before:{USR1:d}",
+        "before training started: nothing to save",
+    ),
+    # While the strategy is made: TensorFlow's own handler, which swallows SIGTERM, is in place by then.
+    "creating the strategy": (
+        1,
+        f"tfdist.cluster.strategy:_multi_worker_strategy:after:{TERM:d}",
+        "stopped by another worker before the first step: nothing to save",
+    ),
+    # While the first step is compiled.
+    "compiling": (
+        1,
+        f"tfdist.training.step.train_step:train_step:before:{TERM:d}",
+        "stopped by another worker and saved",
+    ),
+    "evaluating": (
+        0,
+        f"tfdist.training.step.train_step:evaluation_step:before:{INT:d}",
+        "stopped by SIGINT and saved",
+    ),
+    # While a checkpoint is written, and again while the one is written to which that led.
+    "saving": (0, f"tfdist.checkpoint.format:write:before:{INT:d}", "stopped by SIGINT and saved"),
+}
+QUICK = ("meeting", "compiling")
+
+
+@pytest.mark.parametrize("moment", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in MOMENTS])
+def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, moment):
+    rank, hit, words = MOMENTS[moment]
     codes, outputs = run_hit(workdir, {rank: hit})
     assert codes == [STOPPED, STOPPED], "\n".join(outputs)
     assert words in outputs[0], outputs[0]

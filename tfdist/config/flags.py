@@ -173,6 +173,18 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def parse_words(argv: list[str]) -> list[str]:
+    """Parses the command line of a command without a config, for `run`; returns its name and the words beside flags.
+
+    Exits with a message if a flag is invalid.
+    """
+    flag_errors.check_names(argv)
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(str(error).removeprefix("flag "))
+
+
 def config_arguments(argv: list[str]) -> list[str]:
     """Returns the arguments of a command line that name the config file and override its fields."""
     found, words = [], iter(argv[1:])

@@ -10,6 +10,7 @@ import sys
 import forked
 import pytest
 from launching import REPOSITORY, worker_environment
+from spec_calls import CALLS
 
 from tfdist.tools.course import command
 from tfdist.tools.course.task import LAPTOP, PAGE
@@ -69,15 +70,6 @@ for line in json.loads(sys.argv[2]):
         os._exit(code)
     os.waitpid(child, 0)
 """
-# As in tests/docs/test_documents.py: how the framework calls the function of each spec.
-CALLS = {
-    "model": (0, ()),
-    "data.source": (1, ()),
-    "data.prepare": (2, ("training",)),
-    "objective": (2, ("training",)),
-    "optimizer": (1, ()),
-    "learning_rate.schedule": (1, ("total_steps", "warmup_steps")),
-}
 
 
 def course(*arguments, cwd=REPOSITORY):

@@ -27,7 +27,6 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.cluster.discovery import slurm
-from tfdist.config import flag_errors
 from tfdist.config import flags as config_flags
 from tfdist.launch import processes
 from tfdist.tools import measure, tables
@@ -55,11 +54,7 @@ def define_flags() -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; returns the program's name and the course, if one is given."""
-    flag_errors.check_names(argv)
-    try:
-        rest = flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(str(error).removeprefix("flag "))
+    rest = config_flags.parse_words(argv)
     if len(rest) > 2:
         sys.exit(f"tfdist course: give one course. Received: {' '.join(rest[1:])}")
     return rest

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from absl import flags
 
-from tfdist.config import flag_errors
 from tfdist.config import flags as config_flags
 from tfdist.tools.pictures import curves, scaling, style
 from tfdist.tools.studies import published, results
@@ -35,11 +34,7 @@ def define_flags() -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; returns the program's name and the directories."""
-    flag_errors.check_names(argv)
-    try:
-        rest = flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(str(error).removeprefix("flag "))
+    rest = config_flags.parse_words(argv)
     if not rest[1:]:
         sys.exit("tfdist plot: give the workdir of a run, such as runs/digits.")
     return rest
