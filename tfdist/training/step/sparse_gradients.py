@@ -68,7 +68,11 @@ def select(
             values, indices = (_padded(part, 0, more, lookups) for part in (values, indices))
         return tf.IndexedSlices(values, indices, tf.constant(list(variable.shape)))
 
-    return [choose(*pair) for pair in zip(gradients, variables, strict=True)]
+    chosen = [choose(*pair) for pair in zip(gradients, variables, strict=True)]
+    for gradient, variable in zip(chosen, variables, strict=True):
+        if isinstance(gradient, tf.Tensor):
+            gradient.set_shape(variable.shape)  # TensorFlow packs only gradients of known shapes into one collective.
+    return chosen
 
 
 def _padded(part: tf.Tensor, before: tf.Tensor | int, after: tf.Tensor | int, size: int) -> tf.Tensor:
