@@ -3,12 +3,14 @@
 usage: python tests/scripts/fit_speed.py [--rounds=3]
 
 Both run this file as an unchanged script, in turns, each time in a process of its own; Keras with several values of
-steps_per_execution. The table shows the median milliseconds of a step over the epochs after the first two, and the
-ratio of Keras' best value to tfdist's. Nothing else should run on the machine.
+steps_per_execution. On Linux also one worker on one core against two workers on a core each, with the same global
+batch. The table shows the median milliseconds of a step over the epochs after the first two, and their ratios to
+tfdist.run on one worker. Nothing else should run on the machine.
 """
 
 import argparse
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -101,17 +103,22 @@ def train(name: str, steps_per_execution: int) -> None:
 def compare(name: str, rounds: int) -> None:
     """Runs the participants in turns, and prints their medians."""
     script = [__file__, f"--train={name}"]
-    commands = {f"Keras, {k} steps per execution": [*script, f"--steps_per_execution={k}"] for k in EXECUTIONS}
-    commands["tfdist.run"] = ["-m", "tfdist.run", *script]
+    python, run = [sys.executable], ["-m", "tfdist.run", *script]
+    commands = {f"Keras, {k} steps per execution": [*python, *script, f"--steps_per_execution={k}"] for k in EXECUTIONS}
+    commands["tfdist.run"] = [*python, *run]
+    if shutil.which("taskset"):
+        commands["tfdist.run, one core"] = ["taskset", "-c", "0", *python, *run]
+        two = ["taskset", "-c", "0,1", *python, "-m", "tfdist.launch", "--workers=2", "--", *run]
+        commands["tfdist.run, two workers, two cores"] = two
     found = {participant: [] for participant in commands}
     for _ in range(rounds):
         for participant, command in commands.items():
-            done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
             found[participant].append(float(re.search(r"per step: (\S+)", done.stdout)[1]))
     medians = {participant: statistics.median(values) for participant, values in found.items()}
     ours = medians["tfdist.run"]
     for participant, value in medians.items():
-        print(f"{name:8}{participant:32}{value:10.3f} ms  {value / ours:6.2f} of tfdist.run", flush=True)
+        print(f"{name:8}{participant:36}{value:10.3f} ms  {value / ours:6.2f} of tfdist.run", flush=True)
 
 
 if __name__ == "__main__":
