@@ -35,6 +35,7 @@ def test_two_processes_of_tf_config_are_the_run_of_one(two_processes, alone):
     assert_weights_agree(two_processes, alone, atol=ATOL)
 
 
+@pytest.mark.slow
 def test_two_ranks_of_mpirun_are_two_processes_of_tf_config(two_processes, tmp_path):
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun on this machine (Debian: apt-get install openmpi-bin)")

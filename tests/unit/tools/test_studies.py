@@ -39,7 +39,7 @@ def size_of_picture(path):
     return struct.unpack(">II", data[16:24])
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_scaling_trains_on_each_number_of_replicas_and_does_not_repeat_what_is_finished(tmp_path):
     options = ["--epochs=3", f"--workdir={tmp_path}", "--config.learning_rate.peak=0.05"]
     # There is no such value without evaluations.
