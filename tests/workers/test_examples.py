@@ -20,7 +20,10 @@ ON_DEVICES = REPOSITORY / "tests/support/run_on_devices.py"
 EXACT = ("distillation", "simsiam", "simclr", "ocr_ctc", "seq2seq_transformer")
 # How far losses may be from Keras' in the last epoch, relative to it.
 SIMILAR = {
-    "vae": {"loss": 0.1},
+    # The loss falls from 175 to 6 in 40 epochs. Over 10 seeds of the noise, from the same weights, it ends at 6.2 under
+    # Keras and at 5.6 on one device, with standard deviations of 2.1 and 2.0. After 6 epochs it is 103 and 101, but the
+    # deviations are 10 and 11: too large for a comparison of single runs.
+    "vae": {"loss": 0.06},
     "dcgan": {"d_loss": 0.2, "g_loss": 0.2},
     "conditional_gan": {"d_loss": 0.2, "g_loss": 0.2},
     "diffusion": {"n_loss": 0.15, "val_n_loss": 0.15},
