@@ -1,11 +1,12 @@
 """What configs name by dotted path: models, sources, preprocessing, objectives, optimizers, schedules.
 
-    models.py, classic.py, airbench.py   networks; normalization.py: batch normalisation in groups
-    sources/                             random access to examples: arrays, folders, tfds, ImageNet, synthetic
-    prepare.py, mixup.py, inception.py   preprocessing and augmentation, without state
-    objectives/                          one loss and metrics per example
-    optimizers.py, schedules.py          optimizers and learning rates beyond Keras'
-    splits.py, stateless_random.py       split notation; random numbers per example
+    models.py, classic.py, airbench.py         networks; normalization.py: batch normalisation in groups
+    courses.py                                 networks and preprocessing of `configs/courses/`
+    sources/                                   random access to examples: arrays, folders, tfds, ImageNet, synthetic
+    prepare.py, augmentation.py, inception.py  preprocessing and augmentation, without state
+    objectives/                                one loss and metrics per example
+    optimizers.py, schedules.py                optimizers and learning rates beyond Keras'
+    splits.py, stateless_random.py             split notation; random numbers per example
 
 A config may name functions of any package with the same signatures. Imports config and data; no wing imports the zoo.
 """

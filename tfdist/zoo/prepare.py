@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.mixup import checked_size, random_crop, random_cutout, random_mixup, static_size
+from tfdist.zoo.augmentation import checked_size, random_crop, random_cutout, random_mixup, static_size
 
 Batch = dict[str, tf.Tensor]
 
