@@ -134,14 +134,16 @@ PRIVATE_NAMES = {
         "_learning_rate": "the schedule; Optimizer.learning_rate is its value",
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
     },
+    "tfdist.training.step.updates.by_lookup": {
+        "_clip_gradients": "replaced: a norm is over the rows of all lookups, of which two sums are known",
+    },
     "tfdist.training.step.updates.fused_updates": {
         "_all_reduce_sum_gradients": "Keras calls it once in each apply: the weights share what is computed then",
         "_apply_weight_decay": "replaced: Keras computes the learning rate for each weight that decays",
-        "_average_gradients": "RMSprop's slots",
         "_get_variable_index": "the slots of a variable",
-        "_momentums": "slots of Adam and RMSprop",
+        "_momentums": "slots of Adam",
         "_use_weight_decay": "whether a weight decays",
-        "_velocities": "slots of Adam and RMSprop",
+        "_velocities": "slots of Adam",
     },
     "tfdist.training.step.random_numbers.seed_generators": {
         "_flatten_layers": "layers of all depths",

@@ -270,14 +270,19 @@ class Composite(keras.Model):
         return self.kind(words + bags + self.flags(inputs["flags"]))
 
 
-def composites() -> Case:
+def composites(make_optimizer=keras.optimizers.Adam) -> Case:
     def build():
-        return compiled(Composite(), metrics=["accuracy"])
+        return compiled(Composite(), make_optimizer(), metrics=["accuracy"])
 
     words = tf.RaggedTensor.from_tensor(TOKENS, padding=0)
     flags = tf.sparse.from_dense((X * (X > 0.5)).astype(np.float32))
     dataset = tf.data.Dataset.from_tensor_slices(({"words": words, "flags": flags}, LABELS)).batch(16)
     return Case(build=build, data=(dataset,), batch_size=None)
+
+
+def clipped_composites() -> Case:
+    """An optimizer that squares rows and clips by their norm."""
+    return composites(lambda: keras.optimizers.Nadam(0.01, global_clipnorm=0.05))
 
 
 def without_target() -> Case:
@@ -396,7 +401,7 @@ CASES = [
     *map(_own_step, own_steps.CASES),
     *(regression, outputs_in_dicts, outputs_in_lists, masked_sequences, transfer, classification, subclass),
     *(transformer, shuffled, repeated_tokens, summed_tokens, accumulating, composites, without_target, by_xla),
-    preprocessed,
+    *(preprocessed, clipped_composites),
 ]
 
 

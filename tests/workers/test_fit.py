@@ -18,7 +18,7 @@ TOPOLOGIES = {
     "two workers": [*DATA, "simclr", "repeated_tokens"],
     "one replica": ["vae"],
     "two devices, slow": [*DATA, "vae", "wgan_gp", "simclr", "wrapped", "sequences", "repeated_tokens", "by_xla"],
-    "two workers, slow": STEPS,
+    "two workers, slow": [*STEPS, "clipped_composites"],
     "one replica, slow": ["repeated_tokens"],
 }
 # What else is measured, besides cases of `fits.CASES`.

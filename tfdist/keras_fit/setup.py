@@ -32,6 +32,7 @@ from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.updates import row_moments
 
 
 def make_run(
@@ -69,7 +70,7 @@ def make_run(
         train_step = train_step_lib.train_step
         more = {}
     seed_generators.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
-    shard, caveat = run_lib.replica_shard(cluster), adapter.resume_caveat
+    shard = run_lib.replica_shard(cluster)
     training_data = functools.partial(adapter.dataset, shard)
     return Run(
         config=config,
@@ -87,13 +88,35 @@ def make_run(
         batch_size=adapter.batch_size,
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
         callbacks=CallbackRunner(cluster, model),
-        notes=() if caveat is None or workdir is None else (f"An exact resume needs care: {caveat}.",),
+        notes=_notes(model, context.optimizer, adapter, workdir),
         train_step=train_step,
         more_variables=more,
         search_data=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
         executed_in=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
+
+
+def _notes(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, adapter: DataAdapter, workdir: Path | None
+) -> tuple[str, ...]:
+    """Returns what the user should know at the start about exactness."""
+    notes = []
+    if adapter.resume_caveat is not None and workdir is not None:
+        notes.append(f"An exact resume needs care: {adapter.resume_caveat}.")
+    unknown = adapter.most_rows is None or any(
+        not isinstance(spec, tf.TensorSpec) or None in (spec.shape.rank, *spec.shape[1:])
+        for spec in tf.nest.flatten(adapter.element_spec)
+    )
+    embeds = any(variable.path.endswith("/embeddings") for variable in model.trainable_variables)
+    if unknown and embeds and row_moments.differ_as_sums(optimizer):
+        clipvalue = "" if optimizer.clipvalue is None else f" with clipvalue={optimizer.clipvalue}"
+        notes.append(
+            f"{type(optimizer).__name__}{clipvalue} gets the gradient of an embedding as sums over the lookups of each "
+            "entry, where Keras passes a row for each lookup, so the results differ from Keras' own fit: the number of "
+            "lookups in a batch is not known in advance. Pad to a fixed length, or see docs/scripts.md, Embeddings."
+        )
+    return tuple(notes)
 
 
 def _one_pass(adapter: DataAdapter, shard: ReplicaShard) -> tuple[tf.data.Dataset, int]:

@@ -27,10 +27,23 @@ SQUARING = {
     **{name: FUSED[name] for name in ("adam", "adamw")},
     "rmsprop": lambda: keras.optimizers.RMSprop(SCHEDULE),
     "centered": lambda: keras.optimizers.RMSprop(SCHEDULE, centered=True, momentum=0.5, weight_decay=0.01),
+    "amsgrad": lambda: keras.optimizers.Adam(SCHEDULE, amsgrad=True),
+    "adadelta": lambda: keras.optimizers.Adadelta(SCHEDULE),
+    "adafactor": lambda: keras.optimizers.Adafactor(SCHEDULE),
+    "adagrad": lambda: keras.optimizers.Adagrad(SCHEDULE),
+    "ftrl": lambda: keras.optimizers.Ftrl(SCHEDULE, l2_shrinkage_regularization_strength=0.1),
+    "lamb": lambda: keras.optimizers.Lamb(SCHEDULE),
+    "muon": lambda: keras.optimizers.Muon(SCHEDULE, exclude_layers=["."]),
+    "nadam": lambda: keras.optimizers.Nadam(SCHEDULE),
+    "schedule_free": lambda: keras.optimizers.ScheduleFreeAdamW(0.05),
+    "clipped_sgd": lambda: keras.optimizers.SGD(SCHEDULE, momentum=0.9, clipnorm=1.0),
+    "clipped_lion": lambda: keras.optimizers.Lion(SCHEDULE, global_clipnorm=1.0),
+    "clipped_adam": lambda: keras.optimizers.Adam(SCHEDULE, clipnorm=1.0),
+    "clipped_nadam": lambda: keras.optimizers.Nadam(SCHEDULE, global_clipnorm=1.0),
 }
 
 
-def train(optimizer, sparse=False, moments=False):
+def train(optimizer, sparse=False, moments=False, summed=False):
     """Weights and slots after some steps on gradients made up of the step's number."""
     generator = np.random.default_rng(0)
     weights = [keras.Variable(generator.normal(size=shape).astype(np.float32)) for shape in ((7, 5), (3,))]
@@ -41,6 +54,7 @@ def train(optimizer, sparse=False, moments=False):
         if sparse:  # One row occurs twice.
             first = tf.IndexedSlices(first[:3], tf.constant([4, 1, 4]), tf.shape(first))
             first = row_moments.of_rows(first) if moments else first
+            first = tf.convert_to_tensor(first) if summed else first
         optimizer.apply([first, second], weights)
 
     for _ in range(STEPS):
@@ -63,17 +77,39 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
 def test_an_update_from_row_moments_is_that_of_keras_from_the_rows(name):
     plain, optimizer = SQUARING[name](), SQUARING[name]()
     fused_updates.fuse(optimizer)
-    assert row_moments.are_enough_for(optimizer)
+    assert row_moments.are_enough_for(optimizer) and not row_moments.differ_as_sums(optimizer)
     found, expected = train(optimizer, sparse=True, moments=True), train(plain, sparse=True)
     for mine, keras_own in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
 
 
+class Own(keras.optimizers.SGD):
+    """May compute anything."""
+
+
 @pytest.mark.parametrize(
-    "options", [{"amsgrad": True}, {"clipnorm": 1.0}, {"clipvalue": 1.0}, {"global_clipnorm": 1.0}]
+    ("optimizer", "enough", "differ"),
+    [
+        (keras.optimizers.SGD(momentum=0.9), False, False),
+        (keras.optimizers.Lion(), False, False),
+        (keras.optimizers.Nadam(gradient_accumulation_steps=2), False, False),
+        (keras.optimizers.Adam(loss_scale_factor=2.0), False, False),
+        (keras.optimizers.Adam(clipvalue=1.0), False, True),
+        (keras.optimizers.SGD(clipvalue=1.0), False, True),
+        (keras.optimizers.Adamax(), False, True),
+        (Own(clipnorm=1.0), False, True),
+        (type("Mine", (keras.optimizers.Adam,), {})(), False, True),
+    ],
 )
-def test_row_moments_are_not_enough_where_keras_needs_the_rows(options):
-    assert not row_moments.are_enough_for(keras.optimizers.Adam(**options))
+def test_row_moments_are_used_where_they_are_what_keras_uses_of_the_rows(optimizer, enough, differ):
+    assert (row_moments.are_enough_for(optimizer), row_moments.differ_as_sums(optimizer)) == (enough, differ)
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Lion])
+def test_rows_or_their_sum_are_the_same_to_a_linear_optimizer(kind):
+    rows, sums = (train(kind(SCHEDULE), sparse=True, summed=summed) for summed in (False, True))
+    for one, other in zip(rows, sums, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def movements(optimizer, gradients):
@@ -168,8 +204,7 @@ def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        keras.optimizers.Adam(amsgrad=True),
-        keras.optimizers.Adagrad(),
+        keras.optimizers.Adamax(),
         type("Mine", (keras.optimizers.Adam,), {})(0.1),
     ],
 )

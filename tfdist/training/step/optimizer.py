@@ -55,7 +55,13 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
 
 
 # What `take_over_reduction`, `fused_updates.fuse` and `work_sharing.share` set on an optimizer object.
-PUT_ON_OPTIMIZERS = ("_all_reduce_sum_gradients", "_apply_weight_decay", "update_step", "work_sharing")
+PUT_ON_OPTIMIZERS = (
+    "_all_reduce_sum_gradients",
+    "_apply_weight_decay",
+    "_clip_gradients",
+    "update_step",
+    "work_sharing",
+)
 
 
 @contextlib.contextmanager

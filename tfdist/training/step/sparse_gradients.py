@@ -34,8 +34,8 @@ def select(
         all examples, and its row is the sum over them;
         of lookups that are made once for all examples by `tf.unique`, as for a sparse input: likewise;
         for an optimizer that accumulates gradients, which adds rows before it squares them;
-        for SGD, whose update does not depend on it, if the table has fewer rows than the global batch has lookups, or
-        their number is not known before the step runs.
+        for SGD without clipping, whose update does not depend on it, if the table has fewer rows than the global batch
+        has lookups, or their number is not known before the step runs.
 
     Args:
         gradients: of one replica's shard; None for a variable without a gradient.
@@ -49,7 +49,8 @@ def select(
         The gradients. Those that stay sparse have as many rows as a shard of `most_examples` has lookups; additional
         rows are 0. If that number is not known before the step runs, they have a row for each lookup of this shard.
     """
-    any_order = isinstance(optimizer, keras.optimizers.SGD)
+    clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm"))
+    any_order = isinstance(optimizer, keras.optimizers.SGD) and not clips
     accumulates = bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
     def choose(gradient: Gradient | None, variable: keras.Variable) -> Gradient | None:

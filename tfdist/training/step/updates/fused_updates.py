@@ -13,16 +13,17 @@ import keras
 import tensorflow as tf
 
 from tfdist.training.step import sparse_gradients
-from tfdist.training.step.updates import row_moments
+from tfdist.training.step.updates import by_lookup, row_moments
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels; others are not changed.
+    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels.
 
-    The rows of sparse gradients are added in a fixed order by these optimizers and by SGD of any kind. These Adams, and
-    RMSprop, also take row moments.
+    These, SGD of any kind and the optimizers of `row_moments.uses_only_them` add the rows of sparse gradients in a
+    fixed order; all but subclasses of SGD also take row moments. Others are not changed.
     """
     kind = type(optimizer)
+    by_lookup.install_clipping(optimizer)
     if isinstance(optimizer, keras.optimizers.SGD):
         fused = _momentum if kind is keras.optimizers.SGD and optimizer.momentum else None
         update = functools.partial(_update_sgd, optimizer, fused)
@@ -37,9 +38,8 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> None:
 
         optimizer._all_reduce_sum_gradients = begin_apply
         update = functools.partial(_update_adam, optimizer, shared)
-    elif kind is keras.optimizers.RMSprop:
-        update = functools.partial(_update_rmsprop, optimizer)
     else:
+        by_lookup.install_update(optimizer)
         return
     # On the object, not in a subclass: Keras writes the class into a saved model.
     optimizer.update_step = functools.partial(_decay_and_update, optimizer, update)
@@ -56,7 +56,7 @@ def _decay_and_update(optimizer, update, gradient, variable, learning_rate):
 
 def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
     """Updates one weight and its momentum."""
-    gradient = sparse_gradients.sum_rows(gradient)
+    gradient = sparse_gradients.sum_rows(row_moments.sums(gradient))
     if fused is not None and _has_kernel(variable):
         fused(optimizer, gradient, variable, learning_rate)
     else:
@@ -152,30 +152,3 @@ def _adam_by_lookup(optimizer, gradient, variable, learning_rate):
     )
     rate = tf.cast(learning_rate, variable.dtype) * corrections
     optimizer.assign_sub(variable, rate * m.value / (tf.sqrt(v.value) + optimizer.epsilon))
-
-
-def _update_rmsprop(optimizer, gradient, variable, learning_rate):
-    """Updates one weight and its slots."""
-    if isinstance(gradient, row_moments.RowMoments):
-        _rmsprop_by_lookup(optimizer, gradient, variable, learning_rate)
-    else:
-        type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
-
-
-def _rmsprop_by_lookup(optimizer, gradient, variable, learning_rate):
-    """Updates a table as Keras does: the row of each lookup is squared, and then divided by the same root."""
-    sums, squares = (tf.cast(part, variable.dtype) for part in gradient)
-    index, rho = optimizer._get_variable_index(variable), optimizer.rho
-    velocity = optimizer._velocities[index]
-    optimizer.assign(velocity, rho * velocity.value + (1 - rho) * squares)
-    denominator = velocity.value + optimizer.epsilon
-    if optimizer.centered:
-        average = optimizer._average_gradients[index]
-        optimizer.assign(average, rho * average.value + (1 - rho) * sums)
-        denominator -= tf.square(average.value)
-    update = tf.cast(learning_rate, variable.dtype) * sums / tf.sqrt(denominator)
-    if optimizer.momentum > 0:
-        momentum = optimizer._momentums[index]
-        optimizer.assign(momentum, optimizer.momentum * momentum.value + update)
-        update = momentum.value
-    optimizer.assign_sub(variable, update)

@@ -1,8 +1,9 @@
 """Row moments: the sums over the lookups in each row of a table, and the sums of their squares.
 
-Keras' Adam and RMSprop square the row of each lookup, so the sum of an embedding's rows is not enough. They use nothing
-else of the rows but these two sums. Both have the size of the table, whatever the number of lookups is: collectives
-need shapes that are fixed when the step is traced, and a table may have fewer rows than a batch has lookups.
+Most optimizers of Keras square the row of each lookup, so the sum of an embedding's rows is not enough. They use
+nothing else of the rows but these two sums (`by_lookup`). Both have the size of the table, whatever the number of
+lookups is: collectives need shapes that are fixed when the step is traced, and a table may have fewer rows than a batch
+has lookups.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from tfdist.training.step import sparse_gradients
 
 
 class RowMoments(NamedTuple):
-    """The gradient of a table, for an optimizer of `are_enough_for`."""
+    """The gradient of a table, for an optimizer of `uses_only_them`."""
 
     # The sum of the rows of all lookups, and that of their squares, in a fixed order: [rows, ...].
     sums: tf.Tensor
@@ -25,17 +26,44 @@ class RowMoments(NamedTuple):
 Gradient = sparse_gradients.Gradient | RowMoments
 
 
+# Optimizers of Keras whose updates use no more of the rows. Older releases do not have all of them.
+_SQUARING = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Ftrl", "Lamb", "Muon", "Nadam", "RMSprop")
+_SQUARING += ("ScheduleFreeAdamW",)
+_LINEAR = ("Lion", "SGD")
+
+
+def uses_only_them(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether the update of `optimizer` is a function of row moments."""
+    return _is_one_of(optimizer, _SQUARING + _LINEAR)
+
+
 def are_enough_for(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether the update of `optimizer` is a function of row moments, and nothing happens to them before."""
+    """Returns whether `optimizer` needs row moments, and nothing happens to the rows before that needs more."""
     return (
-        type(optimizer) in (keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.RMSprop)
-        and not getattr(optimizer, "amsgrad", False)
+        (_is_one_of(optimizer, _SQUARING) or (_is_one_of(optimizer, _LINEAR) and clips_by_norm(optimizer)))
         and optimizer.gradient_accumulation_steps is None
         and optimizer.loss_scale_factor is None
-        and optimizer.clipnorm is None
         and optimizer.clipvalue is None
-        and optimizer.global_clipnorm is None
     )
+
+
+def differ_as_sums(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether `optimizer` gets sums if the number of lookups is not known, and Keras' result differs then."""
+    clips = clips_by_norm(optimizer) or optimizer.clipvalue is not None
+    linear = isinstance(optimizer, keras.optimizers.SGD) or _is_one_of(optimizer, _LINEAR)
+    # Keras itself sums rows to accumulate them, and cannot divide them by a scale.
+    summed = optimizer.gradient_accumulation_steps is not None or optimizer.loss_scale_factor is not None
+    return not (summed or are_enough_for(optimizer) or (linear and not clips))
+
+
+def clips_by_norm(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether `optimizer` clips gradients by a norm, which is over the rows of all lookups."""
+    return optimizer.clipnorm is not None or optimizer.global_clipnorm is not None
+
+
+def _is_one_of(optimizer: keras.optimizers.Optimizer, names: Sequence[str]) -> bool:
+    """Returns whether `optimizer` is exactly of one of these classes: a subclass may compute anything."""
+    return type(optimizer) in [getattr(keras.optimizers, name, None) for name in names]
 
 
 def of_rows(gradient: tf.IndexedSlices) -> RowMoments:

@@ -1,0 +1,117 @@
+"""The updates of Keras' optimizers from row moments, by Keras' own formulas.
+
+Keras' optimizers take the gradient of a table as a row for each lookup. A square and a product with a tensor of the
+table's shape keep these rows, all other operations of the formulas add them first. So the formulas need no more than
+the sums of rows and of their squares: what a factor f does to them is f and f squared.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.training.step.updates import row_moments
+
+
+def install_update(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer of Keras update weights from row moments, and add the rows of lookups in a fixed order."""
+    if row_moments.uses_only_them(optimizer):  # On the object: Keras writes the class into a saved model.
+        optimizer.update_step = functools.partial(_update, optimizer)
+
+
+def install_clipping(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer that clips by norm clip row moments: as in Keras, the norm is over the rows of all lookups."""
+    if row_moments.clips_by_norm(optimizer):
+        optimizer._clip_gradients = functools.partial(_clip, optimizer)
+
+
+def _update(
+    optimizer: keras.optimizers.Optimizer,
+    gradient: row_moments.Gradient,
+    variable: tf.Variable,
+    learning_rate: tf.Tensor | float,
+) -> None:
+    """Updates one weight and its slots; called by Keras on each device."""
+    step = functools.partial(type(optimizer).update_step, optimizer)
+    if isinstance(gradient, tf.Tensor):
+        step(gradient, variable, learning_rate)
+        return
+    moments = row_moments.of_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    rows = _Rows(*(tf.cast(part, variable.dtype) for part in moments))
+    with _ops_of(type(optimizer)):
+        step(rows, variable, learning_rate)
+
+
+def _clip(optimizer: keras.optimizers.Optimizer, gradients: list[row_moments.Gradient | None]) -> list[Any]:
+    """Clips as `Optimizer._clip_gradients`: each gradient by its own norm, or all by the global norm."""
+    if not any(isinstance(gradient, row_moments.RowMoments) for gradient in gradients):
+        return type(optimizer)._clip_gradients(optimizer, gradients)
+    if optimizer.clipnorm is None:
+        halves = [row_moments.half_square(gradient) for gradient in gradients if gradient is not None]
+        norm = tf.sqrt(2.0 * tf.add_n(halves))
+        summed = [None if gradient is None else row_moments.sums(gradient) for gradient in gradients]
+        return tf.clip_by_global_norm(summed, optimizer.global_clipnorm, norm)[0]
+
+    def clip(gradient: row_moments.Gradient | None) -> row_moments.Gradient | None:
+        if not isinstance(gradient, row_moments.RowMoments):
+            return None if gradient is None else tf.clip_by_norm(gradient, optimizer.clipnorm)
+        norm = tf.sqrt(2.0 * row_moments.half_square(gradient))
+        return row_moments.scale([gradient], optimizer.clipnorm / tf.maximum(norm, optimizer.clipnorm))[0]
+
+    return [clip(gradient) for gradient in gradients]
+
+
+class _Rows:
+    """The rows of all lookups in a table, known by two sums; as a tensor, the sum of the rows of each entry."""
+
+    def __init__(self, sums: tf.Tensor, squares: tf.Tensor) -> None:
+        self.sums, self.squares = sums, squares
+        self.dtype, self.shape = sums.dtype, sums.shape
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.sums, dtype, name=name)
+
+    def map(self, linear: Callable[[Any], tf.Tensor]) -> "_Rows":
+        """Returns the rows after a function that multiplies each by the same factor."""
+        # Twice: each square has the factor's square.
+        return _Rows(linear(self.sums), linear(linear(self.squares)))
+
+
+class _RowOps:
+    """`keras.ops` for formulas with `_Rows`: these operations keep rows, all others take their sums."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(keras.ops, name)
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        return x if isinstance(x, _Rows) else keras.ops.cast(x, dtype)
+
+    def square(self, x: Any) -> Any:
+        return x.squares if isinstance(x, _Rows) else keras.ops.square(x)
+
+    def negative(self, x: Any) -> Any:
+        return x.map(keras.ops.negative) if isinstance(x, _Rows) else keras.ops.negative(x)
+
+    def multiply(self, x1: Any, x2: Any) -> Any:
+        rows, factor = (x2, x1) if isinstance(x2, _Rows) else (x1, x2)
+        multiply = functools.partial(keras.ops.multiply, factor)
+        return rows.map(multiply) if isinstance(rows, _Rows) else keras.ops.multiply(x1, x2)
+
+    def divide(self, x1: Any, x2: Any) -> Any:
+        divide = lambda rows: keras.ops.divide(rows, x2)  # noqa: E731
+        return x1.map(divide) if isinstance(x1, _Rows) else divide(x1)
+
+
+@contextlib.contextmanager
+def _ops_of(kind: type[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Replaces `ops` in the module of an optimizer of Keras while an update is traced."""
+    module = sys.modules[kind.__module__]
+    original, module.ops = module.ops, _RowOps()
+    try:
+        yield
+    finally:
+        module.ops = original
