@@ -195,6 +195,11 @@ def find(argv: list[str]) -> None:
         f"The largest batch that fits: {best} per replica, {best * replicas} over {replicas} replica(s): "
         f"--config.data.batch_size={best * replicas}"
     )
+    if all(row[3] != batch_size_trial.OUT_OF_MEMORY for row in rows):
+        most = flags.FLAGS.largest
+        following = best + (best if flags.FLAGS.powers_of_two else flags.FLAGS.multiple_of)
+        end = f"--largest={most}" if following > most else "the number of examples"
+        print(f"Memory was not the limit: {end} ended the search.")
 
 
 def main(argv: list[str]) -> int:

@@ -89,7 +89,9 @@ def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path
         16: batch_size_trial.FITS,
     }
     assert float(rows[16]["memory_mb_per_replica"]) > 100 and float(rows[16]["step_ms"]) > 0
-    assert found.rstrip().endswith("16 per replica, 32 over 2 replica(s): --config.data.batch_size=32")
+    last, limit = found.splitlines()[-2:]
+    assert last.endswith("16 per replica, 32 over 2 replica(s): --config.data.batch_size=32")
+    assert limit == "Memory was not the limit: the number of examples ended the search."
 
 
 @pytest.mark.workers

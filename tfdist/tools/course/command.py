@@ -130,7 +130,7 @@ def introduction(course: Course, task: Task, size: str) -> str:
     """Returns what the page asks, and what the chosen size leaves out."""
     lines = [f"{course.title}, task {task.number}: {task.title}", *textwrap.wrap(task.asks, 100)]
     if size == LAPTOP and task.difference:
-        lines += textwrap.wrap(f"A laptop's size: {task.difference}", 100)
+        lines += textwrap.wrap(f"Laptop size: {task.difference}", 100)
     return "\n".join([*lines, f"See {task.see}."] if task.see else lines)
 
 
@@ -141,7 +141,7 @@ def comparison(task: Task, size: str, workdir: Path) -> str:
     log = workdir / _LOG
     output = log.read_text(errors="replace") if log.is_file() else ""
     rows = [(each.quantity, each.page, _shown(each.yours(workdir, output))) for each in task.answers]
-    note = f" A laptop's size: {task.difference}" if size == LAPTOP and task.difference else ""
+    note = f" Laptop size: {task.difference}" if size == LAPTOP and task.difference else ""
     hardware = f"page: {task.hardware}\n" if task.hardware else ""
     return f"{tables.text(('', 'page', 'yours'), rows)}\n{hardware}yours: {measure.machine()}.{note}"
 

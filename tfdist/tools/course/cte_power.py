@@ -17,7 +17,7 @@ _SMALL = (
 )
 _MANY = _SMALL.replace("'num_examples': 128", "'num_examples': 50_000")
 _RESNET152 = "--config.model.name=ResNet152V2"
-_RANDOM = "128 random images of 32x32 pixels, not CIFAR-10 at 128x128: only the form of the results is the page's."
+_RANDOM = "128 random images of 32x32 pixels instead of CIFAR-10 at 128x128: do not compare times and accuracy."
 _V100 = "NVIDIA V100 GPUs of 16 GB, one node of CTE-POWER, TensorFlow 2"
 _STUDY = "python -m tfdist scaling"
 _GHOST = "--published=bsc_resnet50v2 --workdir=WORKDIR"
@@ -28,7 +28,7 @@ def _finding(check: str) -> str:
     return rf"^{check} +(?:ok|look|BAD) +(.*)$"
 
 
-def _scaling_answers() -> tuple[Answer, ...]:
+def _scaling_answers(file: str = "scaling.csv") -> tuple[Answer, ...]:
     found = []
     for replicas, first, later, accuracy in (("1", 49, 45, 0.507), ("2", 26, 24, 0.5049), ("4", 14, 12, 0.501)):
         row = ("replicas", replicas)
@@ -36,21 +36,21 @@ def _scaling_answers() -> tuple[Answer, ...]:
             Answer(
                 quantity=f"{replicas} GPU: first epoch, s",
                 page=str(first),
-                yours=cell("scaling.csv", "first_epoch_seconds", row),
+                yours=cell(file, "first_epoch_seconds", row),
             ),
             Answer(
                 quantity=f"{replicas} GPU: later epoch, s",
                 page=str(later),
-                yours=cell("scaling.csv", "epoch_seconds", row),
+                yours=cell(file, "epoch_seconds", row),
             ),
             Answer(
                 quantity=f"{replicas} GPU: accuracy, 5 epochs",
                 page=str(accuracy),
-                yours=cell("scaling.csv", "accuracy", row),
+                yours=cell(file, "accuracy", row),
             ),
         ]
     for replicas, speedup in (("2", "45/24 = 1.88"), ("4", "45/12 = 3.75")):
-        yours = cell("scaling.csv", "speedup", ("replicas", replicas))
+        yours = cell(file, "speedup", ("replicas", replicas))
         found.append(Answer(quantity=f"{replicas} GPU: speedup", page=speedup, yours=yours))
     return tuple(found)
 
@@ -82,7 +82,7 @@ COURSE = Course(
         Task(
             number="1",
             title="Look at the node",
-            asks="Log in, and see what a node has.",
+            asks="Log in to the cluster, and look at the GPUs and the memory of a node.",
             page=("python -m tfdist doctor --config=configs/digits.py --workdir=WORKDIR",),
             answers=(
                 Answer(quantity="GPUs", page="4 V100 of 16 GB", yours=printed(_finding("GPUs"))),
@@ -94,17 +94,17 @@ COURSE = Course(
         Task(
             number="2",
             title="The MNIST network",
-            asks="Train the network with two convolutions for five epochs, and test it.",
+            asks="Train the network with two convolutions for five epochs, and evaluate it on the test images.",
             page=(f"{_MNIST} --config.data.source.path=DATA --workdir=WORKDIR",),
             laptop=(f"{_MNIST} {_DIGITS} --workdir=WORKDIR",),
-            difference="1,442 digits of the package, enlarged to 28x28 pixels, in batches of 10, instead of MNIST.",
+            difference="1,442 digits that tfdist contains, enlarged to 28x28, in batches of 10, instead of MNIST.",
             answers=_MNIST_ANSWERS,
             hardware="a login node of CTE-POWER",
         ),
         Task(
             number="3",
             title="The MNIST network as a batch job with one GPU",
-            asks="Submit the training, look at the queue (squeue --me, in another terminal), read the output.",
+            asks="Submit the training, look at the queue (squeue --me, in another terminal), and read the output.",
             page=(
                 "sbatch --wait --nodes=1 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=40 --time=10 "
                 "--output=WORKDIR/job.log launch/slurm/cte_power.sbatch --config=configs/courses/bsc_mnist.py "
@@ -115,7 +115,7 @@ COURSE = Course(
                 f"python -m tfdist.launch --workers=1 -- --config=configs/courses/bsc_mnist.py {_DIGITS} "
                 "--workdir=WORKDIR",
             ),
-            difference="one worker that tfdist.launch starts, instead of a job; the digits of the package.",
+            difference="one worker, started by tfdist.launch, instead of a job; the digits of task 2 instead of MNIST.",
             answers=_MNIST_ANSWERS,
             hardware="one NVIDIA V100 of CTE-POWER",
             see="docs/slurm.md",
@@ -123,7 +123,7 @@ COURSE = Course(
         Task(
             number="4",
             title="ResNet50V2 and ResNet152V2",
-            asks="Look at the differences between the two networks.",
+            asks="Look at the two networks: how do they differ?",
             page=(
                 "python -m tfdist models --names=ResNet50V2,ResNet152V2 --image_size=128 --num_classes=10 "
                 "--workdir=WORKDIR",
@@ -145,10 +145,10 @@ COURSE = Course(
         Task(
             number="5",
             title="ResNet50V2 without a GPU, in five minutes",
-            asks="Submit the training without a GPU and with a limit of five minutes, and see what happens.",
+            asks="Submit the training without a GPU, with a time limit of five minutes, and see what happens.",
             page=(f"python -m tfdist doctor {_CIFAR} --config.cluster.gpus=0 --job_minutes=5 --workdir=WORKDIR",),
             laptop=(f"python -m tfdist doctor {_MANY} --config.cluster.gpus=0 --job_minutes=5 --workdir=WORKDIR",),
-            difference="50,000 random images of 32x32 pixels, 16 in a step. A few steps are measured, not all made.",
+            difference="50,000 random images of 32x32 pixels, 16 in a step. A few steps are measured.",
             answers=(
                 Answer(
                     quantity="five minutes are enough",
@@ -162,7 +162,7 @@ COURSE = Course(
         Task(
             number="6",
             title="ResNet50V2 with one GPU",
-            asks="The same with one GPU: the time of an epoch falls.",
+            asks="Train the same network on one GPU: the time of an epoch falls.",
             page=(f"python -m tfdist.main {_CIFAR} --workdir=WORKDIR",),
             laptop=(f"python -m tfdist.main {_SMALL} --config.train.epochs=2 --workdir=WORKDIR",),
             difference=f"two epochs; {_RANDOM}",
@@ -172,7 +172,7 @@ COURSE = Course(
         Task(
             number="A",
             title="More epochs",
-            asks="Train for more epochs, with a longer time limit, and look at the accuracy.",
+            asks="Train for more epochs, with a longer time limit, and see whether the accuracy still rises.",
             page=(
                 f"python -m tfdist.main {_CIFAR} --config.train.epochs=20 --workdir=WORKDIR",
                 "python -m tfdist plot WORKDIR",
@@ -187,7 +187,7 @@ COURSE = Course(
         Task(
             number="B",
             title="ResNet50V2 against ResNet152V2",
-            asks="Compare accuracy and time of an epoch of the two networks.",
+            asks="Compare the accuracy and the time of an epoch of the two networks.",
             page=(
                 f"python -m tfdist.main {_CIFAR} --workdir=WORKDIR/ResNet50V2",
                 f"python -m tfdist.main {_CIFAR} {_RESNET152} --workdir=WORKDIR/ResNet152V2",
@@ -208,7 +208,7 @@ COURSE = Course(
         Task(
             number="7",
             title="ResNet50V2 on 1, 2 and 4 GPUs",
-            asks="Train with 256 images and a rate of 0.01 for each GPU; compare times and accuracy.",
+            asks="Train with 256 images and a learning rate of 0.01 for each GPU; compare times and accuracy.",
             page=(f"{_STUDY} {_CIFAR} --replicas=1,2,4 --epochs=5 {_GHOST}",),
             laptop=(f"{_STUDY} {_SMALL} --replicas=1,2 --epochs=2 --by=devices {_GHOST}",),
             difference=f"two logical devices, two epochs, 16 images for each device; {_RANDOM}",
@@ -219,13 +219,15 @@ COURSE = Course(
         Task(
             number="C",
             title="The three plots for ResNet50V2",
-            asks="Draw time of an epoch, images per second and speedup of task 7, which comes first.",
+            asks="Draw the time of an epoch, the images per second and the speedup of task 7. Run task 7 first.",
             page=("python -m tfdist plot RUNS/7 --published=bsc_resnet50v2 --out=WORKDIR/scaling",),
+            answers=_scaling_answers("../7/scaling.csv"),
+            hardware=_V100,
         ),
         Task(
             number="D",
             title="ResNet152V2",
-            asks="Write the program for ResNet152V2.",
+            asks="Change the program so that it trains ResNet152V2.",
             page=(f"python -m tfdist.main {_CIFAR} {_RESNET152} --workdir=WORKDIR",),
             laptop=(f"python -m tfdist.main {_SMALL} {_RESNET152} --config.train.epochs=1 --workdir=WORKDIR",),
             difference=f"one epoch; {_RANDOM}",
@@ -234,7 +236,7 @@ COURSE = Course(
         Task(
             number="E",
             title="The largest batch of ResNet152V2",
-            asks="Find the largest power of two that fits into the memory of a GPU; for ResNet50V2 the page found 256.",
+            asks="Find the largest batch, a power of two, that fits into the memory of a GPU.",
             page=(f"python -m tfdist batch_size {_CIFAR} {_RESNET152} --powers_of_two --workdir=WORKDIR",),
             laptop=(
                 f"python -m tfdist batch_size {_SMALL} --powers_of_two --largest=32 --memory_mb=4000 --workdir=WORKDIR",
@@ -264,8 +266,21 @@ COURSE = Course(
         Task(
             number="G",
             title="Both networks in one picture",
-            asks="Draw tasks 7 and F together and compare them: why is the speedup of ResNet152V2 not linear?",
+            asks="Draw the results of tasks 7 and F together: why is the speedup of ResNet152V2 not linear?",
             page=("python -m tfdist plot RUNS/7 RUNS/F --published=bsc_resnet50v2 --out=WORKDIR/scaling",),
+            answers=(
+                Answer(
+                    quantity="speedup of ResNet50V2, most GPUs",
+                    page="3.75 on 4 GPUs",
+                    yours=cell("../7/scaling.csv", "speedup"),
+                ),
+                Answer(
+                    quantity="speedup of ResNet152V2, most GPUs",
+                    page="not linear",
+                    yours=cell("../F/scaling.csv", "speedup"),
+                ),
+            ),
+            hardware=_V100,
             see="docs/studies.md",
         ),
     ),

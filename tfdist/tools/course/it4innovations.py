@@ -15,7 +15,7 @@ _DIGITS = (
     "'tfdist.zoo.courses:images', 'resize': (28, 28), 'scale': 0.0625}\" --config.data.evaluation_batch_size=100"
 )
 _TWO_WORKERS = f"python -m tfdist.launch --workers=2 -- {_CONFIG} {_DIGITS} --config.data.batch_size=64"
-_INSTEAD = "1,442 digits of the package, enlarged to 28x28 pixels, instead of MNIST; two workers on this machine."
+_INSTEAD = "1,442 digits that tfdist contains, enlarged to 28x28 pixels, instead of MNIST; two workers on this machine."
 _ANSWERS = (
     Answer(quantity="parameters", page="101,770", yours=printed(r"([\d,]+) parameters")),
     Answer(quantity="accuracy on test", page="not printed", yours=report("accuracy", -1, "evaluation")),
@@ -30,7 +30,7 @@ COURSE = Course(
         Task(
             number="alexnet",
             title="AlexNet, sequential and functional",
-            asks="Write AlexNet for 256x256 pixels with both of Keras' interfaces, and print its summary.",
+            asks="Write AlexNet for 256x256 pixels with Keras' sequential and functional API, and print its summary.",
             page=(f"{_ALEXNET} --config.model.form=functional --config.data.source.path=DATA --workdir=WORKDIR",),
             laptop=(f"{_ALEXNET} --config.model.form=functional {_RANDOM_IMAGES}",),
             difference="one step on 4 random images of 256x256 pixels.",
@@ -46,7 +46,7 @@ COURSE = Course(
         Task(
             number="mlp",
             title="The perceptron on MNIST with several GPUs",
-            asks="Divide the examples with shard, shuffle, take batches of 32 for each worker, and train.",
+            asks="Divide the examples among the workers, shuffle them, and train with batches of 32 for each worker.",
             page=(f"python -m tfdist.main {_CONFIG} --config.data.source.path=DATA --workdir=WORKDIR",),
             laptop=(f"{_TWO_WORKERS} --workdir=WORKDIR",),
             difference=_INSTEAD,
@@ -74,7 +74,7 @@ COURSE = Course(
         Task(
             number="tensorboard",
             title="TensorBoard: losses, graph and histograms",
-            asks="Write logs with graph and histograms, then look at them: tensorboard --logdir with the path below.",
+            asks="Write logs with graph and histograms, then open them: tensorboard --logdir with the workdir below.",
             page=(
                 f"python -m tfdist.main {_CONFIG} --config.data.source.path=DATA --config.report.graph=true "
                 "--config.report.histograms.epochs=1 --workdir=WORKDIR",
@@ -83,7 +83,7 @@ COURSE = Course(
                 f"python -m tfdist.main {_CONFIG} {_DIGITS} --config.report.graph=true "
                 "--config.report.histograms.epochs=1 --workdir=WORKDIR",
             ),
-            difference="1,442 digits of the package, enlarged to 28x28 pixels, instead of MNIST.",
+            difference="1,442 digits that tfdist contains, enlarged to 28x28 pixels, instead of MNIST.",
             answers=_ANSWERS,
             hardware="counted from the page's code",
             see="docs/it4innovations.md",

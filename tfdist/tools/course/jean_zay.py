@@ -1,4 +1,4 @@
-"""The exercises of IDRIS' page on MultiWorkerMirroredStrategy: fit, a loop of one's own, 1 to 8 GPUs."""
+"""The exercises of IDRIS' page on MultiWorkerMirroredStrategy: fit, a custom training loop, 1 to 8 GPUs."""
 
 from tfdist.tools.course.task import Answer, Course, Task, cell, report
 
@@ -28,7 +28,7 @@ COURSE = Course(
         Task(
             number="1",
             title="Model.fit on two nodes of four GPUs",
-            asks="64 images for each GPU, SGD(0.001 x workers), 10 epochs of 100 steps, distributed evaluation.",
+            asks="Train with 64 images for each GPU, SGD(0.001 x workers), 10 epochs of 100 steps; evaluate on all.",
             page=(f"python -m tfdist.main {_CIFAR} --config.data.batch_size=512 --workdir=WORKDIR",),
             laptop=(f"python -m tfdist.main {_SMALL} {_SHORT} --workdir=WORKDIR",),
             difference=_RANDOM,
@@ -37,8 +37,8 @@ COURSE = Course(
         ),
         Task(
             number="2",
-            title="A loop of one's own over experimental_distribute_dataset",
-            asks="Shuffle, batch, distribute the dataset, sum over replicas; divide by the global batch.",
+            title="A custom training loop over experimental_distribute_dataset",
+            asks="Shuffle, then batch; distribute the dataset; divide the loss by the global batch; sum over replicas.",
             page=(
                 f"python -m tfdist.main {_CIFAR} --config.data.batch_size=512 --config.data.pipeline=textbook "
                 "--workdir=WORKDIR",
@@ -51,7 +51,7 @@ COURSE = Course(
         Task(
             number="3",
             title="The notebook: 1, 2, 4 and 8 GPUs",
-            asks="Train ResNet50 on CIFAR-10 on 1, 2, 4 and 8 GPUs, and compare times.",
+            asks="Train ResNet50 on CIFAR-10 with 1, 2, 4 and 8 GPUs, and compare the times.",
             page=(f"python -m tfdist scaling {_CIFAR} --replicas=1,2,4,8 --epochs=3 --workdir=WORKDIR",),
             laptop=(
                 f"python -m tfdist scaling {_SMALL} --config.data.batch_size=16 --replicas=1,2 --epochs=2 --by=devices "

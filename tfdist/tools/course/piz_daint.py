@@ -35,19 +35,19 @@ COURSE = Course(
                 Answer(quantity="slope of the true line", page="2", yours=cell("trajectories.csv", "m")),
                 Answer(quantity="offset of the true line", page="0", yours=cell("trajectories.csv", "n")),
             ),
-            hardware="does not matter",
+            hardware="any",
             see="docs/studies.md",
         ),
         Task(
             number="2",
             title="The line on two workers, Horovod's parts added one by one",
-            asks="Save the trajectories of both workers, and draw them before and after each modification.",
+            asks="Save the trajectories of both workers, and draw them before and after each change.",
             page=(f"{_LINE} --stages --workdir=WORKDIR",),
             answers=(
                 Answer(quantity="slope of the true line", page="2", yours=cell("stages.csv", "slope")),
                 Answer(quantity="offset of the true line", page="0", yours=cell("stages.csv", "intercept")),
             ),
-            hardware="two nodes; the result does not depend on them",
+            hardware="two nodes (the results are the same on any)",
             see="docs/studies.md",
         ),
         Task(
@@ -90,7 +90,7 @@ COURSE = Course(
         Task(
             number="4",
             title="The same with Estimators: ResNet101 and Adagrad",
-            asks="Train ResNet101 with Adagrad(0.1 x workers) for 100 steps. TensorFlow has no Estimators any more.",
+            asks="Train ResNet101 with Adagrad(0.1 x workers) for 100 steps. TensorFlow no longer has Estimators.",
             page=(
                 f"python -m tfdist.main {_IMAGENET} --config.model.name=ResNet101 {_ADAGRAD} --config.train.steps=100 "
                 "--workdir=WORKDIR",
@@ -105,7 +105,7 @@ COURSE = Course(
         Task(
             number="figure",
             title="Images per second of a network on more and more nodes",
-            asks="The page's figure of networks on ImageNet; here on random images, beside a report of CSCS.",
+            asks="Measure the throughput on 1 to 8 nodes. The page's figure has no numbers; a report of CSCS has them.",
             page=(
                 f"python -m tfdist scaling {_SYNTHETIC} --replicas=1,2,4,8 --published=cscs_inceptionv3 "
                 "--workdir=WORKDIR",

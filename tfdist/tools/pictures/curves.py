@@ -79,7 +79,7 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
     chosen = list(names) or known
     columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)
-    title = runs[0].label if len(runs) == 1 else "Runs"
+    title = f"Run {runs[0].label}" if len(runs) == 1 else "Runs"
     caption = "\n".join(f"{run.label}: {run.described}" for run in runs if run.described)
     figure, panels = style.figure(
         title, caption, columns=columns, rows=rows, size=(max(9.0, 4.4 * columns), 4.2 * rows), share="x"

@@ -80,7 +80,7 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
         axes.margins(x=0.14)
         axes.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
         if best is not None:
-            axes.axvline(best, color=style.COLORS[2], linestyle="--", label=f"largest: {best:,}")
+            axes.axvline(best, color=style.COLORS[2], linestyle="--", zorder=1, label=f"largest: {best:,}")
     for result in dict.fromkeys(row[3] for row in bad):
         place = [row[0] for row in bad if row[3] == result]
         left.plot(place, [0.93 * top] * len(place), "x", color=style.COLORS[1], markeredgewidth=3, label=result)
