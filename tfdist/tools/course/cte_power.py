@@ -30,28 +30,29 @@ def _finding(check: str) -> str:
 
 def _scaling_answers(file: str = "scaling.csv") -> tuple[Answer, ...]:
     found = []
-    for replicas, first, later, accuracy in (("1", 49, 45, 0.507), ("2", 26, 24, 0.5049), ("4", 14, 12, 0.501)):
-        row = ("replicas", replicas)
+    rows = (("1", "49", "45", "0.5070"), ("2", "26", "24", "0.5049"), ("4", "14", "12", "0.5010"))
+    for replicas, first, later, accuracy in rows:
+        row, gpus = ("replicas", replicas), f"{replicas} GPU{'s' * (replicas != '1')}"
         found += [
             Answer(
-                quantity=f"{replicas} GPU: first epoch, s",
-                page=str(first),
+                quantity=f"{gpus}: first epoch, s",
+                page=first,
                 yours=cell(file, "first_epoch_seconds", row),
             ),
             Answer(
-                quantity=f"{replicas} GPU: later epoch, s",
-                page=str(later),
+                quantity=f"{gpus}: later epoch, s",
+                page=later,
                 yours=cell(file, "epoch_seconds", row),
             ),
             Answer(
-                quantity=f"{replicas} GPU: accuracy, 5 epochs",
-                page=str(accuracy),
+                quantity=f"{gpus}: accuracy at the end",
+                page=accuracy,
                 yours=cell(file, "accuracy", row),
             ),
         ]
     for replicas, speedup in (("2", "45/24 = 1.88"), ("4", "45/12 = 3.75")):
         yours = cell(file, "speedup", ("replicas", replicas))
-        found.append(Answer(quantity=f"{replicas} GPU: speedup", page=speedup, yours=yours))
+        found.append(Answer(quantity=f"{replicas} GPUs: speedup", page=speedup, yours=yours))
     return tuple(found)
 
 
@@ -210,8 +211,8 @@ COURSE = Course(
             title="ResNet50V2 on 1, 2 and 4 GPUs",
             asks="Train with 256 images and a learning rate of 0.01 for each GPU; compare times and accuracy.",
             page=(f"{_STUDY} {_CIFAR} --replicas=1,2,4 --epochs=5 {_GHOST}",),
-            laptop=(f"{_STUDY} {_SMALL} --replicas=1,2 --epochs=2 --by=devices {_GHOST}",),
-            difference=f"two logical devices, two epochs, 16 images for each device; {_RANDOM}",
+            laptop=(f"{_STUDY} {_SMALL} --replicas=1,2 --epochs=2 --by=processes {_GHOST}",),
+            difference=f"two processes, two epochs, 16 images for each process; {_RANDOM}",
             answers=_scaling_answers(),
             hardware=_V100,
             see="docs/studies.md",
@@ -221,6 +222,7 @@ COURSE = Course(
             title="The three plots for ResNet50V2",
             asks="Draw the time of an epoch, the images per second and the speedup of task 7. Run task 7 first.",
             page=("python -m tfdist plot RUNS/7 --published=bsc_resnet50v2 --out=WORKDIR/scaling",),
+            difference="the results of task 7 on random images.",
             answers=_scaling_answers("../7/scaling.csv"),
             hardware=_V100,
         ),
@@ -257,8 +259,8 @@ COURSE = Course(
             title="ResNet152V2 on 1, 2 and 4 GPUs",
             asks="Repeat task 7 with ResNet152V2.",
             page=(f"{_STUDY} {_CIFAR} {_RESNET152} --replicas=1,2,4 --epochs=5 --workdir=WORKDIR",),
-            laptop=(f"{_STUDY} {_SMALL} {_RESNET152} --replicas=1,2 --epochs=2 --by=devices --workdir=WORKDIR",),
-            difference=f"two logical devices, two epochs, 16 images for each device; {_RANDOM}",
+            laptop=(f"{_STUDY} {_SMALL} {_RESNET152} --replicas=1,2 --epochs=2 --by=processes --workdir=WORKDIR",),
+            difference=f"two processes, two epochs, 16 images for each process; {_RANDOM}",
             answers=(
                 Answer(quantity="speedup, most replicas", page="not printed", yours=cell("scaling.csv", "speedup")),
             ),
@@ -268,6 +270,7 @@ COURSE = Course(
             title="Both networks in one picture",
             asks="Draw the results of tasks 7 and F together: why is the speedup of ResNet152V2 not linear?",
             page=("python -m tfdist plot RUNS/7 RUNS/F --published=bsc_resnet50v2 --out=WORKDIR/scaling",),
+            difference="the results of tasks 7 and F on random images.",
             answers=(
                 Answer(
                     quantity="speedup of ResNet50V2, most GPUs",

@@ -19,6 +19,7 @@ def draw(studies: Sequence[Study]) -> Any:
     """
     title = f"Scaling of {studies[0].name}" if len(studies) == 1 else "Scaling"
     figure, panels = style.figure(title, _caption(studies), columns=3, size=(15.0, 4.6))
+    own = [study for study in studies if not study.published] or list(studies)
     for index, study in enumerate(studies):
         base = study.points[0].examples_per_second / study.points[0].replicas
         seconds = [sorted(point.later_epoch_seconds) for point in study.points]
@@ -39,8 +40,9 @@ def draw(studies: Sequence[Study]) -> Any:
                 for number, times in zip(examples, seconds, strict=True)
             ]
             place = "upper right" if axes is panels[0] else "lower right"  # Away from the ideal.
-            _draw_points(axes, study, middle, ends, index, values=len(studies) == 1, place=place)
-    own = [study for study in studies if not study.published] or list(studies)
+            if len(studies) > 1 and not study.published:
+                place = "below" if axes is panels[0] else "above"  # Away from the published values.
+            _draw_points(axes, study, middle, ends, index, values=len(own) == 1, place=place)
     _draw_ideals(panels, own)
     titles = (
         ("Time of an epoch", "seconds"),
@@ -70,19 +72,7 @@ def draw_details(studies: Sequence[Study]) -> Any:
     if measured:
         _draw_shares(panels[0], measured)
     for axes, name in zip(panels[bool(measured) :], values, strict=True):
-        for index, study in enumerate(studies):
-            points = [point for point in study.points if name in point.values]
-            if points:
-                looks = _looks(study, index)
-                x, y = [point.replicas for point in points], [point.values[name] for point in points]
-                axes.plot(x, y, **looks, label=study.name)
-                for number, each in zip(x, y, strict=True):
-                    style.value(axes, number, each, f"{each:.3g}", color=looks["color"])
-        style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
-        title = f"{name.capitalize()} after the same epochs"
-        axes.set(title=title, xlabel="replicas", ylim=(0, 1.15 * axes.get_ylim()[1]))
-        if len(studies) > 1:
-            axes.legend()
+        _draw_values(axes, studies, name)
     return figure
 
 
@@ -102,6 +92,30 @@ def _draw_points(
     for number, value in zip(numbers, middle, strict=True):
         if values or study.published:
             style.value(axes, number, value, _short(value), color=looks["color"], place=place)
+
+
+def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
+    """Draws a value of the objective, such as the loss, after the same epochs of each training."""
+    found = [(index, point) for index, study in enumerate(studies) for point in study.points if name in point.values]
+    for index in dict.fromkeys(index for index, _ in found):
+        points = [point for each, point in found if each == index]
+        looks = _looks(studies[index], index)
+        axes.plot(
+            [point.replicas for point in points],
+            [point.values[name] for point in points],
+            **looks,
+            label=studies[index].name,
+        )
+        for point in points:
+            value = point.values[name]
+            beside = [other.values[name] for _, other in found if other.replicas == point.replicas]
+            place = "above" if value == max(beside) else "below" if value == min(beside) else "right"
+            style.value(axes, point.replicas, value, f"{value:.3g}", color=looks["color"], place=place)
+    style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
+    top = (1.6 if len(studies) > 1 else 1.15) * axes.get_ylim()[1]  # Room for the legend.
+    axes.set(title=f"{name.capitalize()} after the same epochs", xlabel="replicas", ylim=(0, top))
+    if len(studies) > 1:
+        axes.legend(loc="upper left")
 
 
 def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study]) -> None:
@@ -156,7 +170,9 @@ def _looks(study: Study, index: int) -> dict[str, Any]:
 
 
 def _caption(studies: Sequence[Study]) -> str:
-    return "\n".join(f"{study.name}: {study.described}." for study in studies)
+    return "\n".join(
+        f"{study.name}: {study.described}; {study.points[0].examples:,} examples in an epoch." for study in studies
+    )
 
 
 def _short(value: float) -> str:

@@ -151,8 +151,9 @@ def describe(config: schema.Config, batch: str, epochs: int, backend: str, first
         "devices": "a replica is a device",
         "slurm": "a replica is a Slurm task",
     }
+    later = "epoch 2" if epochs == 2 else f"median and range of epochs 2 to {epochs}"
     return (
-        f"{model}, batch {config.data.batch_size:,} {per} ({batch} scaling), median and range of epochs 2 to {epochs}, "
+        f"{model}, batch {config.data.batch_size:,} {per} ({batch} scaling), {later}, "
         f"{kinds[backend]}, {measure.machine()}, TensorFlow {versions.get('tensorflow', '?')}"
     )
 
