@@ -121,9 +121,9 @@ def test_the_end_of_the_time_is_the_first_that_anyone_says(env, limit, end):
 
 def test_a_run_leaves_before_its_time_ends():
     stop = interruption.StopRequest(call_seconds=2.0, save_seconds=lambda: 4.0)
-    assert not stop.asked()  # Nothing sets an end to its time.
+    assert not stop.requested()  # Nothing sets an end to its time.
     stop.end = time.time() + 60
-    assert not stop.asked() and stop.reason is None
+    assert not stop.requested() and stop.reason is None
     # Five seconds to leave, two calls, and a save that takes twice as long as the slowest so far.
     stop.end = time.time() + 5 + 2 * 2 + 2 * 4 - 0.1
-    assert stop.asked() and stop.reason == "the time limit"
+    assert stop.requested() and stop.reason == "the time limit"

@@ -108,7 +108,7 @@ def acquire(
     heartbeat_seconds: float,
     wait_seconds: float,
     lost: Callable[[str], None],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> WorkdirLock:
     """Makes this process the only one that writes to `workdir`, which is created if needed.
 
@@ -119,7 +119,7 @@ def acquire(
         heartbeat_seconds: interval of the signs of life.
         wait_seconds: see `job`.
         lost: called in a thread, if another run takes over the workdir because this one was stopped for a long time.
-        say: called with a line about a wait, and about a dead run.
+        log: called with a line about a wait, and about a dead run.
 
     Raises:
         WorkdirInUseError: another run is alive and writes there.
@@ -138,7 +138,7 @@ def acquire(
         alive = _is_alive(found, first, mine, time.monotonic() - seen, workdir)
         if alive is False:
             if _take_over(path, found.owner, mine):
-                say(f"took over {workdir} from a run that no longer exists: {found.owner}")
+                log(f"took over {workdir} from a run that no longer exists: {found.owner}")
                 break
             continue
         same_job = job != "" and found.owner.job == job
@@ -148,7 +148,7 @@ def acquire(
                 f"file is {path}."
             )
         if found is first:
-            say(f"waiting for the run that holds {workdir}: {found.owner}")
+            log(f"waiting for the run that holds {workdir}: {found.owner}")
         time.sleep(_POLL_SECONDS)
     return WorkdirLock(path, mine, lost)
 
@@ -163,7 +163,7 @@ class _Found:
 def _look(path: Path, touch: str | None = None) -> _Found | None:
     """Reads the file, or returns None if there is none; renews the time of the file whose nonce is `touch`."""
     try:
-        # Opened each time: network file systems then ask the server for the current content and time.
+        # Opened each time: network file systems then read the current content and time from the server.
         with open(path, "rb") as file:
             owner = _parse(file.read())
             if owner.nonce == touch:

@@ -41,7 +41,7 @@ class StopRequest:
     interrupts: int = 0
     saving: bool = False
 
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Returns True after a stop signal, and if the time left may be too short for another execution."""
         if self.reason is None and self.end is not None:
             # Two executions: this one, and the one that shares the request. A save may be slower than the ones before.

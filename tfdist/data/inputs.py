@@ -1,4 +1,4 @@
-"""What a config names about its data: functions and sources, resolved and checked before any device is touched."""
+"""`Inputs`: the functions and sources that a config names, resolved and checked before TensorFlow uses a device."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,9 +16,9 @@ class Inputs:
     """The user's functions and sources."""
 
     prepare: stream.Prepare
-    # `prepare` and `config.data.finish`, for `adapt`.
+    # `prepare` and then `config.data.finish`, for `adapt`.
     prepare_all: stream.Prepare
-    # Gets batches as they come from `prepare`.
+    # Its batches are those that `prepare` returns: it calls `config.data.finish` itself.
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
@@ -71,7 +71,7 @@ def open_source(config: config_lib.Config, split: str) -> Any:
     return stream.check_source(source, config.data.source["target"], split)
 
 
-def check_fit(
+def check_sizes(
     config: config_lib.Config,
     num_replicas: int,
     train_source: stream.Source,
@@ -80,7 +80,7 @@ def check_fit(
     """Checks batch sizes and class numbers against the data and the replicas.
 
     Returns:
-        The number of steps in an epoch.
+        Steps per epoch.
 
     Raises:
         ValueError: names the field, its value, and the number that it contradicts.
@@ -93,10 +93,10 @@ def check_fit(
             f"split {config.data.train_split!r}: an epoch would have no step."
         )
     for split, source in ((config.data.train_split, train_source), (config.data.evaluation_split, evaluation_source)):
-        classes, wanted = getattr(source, "num_classes", None), config.model.get("num_classes")
-        if classes is not None and wanted is not None and classes != wanted:
+        classes, configured = getattr(source, "num_classes", None), config.model.get("num_classes")
+        if classes is not None and configured is not None and classes != configured:
             raise ValueError(
-                f"config.model.num_classes={wanted}, but the split {split!r} of {config.data.source['target']} has "
+                f"config.model.num_classes={configured}, but the split {split!r} of {config.data.source['target']} has "
                 f"labels of {classes} classes: set config.model.num_classes to {classes}."
             )
     return steps_per_epoch

@@ -182,7 +182,11 @@ def evaluate(
     collective_guard.check("tfdist.evaluate")
     setup.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size, steps)
-    config = config_lib.Config(model={"class": type(model).__name__}, train=config_lib.Train(epochs=1))
+    config = config_lib.Config(
+        model={"class": type(model).__name__},
+        data=config_lib.Data(batch_size=data.batch_size),
+        train=config_lib.Train(epochs=1),
+    )
     with restored.patched(model) as stack:
         run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest(), stack)
         called = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)

@@ -85,14 +85,13 @@ def make_run(
         evaluation_examples=None,
         steps_per_epoch=adapter.steps,
         total_steps=round(config.train.epochs * adapter.steps),
-        batch_size=adapter.batch_size,
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
         callbacks=CallbackRunner(cluster, model),
         notes=_notes(model, context.optimizer, adapter, workdir),
         train_step=train_step,
         more_variables=more,
         search_data=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
-        executed_in=functools.partial(eager_steps.eager_if, model.run_eagerly),
+        execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
 

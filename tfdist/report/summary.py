@@ -14,16 +14,17 @@ def start_lines(run: Any, resumed_step: int | None) -> list[str]:
         resumed_step: the step of the restored checkpoint; None: a new run.
     """
     config, replicas, workers = run.config, run.cluster.num_replicas, run.cluster.num_workers
+    batch = config.data.batch_size
     state = "a new run" if resumed_step is None else f"resumed after step {resumed_step}"
     evaluated = "" if run.evaluation_examples is None else f", {run.evaluation_examples:,} for evaluation"
-    per_replica = f", {run.batch_size // replicas} per replica" if replicas > 1 else ""
+    per_replica = f", {batch // replicas} per replica" if replicas > 1 else ""
     epochs = run.total_steps / run.steps_per_epoch
     parameters = run.context.model.count_params()
     return [
         *([f"config     {run.config_file}"] if run.config_file else []),
         f"workdir    {run.workdir}, {state}",
         f"data       {run.training_examples or 0:,} examples for training{evaluated}",
-        f"batch      {run.batch_size:,} examples{per_replica}; {run.steps_per_epoch:,} steps per epoch, "
+        f"batch      {batch:,} examples{per_replica}; {run.steps_per_epoch:,} steps per epoch, "
         f"{run.total_steps:,} steps in {epochs:.4g} epochs",
         f"model      {config.model.get('target')}, {parameters:,} parameters, {config.train.precision}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",

@@ -1,6 +1,6 @@
 """The training loop, the step, and what belongs to them.
 
-    setup.build_run(config, workdir) -> Run    checks the config, meets the other workers, builds the model
+    setup.build_run(config, workdir) -> Run    checks the config, connects the workers, builds the model
     loop.train(run) -> exit code               the loop; evaluate.evaluate_only(run, which) evaluates a checkpoint
     step/                                      one training step on a replica; the gradients' all-reduce
     callbacks/                                 keras.callbacks on several workers

@@ -89,7 +89,7 @@ def _acquire_workdir(run: Run) -> WorkdirLock:
         heartbeat_seconds=options.heartbeat_seconds,
         wait_seconds=options.connect_seconds,
         lost=_end_second_writer,
-        say=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
+        log=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
     )
 
 
@@ -112,7 +112,7 @@ def _new_state(run: Run) -> TrainingState:
 
 
 def _find_newest(run: Run, damaged: list[str]) -> Saved | None:
-    """Returns the newest valid checkpoint, chosen by the chief; adds to `damaged` what it says of others."""
+    """Returns the newest valid checkpoint, chosen by the chief; adds to `damaged` a line for each one it skipped."""
     saved = None
     if run.cluster.is_chief:
         saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
@@ -146,11 +146,11 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     return checkpointer
 
 
-def save(tools: LoopTools, state: TrainingState, *, regular: bool) -> None:
+def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     """Starts to save the run as it is now; only the chief writes, while training continues. Every worker calls it.
 
     Args:
-        regular: whether the config asks for this checkpoint, not a stop request.
+        scheduled: whether `config.checkpoint` or an evaluation requires this checkpoint, not a stop request.
 
     Raises:
         DivergedError: the weights are non-finite.
@@ -160,7 +160,7 @@ def save(tools: LoopTools, state: TrainingState, *, regular: bool) -> None:
         checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.first_step
         steps = (min(checked + 1, state.step), state.step)
         raise nonfinite.diverged(tools, f"The weights are no longer finite after step {state.step}", steps)
-    if regular:
+    if scheduled:
         state.regular = state.step
     _complete(run, state)
     if tools.checkpointer is not None:
@@ -206,7 +206,7 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
     """
     run = tools.run
     run.stop.saving = True
-    save(tools, state, regular=False)
+    save(tools, state, scheduled=False)
     wait_until_saved(tools, state)
     stopped = f"stopped by {run.stop.reason or 'another worker'} and saved"
     text = f"{stopped} at step {state.step} in {run.workdir}: run the same command to resume"

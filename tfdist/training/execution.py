@@ -55,8 +55,8 @@ class StepRunner:
     def __call__(self, iterator: Any, most: int, first: int = 0) -> Execution:
         """Runs up to `most` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(most)
-        stop = tf.constant(float(self.run.stop.asked()), tf.float64)
-        with self.run.cluster.collective("an execution"), self.run.executed_in():
+        stop = tf.constant(float(self.run.stop.requested()), tf.float64)
+        with self.run.cluster.collective("an execution"), self.run.execution_context():
             vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
             totals = self.run.context.execution_layout.to_dict(vector)
         self.seconds += replica_seconds.numpy()

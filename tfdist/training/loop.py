@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -44,7 +42,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     for line in changes:
         tools.report.event(f"changed: config.{line}", state.step)
     try:
-        start.check_start(run.cluster, run.examples, state.to_json())
+        start.check_start(run.cluster, run.compared_examples, state.to_json())
         tools.consistency.check(state)
         train_loop(tools, state)
         with run.cluster.paused():
@@ -58,7 +56,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         raise
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
         peer_loss.claim_exit()  # The search for the example may outlast the other workers.
-        raise damaged_data(run) or error from None
+        raise find_damaged_example(run) or error from None
     finally:
         checkpointing.close(tools)
 
@@ -70,7 +68,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         StopRequested: all workers agreed to stop.
     """
     run = tools.run
-    batches = open_batches(run, state.step)
+    batches = run.open_training(state.step, run.total_steps)
     tools.report.progress(state.step, "compiling")
     run_due_actions(tools, state)  # What was due when the run was interrupted.
     while state.step < run.total_steps and not run.callbacks.stop():
@@ -81,7 +79,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         run.cluster.heartbeat(state.step)
         rolled_back = nonfinite.handle(tools, state, execution)
         if rolled_back:
-            batches = open_batches(run, state.step)
+            batches = run.open_training(state.step, run.total_steps)
         else:
             state.add(execution.totals, execution.steps, time.perf_counter() - started)
             end_execution(run, state)
@@ -90,11 +88,6 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         if execution.stop_requested and state.step < run.total_steps:
             raise StopRequested
         tools.report.progress(state.step)
-
-
-def open_batches(run: Run, step: int) -> Iterator[Any]:
-    """Opens this worker's shard of the steps after `step`."""
-    return run.open_training(step, run.total_steps)
 
 
 def next_due_step(tools: LoopTools, step: int) -> int:
@@ -129,7 +122,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
     if improved and tools.checkpointer is not None:
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best)
     if (improved or run.save_is_due(step)) and not run.callbacks.stopped_on_nan:
-        checkpointing.save(tools, state, regular=True)
+        checkpointing.save(tools, state, scheduled=True)
 
 
 def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
@@ -218,8 +211,8 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
         checkpointing.finish(tools, state)
 
 
-def damaged_data(run: Run) -> ValueError | None:
-    """Searches for the example that cannot be read, after a step failed; None if the data are sound."""
+def find_damaged_example(run: Run) -> ValueError | None:
+    """Returns the error of the first example that cannot be read, for a step that failed; None: all can be read."""
     for verify in run.verify:
         try:
             verify()

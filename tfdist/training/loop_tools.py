@@ -87,7 +87,7 @@ def make_silent_tools(run: run_lib.Run) -> LoopTools:
         rank=run.cluster.rank,
         num_replicas=run.cluster.num_replicas,
         steps_per_epoch=run.steps_per_epoch,
-        global_batch=run.batch_size,
+        global_batch=run.config.data.batch_size,
         console=None,
     )
     return make_tools(run, report, None)
@@ -102,7 +102,7 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
         num_replicas=run.cluster.num_replicas,
         total_steps=run.total_steps,
         steps_per_epoch=run.steps_per_epoch,
-        global_batch=run.batch_size,
+        global_batch=run.config.data.batch_size,
         tensorboard=run.config.report.tensorboard,
         console=run.callbacks.console,
         verbose=run.config.report.verbose,
@@ -164,7 +164,7 @@ def before_the_first_step(run: run_lib.Run) -> str:
 
 
 def describe_finished(path: Path) -> str:
-    """Returns what finished.json, at `path`, says: "Step 660, best accuracy 0.9944."."""
+    """Returns the content of finished.json, at `path`, as a sentence: "Step 660, best accuracy 0.9944."."""
     values = json.loads(path.read_text())
     early = "; a callback stopped it" if values.pop("stopped_by_callback", False) else ""
     step, best = values.pop("step"), [f", {name.replace('_', ' ')} {value:.4g}" for name, value in values.items()]

@@ -3,9 +3,9 @@
 One function per value of `config.train.nonfinite`; each decides on values that are equal on all workers.
 
 A rollback alone would read the same examples and end in the same NaN. So the run continues after the bad step, with the
-weights of the newest regular checkpoint and without the examples in between (as for PaLM, arXiv 2204.02311, section
-5.1). Regular checkpoints are those that the config asks for. One that was saved for a stop request does not count:
-otherwise an interrupted run would roll back to another step than an uninterrupted one.
+weights of the newest scheduled checkpoint and without the examples in between (as for PaLM, arXiv 2204.02311, section
+5.1). A checkpoint that was saved because of a stop request is not a scheduled one: otherwise an interrupted run would
+roll back to another step than an uninterrupted one.
 """
 
 import math
@@ -73,7 +73,7 @@ def _roll_back(tools: LoopTools, state: TrainingState, execution: Execution) -> 
         bad_step, text = state.step, f"The weights are no longer finite after step {state.step}"
     else:
         return False
-    _restore_regular_checkpoint(tools, state, bad_step, text)
+    _restore_scheduled_checkpoint(tools, state, bad_step, text)
     return True
 
 
@@ -88,8 +88,8 @@ def _bad_step_text(step: int) -> str:
     return f"The loss or a gradient is not finite in step {step}"
 
 
-def _restore_regular_checkpoint(tools: LoopTools, state: TrainingState, bad_step: int, text: str) -> None:
-    """Restores the weights of the newest regular checkpoint, and skips the steps between it and the bad one."""
+def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_step: int, text: str) -> None:
+    """Restores the weights of the newest scheduled checkpoint, and skips the steps between it and the bad one."""
     run, limit = tools.run, tools.run.config.train.nonfinite_limit
     if state.rollbacks >= limit:
         raise diverged(tools, f"{text}, after {limit} rollbacks (config.train.nonfinite_limit)", (bad_step, bad_step))

@@ -24,7 +24,7 @@ from tfdist.training.step.objective import Objective
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What the loop needs; made by `setup.build_run`, and by `keras_fit.setup.make_run` for scripts."""
+    """What a run consists of; made by `setup.build_run`, and by `keras_fit.setup.make_run` for scripts."""
 
     config: config_lib.Config
     # None: nothing is written, and nothing is resumed.
@@ -45,14 +45,12 @@ class Run:
     steps_per_epoch: int
     total_steps: int
     callbacks: CallbackRunner
-    # Examples in one training step, over all replicas; the last step of an epoch of a script may have fewer.
-    batch_size: int
     # Scripts: executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
     by_epochs: bool = False
-    # Each looks for the example that cannot be read, and raises a ValueError that names it.
+    # Each reads a split, and raises a ValueError that names the first example that cannot be read.
     verify: tuple[Callable[[], None], ...] = ()
-    # Reads a few examples by name, which must be the same on all workers.
-    examples: Callable[[], dict[str, tf.Tensor]] = dict
+    # () -> a few examples by name, which must be the same on all workers.
+    compared_examples: Callable[[], dict[str, tf.Tensor]] = dict
     # The first step of a new run: above 0 for a script with `initial_epoch`.
     first_step: int = 0
     # The chosen preparation of the data and what it returns, for the log; "": there is none.
@@ -79,7 +77,8 @@ class Run:
     exported: Callable[[keras.Model], keras.Model] = lambda model: model
     # What each replica does in a training step.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
-    executed_in: Callable[[], AbstractContextManager] = contextlib.nullcontext  # The context of an execution.
+    # The context in which executions run.
+    execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -105,7 +104,7 @@ class Run:
         return step == self.total_steps or self.callbacks.stop()
 
     def save_is_due(self, step: int) -> bool:
-        """Returns whether the config asks for a checkpoint after `step`, whatever an evaluation finds."""
+        """Returns whether a checkpoint is due after `step`, apart from one after an evaluation with the best value."""
         first = step == 0 and self.config.train.nonfinite == "rollback"  # There must be one to roll back to.
         return first or self.ends_at(step) or triggers.is_due(self.config.checkpoint.every, step, self.steps_per_epoch)
 

@@ -1,4 +1,4 @@
-"""Makes a run of a config: checks it against data and devices, meets the other workers, builds the model."""
+"""Makes a run of a config: checks it against data and devices, connects the workers, builds the model."""
 
 import functools
 import json
@@ -34,11 +34,10 @@ _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16"
 
 
 def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None = None) -> Run:
-    """Checks everything that can be checked, cheapest first, then meets the other workers and builds the model.
+    """Checks the config, the cheapest checks first, connects to the other workers and builds the model.
 
     Args:
-        cluster: of a process that is already connected, with the devices and workers that the run shall use; None:
-            connects as `config.cluster` says.
+        cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -50,17 +49,17 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     inputs = inputs_lib.open_inputs(config)
     preprocessing.check(config)
     plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
-    if config.data.pipeline == "textbook":
+    if config.data.pipeline == "textbook":  # Making a tf.data.Dataset starts TensorFlow, which must know the cluster.
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
-    steps_per_epoch = inputs_lib.check_fit(config, num_replicas, inputs.train_source, inputs.evaluation_source)
+    steps_per_epoch = inputs_lib.check_sizes(config, num_replicas, inputs.train_source, inputs.evaluation_source)
     total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
     config, precision_notes = precision.resolve(config, _saved_precision(workdir), cluster)
-    sources = inputs.train_source, inputs.evaluation_source
-    data = pipelines.make(config, inputs.prepare, *sources, run_lib.replica_shard(cluster), cluster)
+    shard = run_lib.replica_shard(cluster)
+    data = pipelines.make(config, inputs.prepare, inputs.train_source, inputs.evaluation_source, shard, cluster)
     context = build_model(config, cluster, inputs, data, steps_per_epoch, total_steps)
     check_names(config, context.names)
     callbacks = from_config.make_callbacks(
@@ -78,11 +77,10 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         cluster=cluster,
         stop=stop,
         context=context,
-        **_of_data(config, inputs, data),
+        **_data_fields(config, inputs, data),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        batch_size=config.data.batch_size,
-        examples=functools.partial(start.read_examples, data.compared),
+        compared_examples=functools.partial(start.read_examples, data.compared),
         callbacks=callbacks,
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
@@ -92,7 +90,7 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     )
 
 
-def _of_data(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipelines) -> dict[str, Any]:
+def _data_fields(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipelines) -> dict[str, Any]:
     """Returns the fields of a `Run` about its data."""
     options, training, evaluation = config.data, inputs.train_source, inputs.evaluation_source
     return {
@@ -128,7 +126,7 @@ def connect(
     workdir: Path,
     stop: interruption.StopRequest,
 ) -> Cluster:
-    """Meets the other workers, which must have the same config and data, and makes the strategy."""
+    """Connects to the other workers, which must have the same config and data, and makes the strategy."""
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
         slurm_requeue.enable_requeue(rank, stop, progressed=lambda: False)  # Until `checkpointing.open_run`.
@@ -171,10 +169,10 @@ def build_model(
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
     with cluster.scope():
         model = specs.build(config.model, field="config.model")
-        local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
-        optimizer = optimizer_lib.build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
+        local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
+        optimizer = optimizer_lib.build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
     optimizer_lib.check_optimizer(optimizer)
     objective = context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, data.spec)
     context = context_lib.build_context(cluster, config, objective, optimizer)
@@ -182,7 +180,7 @@ def build_model(
         read = functools.partial(data.first_examples, inputs.prepare_all)
         with cluster.scope():
             inputs.adapt(model, read)
-        cluster.broadcast_variables(model.variables)  # Machines of another kind may have rounded differently.
+        cluster.broadcast_variables(model.variables)  # Other processors may round differently.
     optimizer_lib.start_averages(model, optimizer)
     seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id, config.seed)
     return context

@@ -35,7 +35,7 @@ class TrainingState:
     # The best value of `config.checkpoint.best_metric` so far, and its step.
     best: float | None = None
     best_step: int = 0
-    # The newest step that was saved because the config asks for it, not because of a stop request.
+    # The step of the newest scheduled checkpoint: one that was not saved because of a stop request.
     regular: int = 0
     # Skipped steps and rollbacks since the start of the run.
     skipped: int = 0

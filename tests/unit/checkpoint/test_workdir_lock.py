@@ -23,7 +23,7 @@ from tfdist.checkpoint import workdir_lock
 try:
     lock = workdir_lock.acquire(
         pathlib.Path(sys.argv[1]), job=sys.argv[2], heartbeat_seconds=0.3, wait_seconds=30.0,
-        lost=lambda other: (print("lost to", other, flush=True), os._exit(1)), say=print,
+        lost=lambda other: (print("lost to", other, flush=True), os._exit(1)), log=print,
     )
 except workdir_lock.WorkdirInUseError as error:
     sys.exit(str(error))
@@ -48,8 +48,8 @@ def held(tmp_path):
         process.kill()
 
 
-def acquire(workdir: pathlib.Path, job: str = "", wait: float = 0.0, lost=print, say=print) -> workdir_lock.WorkdirLock:
-    return workdir_lock.acquire(workdir, job=job, heartbeat_seconds=0.3, wait_seconds=wait, lost=lost, say=say)
+def acquire(workdir: pathlib.Path, job: str = "", wait: float = 0.0, lost=print, log=print) -> workdir_lock.WorkdirLock:
+    return workdir_lock.acquire(workdir, job=job, heartbeat_seconds=0.3, wait_seconds=wait, lost=lost, log=log)
 
 
 def move_away(workdir: pathlib.Path) -> None:
@@ -75,9 +75,9 @@ def test_a_second_start_is_refused_with_the_name_of_the_first(tmp_path, held, nu
 def test_a_killed_owner_is_taken_over_at_once(tmp_path, held):
     held.kill()
     time.sleep(0.2)  # Not reaped: a zombie.
-    said = []
-    lock = acquire(tmp_path, say=said.append)
-    assert len(said) == 1 and f"process {held.pid}" in said[0] and "no longer exists" in said[0]
+    logged = []
+    lock = acquire(tmp_path, log=logged.append)
+    assert len(logged) == 1 and f"process {held.pid}" in logged[0] and "no longer exists" in logged[0]
     lock.release()
     assert list(tmp_path.iterdir()) == []
 
@@ -115,9 +115,9 @@ def test_a_stopped_owner_that_was_taken_over_ends_when_it_continues(tmp_path, he
 def test_a_requeued_job_waits_for_its_own_last_processes(tmp_path):
     with holder(tmp_path, "5", seconds=2.0) as process:
         assert process.stdout.readline() == "acquired\n"
-        said = []
-        lock = acquire(tmp_path, job="5", wait=60.0, say=said.append)
-        assert said and said[0].startswith(f"waiting for the run that holds {tmp_path}: job 5, host ")
+        logged = []
+        lock = acquire(tmp_path, job="5", wait=60.0, log=logged.append)
+        assert logged and logged[0].startswith(f"waiting for the run that holds {tmp_path}: job 5, host ")
         assert process.wait(timeout=30) == 0
         lock.release()
     with holder(tmp_path, "5") as process:

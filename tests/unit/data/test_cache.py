@@ -215,7 +215,7 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         run = setup.build_run(config, tmp_path / "run")
         evaluation, steps = run.evaluation_data()
         batches.append([*run.training_data(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
-        assert set(run.examples()) == {
+        assert set(run.compared_examples()) == {
             f"{what} of the {split} split"
             for what in ("the number of examples", "'image'", "'label'")
             for split in SPLITS

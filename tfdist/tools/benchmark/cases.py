@@ -13,7 +13,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.tools.benchmark import baselines, input_pipelines, keras_baseline
 from tfdist.tools.benchmark.baselines import Runner
 from tfdist.tools.benchmark.workloads import WORKLOADS
-from tfdist.training import execution, loop, setup
+from tfdist.training import execution, setup
 from tfdist.training.step import gradients, train_step
 
 Job = dict[str, Any]
@@ -48,7 +48,7 @@ def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's steps, input included, as `training.loop.train_loop` runs them."""
     run = setup.build_run(_config(job, folder), folder / "run")
     runner = execution.make_runner(run, train_step.train_step)
-    batches = loop.open_batches(run, 0)
+    batches = run.open_training(0, run.total_steps)
 
     def steps(count: int) -> None:
         while count:

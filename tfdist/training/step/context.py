@@ -1,4 +1,4 @@
-"""Everything that a step needs, made once in `strategy.scope`: `StepContext`."""
+"""`StepContext`: everything that a step uses, made once in `strategy.scope`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -41,11 +41,11 @@ class StepContext:
     optimizer: keras.optimizers.Optimizer
     # Float variables that each replica updates from its own examples, such as moving averages.
     statistics: tuple[keras.Variable, ...]
-    # Clips summed gradients, if the config says so.
+    # Clips summed gradients; without `config.train.clip_norm` it returns them unchanged.
     clip: Callable[[gradients.Gradients], gradients.Gradients]
     # None except in float16.
     loss_scale: loss_scale_lib.LossScale | None
-    # Of the gradients' all-reduce; the size of packs is set.
+    # Of the gradients' all-reduce; `bytes_per_pack` is set.
     communication_options: config_lib.Communication
     # Steps so far, int64 []: random numbers depend on it.
     step_count: keras.Variable
@@ -99,7 +99,7 @@ def build_objective(
     """Makes the objective of a config, and checks that its function returns one value per example.
 
     Args:
-        optimizer: it will apply the gradients.
+        optimizer: the optimizer that will apply the gradients.
         element_spec: shapes and dtypes of a batch; one of two blank examples is run through the function, which also
             builds a subclassed model.
 

@@ -36,7 +36,7 @@ def sum_over_replicas(
     communication: tf.Variable,
     clock: timing.Clock,
 ) -> tuple[Gradients, list[tf.Tensor]]:
-    """The one all-reduce of a step: sums gradients and flags, and averages the changes of moving statistics.
+    """Sums gradients and flags, and averages the changes of moving statistics, in the one all-reduce of a step.
 
     Args:
         gradients: of this replica's shard.
@@ -52,30 +52,30 @@ def sum_over_replicas(
     Returns:
         The sums of gradients and flags.
     """
-    given = row_moments.to_send(gradients, enough=moments, num_replicas=num_replicas)
+    own = row_moments.to_send(gradients, enough=moments, num_replicas=num_replicas)
     if num_replicas == 1:
-        return given, flags
-    gradients = [*(None if gradient is None else row_moments.sums(gradient) for gradient in given), *flags]
-    ready = clock(gradients)
-    # What is sent in float32 always: squares of small gradients are 0 in shorter types.
+        return own, flags
+    tensors = [*(None if gradient is None else row_moments.sums(gradient) for gradient in own), *flags]
+    ready = clock(tensors)
+    # Always sent in float32: in shorter types, the squares of small gradients are 0.
     exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
-    exact += [gradient.squares for gradient in given if isinstance(gradient, row_moments.RowMoments)]
+    exact += [gradient.squares for gradient in own if isinstance(gradient, row_moments.RowMoments)]
     if options.dtype == "float32":
-        reduced = all_reduce([*gradients, *exact], options)
-        gradients, exact = reduced[: len(gradients)], reduced[len(gradients) :]
+        reduced = all_reduce([*tensors, *exact], options)
+        tensors, exact = reduced[: len(tensors)], reduced[len(tensors) :]
     else:
-        gradients = all_reduce(gradients, options)
+        tensors = all_reduce(tensors, options)
         exact = all_reduce(exact, dataclasses.replace(options, dtype="float32"))
-    communication.assign_add(clock([*gradients, *exact]) - ready)
+    communication.assign_add(clock([*tensors, *exact]) - ready)
     for (variable, old), change in zip(statistics, exact, strict=False):
         variable.assign(old + change)
     squares = iter(exact[len(statistics) :])
-    split = len(gradients) - len(flags)
-    totals = [
+    num_gradients = len(own)
+    sums = [
         row_moments.RowMoments(total, next(squares)) if isinstance(gradient, row_moments.RowMoments) else total
-        for gradient, total in zip(given, gradients[:split], strict=True)
+        for gradient, total in zip(own, tensors[:num_gradients], strict=True)
     ]
-    return totals, gradients[split:]
+    return sums, tensors[num_gradients:]
 
 
 def all_reduce(
@@ -84,13 +84,12 @@ def all_reduce(
     """Sums every gradient over all replicas; called in `strategy.run`.
 
     Args:
-        gradients: one per variable, of any shapes; `None` for a variable without a gradient.
+        gradients: one per variable, of any shape; None for a variable without a gradient.
         options: `dtype` is the type on the wire; the sums are returned in the gradients' own type. With "float32",
             float64 gradients are sent as float64. `bytes_per_pack` None: one pack.
 
     Returns:
-        The sums, in the same order. That of sparse gradients has the rows of all replicas, in the order of the
-        replicas.
+        The sums, in the same order. Sparse ones have the rows of all replicas, in the order of the replicas.
     """
     context = tf.distribute.get_replica_context()
     rows = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
@@ -134,9 +133,9 @@ def replicas() -> int:
 
 
 class _Trace(threading.local):
-    """The replicas of a process are traced in threads of their own, in turns."""
+    """What the step that this thread traces uses: each replica of a process is traced in its own thread, in turns."""
 
-    # float32 []; None: the gradients of all replicas are summed.
+    # The argument of `weighted`; None outside of it.
     weight: tf.Tensor | None = None
 
 
@@ -147,7 +146,8 @@ _trace = _Trace()
 def weighted(weight: tf.Tensor) -> Iterator[None]:
     """Traces a step whose gradients are multiplied by `weight` (float32 [], 1 in total) after the backward pass.
 
-    The loss is then the mean of the replicas' losses with these weights, and gradients through `sum_value` are its own.
+    The loss is then the mean of the replicas' losses with these weights, and gradients through `sum_value` are those of
+    this mean.
     """
     _trace.weight = weight
     try:
@@ -169,7 +169,7 @@ def sum_value(value: tf.Tensor) -> tf.Tensor:
     def total(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         return context.all_reduce(tf.distribute.ReduceOp.SUM, value), backward
 
-    # The gradient for this replica's value, divided by the weight by which it is multiplied later. Each is the adjoint
+    # Divided by the weight that multiplies the gradient later. `total` and `backward` are adjoint: each is the gradient
     # of the other.
     @tf.custom_gradient
     def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -206,33 +206,25 @@ def all_finite(gradients: Gradients) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
 
-def apply_if(
-    finite: tf.Tensor, gradients: Gradients, apply: Callable[[Gradients], None], otherwise: Callable[[], None]
-) -> None:
-    """Calls `apply(gradients)` on every replica where `finite` (bool [], the same everywhere), else `otherwise()`."""
-
-    def on_all_replicas(strategy: tf.distribute.Strategy, finite: tf.Tensor, gradients: Gradients) -> None:
-        # In cross-replica context: Keras rejects an optimizer update inside a replica's branch.
-        tf.cond(
-            strategy.experimental_local_results(finite)[0],
-            lambda: _run(strategy, apply, gradients),
-            lambda: _run(strategy, otherwise),
-        )
-
-    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(finite, gradients))
-
-
 def cond(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:
-    """Calls, on every replica, `when_true` if `predicate` (bool [], the same everywhere), else `when_false`.
+    """Calls on every replica `when_true` if `predicate` (bool [], equal on all replicas), else `when_false`.
 
-    In `tf.cond` on a replica, an optimizer cannot update weights.
+    In cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica.
     """
 
     def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> None:
-        one = strategy.experimental_local_results(predicate)[0]
-        tf.cond(one, *(functools.partial(_run, strategy, _call, branch) for branch in branches))
+        def run(branch: Callable) -> tf.Tensor:
+            strategy.extended.call_for_each_replica(_call, args=(branch,))
+            return tf.zeros([])
+
+        chosen = strategy.experimental_local_results(predicate)[0]
+        tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
 
     tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
+
+
+def _call(function: Callable[[], Any]) -> None:
+    function()  # Without its result, which may differ between branches.
 
 
 def once(function: Callable[[], Any]) -> None:
@@ -242,12 +234,3 @@ def once(function: Callable[[], Any]) -> None:
         function()
     else:
         context.merge_call(lambda strategy: function())
-
-
-def _call(function: Callable[[], Any]) -> None:
-    function()
-
-
-def _run(strategy: tf.distribute.Strategy, function: Callable, *args: Gradients) -> tf.Tensor:
-    strategy.extended.call_for_each_replica(function, args=args)
-    return tf.zeros([])

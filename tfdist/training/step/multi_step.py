@@ -43,8 +43,8 @@ def make_multi_step_fn(
             communication.assign(tf.zeros_like(communication))
         return vector
 
-    # The numbers of a loop on a GPU are int32, which TensorFlow has in host memory: for int64 the host would wait in
-    # every step until the device has compared them.
+    # Loop counters are int32, which TensorFlow keeps in host memory also on a GPU. With int64 the host would wait in
+    # each step until the device has compared them.
     @tf.function(autograph=False)
     def run_steps(iterator, count, stop, first=0):
         words = seed_generators.step_words(context.step_count)

@@ -1,4 +1,4 @@
-"""What a step minimises: the protocol that the step and the loop know, and its form for configs.
+"""What a step minimises: `Objective`, the protocol that the step and the loop use, and its form for configs.
 
 `PerExampleObjective` wraps a config's objective, which returns one value per example. Compiled Keras models have their
 own implementation, `keras_fit.compiled_objective.CompiledObjective`.
@@ -23,8 +23,8 @@ from tfdist.training.step.random_numbers import seed_generators
 # objective(model, batch, *, training) -> {"loss": [n], ...}
 ObjectiveFunction = Callable[..., dict[str, tf.Tensor]]
 
-# The totals of an execution besides the sums of the objective's values, in order: examples, skipped steps, steps before
-# the first skipped one; then seconds spent waiting for input, workers that ask to stop, and seconds in all.
+# Fields of an execution's totals after the sums of the objective's values: examples, skipped steps, steps before the
+# first skipped one; then seconds of waiting for input, workers that request a stop, and seconds in all.
 COUNTS = ("examples", "skipped", "clean")
 MEASUREMENTS = ("wait_seconds", "stop", "seconds")
 
@@ -50,7 +50,7 @@ class Objective(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is summed over the examples in each step; the first is not necessarily "loss", which must be in it."""
+        """Names of the values that each step sums over its examples; "loss" must be one of them, at any place."""
 
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:
         """Runs a replica's shard of a batch forward and backward; called in `strategy.run`."""
@@ -121,7 +121,7 @@ class PerExampleObjective:
             local_step: optimizer steps since the start of this step of the run, for local SGD.
         """
         run = functools.partial(self._micro_batch, local_step)
-        if self.xla:  # This much and no more: XLA compiles no communication between workers.
+        if self.xla:  # Only this part of the step: XLA cannot compile communication between workers.
             run = tf.function(run, autograph=False, jit_compile=True)
         return run(batch, index, loss_scale)
 
@@ -135,7 +135,7 @@ class PerExampleObjective:
             self._check_names(check_values(values, num_examples))
             # Divided once, by the global count: the optimizer applies the sum over replicas and micro-batches.
             dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
-            # As tf.nn.compute_average_loss, without its check of the batch size, an op of the host in every step.
+            # As tf.nn.compute_average_loss, without its check of the batch size, which runs on the host in each step.
             loss = tf.math.divide_no_nan(tf.reduce_sum(tf.cast(values["loss"], dtype)), self.global_batch_size)
             if self.model.losses:
                 regularization = tf.cast(tf.add_n(self.model.losses), dtype)
@@ -198,7 +198,7 @@ def check_values(values: dict[str, tf.Tensor], num_examples: int) -> tuple[str, 
         raise ValueError(f'config.objective must return a dict with a "loss". Received: {received}')
     for name, value in values.items():
         shape = tf.convert_to_tensor(value).shape
-        if not shape.is_compatible_with([num_examples]):  # A graph may not know it; `_sums` checks again.
+        if not shape.is_compatible_with([num_examples]):  # It may be unknown in a graph: `_sums` checks again.
             raise ValueError(
                 f"config.objective must return one value per example, without averaging: {name!r} has shape "
                 f"{shape} for a batch of {num_examples} examples, and should have ({num_examples},)."

@@ -3,6 +3,7 @@
 Forward and backward on the replica's shard, one all-reduce of the gradients, one update of the optimizer.
 """
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -50,7 +51,7 @@ def evaluation_step(context: StepContext, *element: Any) -> tf.Tensor:
 
 
 def apply(context: StepContext, gradients: gradients_lib.Gradients) -> None:
-    """Applies summed gradients, clipped if the config says so; called in `strategy.run`."""
+    """Applies summed gradients, clipped if `config.train.clip_norm` is set; called in `strategy.run`."""
     context.optimizer.apply(context.clip(gradients), context.model.trainable_variables)
     if context.loss_scale is not None:
         context.loss_scale.update(finite=True)
@@ -69,16 +70,16 @@ def nonfinite_flags(context: StepContext, sums: tf.Tensor) -> list[tf.Tensor]:
 def update(
     context: StepContext, gradients: gradients_lib.Gradients, flags: list[tf.Tensor], statistics: list[tf.Tensor]
 ) -> tf.Tensor | None:
-    """Applies summed gradients; a step that is to be skipped is only counted, and leaves no other trace.
+    """Applies summed gradients, or only counts the step if its loss or gradients are non-finite.
 
     Args:
         gradients: summed over replicas, times the loss scale.
-        flags: of `nonfinite_flags`, summed over replicas.
+        flags: the result of `nonfinite_flags`, summed over replicas.
         statistics: the values of `context.statistics` before the step.
 
     Returns:
-        bool []: whether the step counts as skipped; None if no step is. Overflows of scaled gradients do not count: a
-        smaller scale cures them.
+        bool []: whether the step counts as skipped; None if steps are never skipped. An overflow of scaled gradients
+        does not count, because a smaller scale prevents it.
     """
     if not context.skips_nonfinite and context.loss_scale is None:
         apply(context, gradients)
@@ -95,7 +96,7 @@ def update(
         if context.loss_scale is not None:
             context.loss_scale.update(finite=False)
 
-    gradients_lib.apply_if(finite, gradients, lambda finite_gradients: apply(context, finite_gradients), skip)
+    gradients_lib.cond(finite, functools.partial(apply, context, gradients), skip)
     for statistic, old in zip(context.statistics, statistics, strict=True):
         statistic.assign(tf.where(finite, statistic.value, old))
     return ~finite if scale is None else bad_loss | (~finite & (scale <= 1.0))
