@@ -1,8 +1,7 @@
 """The tools: `python -m tfdist doctor --config=configs/digits.py`, also installed as `tfdist doctor ...`.
 
 `tfdist train` is `python -m tfdist.main`; `tfdist run` and `tfdist launch` are `python -m tfdist.run` and
-`python -m tfdist.launch`. Imports only the module of
-the named tool; the list needs no TensorFlow.
+`python -m tfdist.launch`. Only the module of the named tool is imported; the list needs no TensorFlow.
 """
 
 import difflib

@@ -1,9 +1,9 @@
 """Checkpoints that are complete or absent: written to a temporary name, hashed, renamed.
 
-    format.py         write, verify and restore one checkpoint
+    format.py         writes, verifies and reads one checkpoint
     directory.py      paths, saved steps and the best of them; no TensorFlow
     async_writer.py   AsyncCheckpointer: writes in a thread while training continues
-    restore.py        the chief reads a checkpoint and broadcasts it
+    restore.py        restores variables: the chief reads a checkpoint and broadcasts it
     workdir_lock.py   one run per workdir; no TensorFlow
     export.py         the final model in Keras' format; preprocessing.py: of images as the source has them
 

@@ -221,17 +221,6 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
     return verify(directory_lib.step_path(directory, int(which)))
 
 
-def restore(saved: Saved, variables: Mapping[str, Any]) -> None:
-    """Assigns the saved values to all of `variables`, in cross-replica context; reads them in this process.
-
-    Raises:
-        DamagedCheckpointError, ValueError: as `read` and `check_variables`.
-    """
-    check_variables(saved, variables)
-    for name, array in read(saved, variables):
-        tf_variable(variables[name]).assign(array)
-
-
 def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
     """Checks that a checkpoint holds exactly `variables`.
 
@@ -275,7 +264,7 @@ def callback_names(saved: Saved) -> list[str]:
 
 
 def _typed(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns an array as read from a file with its dtype, which NumPy may not know, such as bfloat16."""
+    """Returns an array as read from a file with its dtype, which may not be one of NumPy's, such as bfloat16."""
     return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 
 

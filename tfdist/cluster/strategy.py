@@ -125,43 +125,42 @@ def connect(
         ValueError: the workers' `must_match` values differ, the environment is not valid, or there is no key.
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
-    if not isinstance(plan_or_options, ClusterPlan):
-        plan_or_options = plan(plan_or_options)
-    spec = plan_or_options.worker_spec
+    planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
+    spec = planned.worker_spec
     preflight.unset_proxies(os.environ)
-    notes = _configure_malloc(plan_or_options)
+    notes = _configure_malloc(planned)
     listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
-    members = _connect_workers(plan_or_options, must_match or {}, workdir, ports, stop, keys)
-    _set_visible_devices(plan_or_options)
+    members = _connect_workers(planned, must_match or {}, workdir, ports, stop, keys)
+    _set_visible_devices(planned)
     notes += gpu_software.notes(gpu_software.describe(os.environ))
-    options, seconds = plan_or_options.options, plan_or_options.options.connect_seconds
-    if plan_or_options.num_workers > 1:
+    options, seconds = planned.options, planned.options.connect_seconds
+    if planned.num_workers > 1:
         watchdog = startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys)
         with watchdog, interruption.blocked_signals():
-            strategy = _multi_worker_strategy(plan_or_options, [worker["address"] for worker in members])
+            strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
     else:
-        strategy = _mirrored_strategy(plan_or_options)
-    assert strategy.num_replicas_in_sync == plan_or_options.num_replicas
+        strategy = _mirrored_strategy(planned)
+    assert strategy.num_replicas_in_sync == planned.num_replicas
     monitor = None
-    if plan_or_options.num_workers > 1:
+    if planned.num_workers > 1:
         monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
         first_collective.check(strategy, monitor, seconds)
     return Cluster(
         strategy=strategy,
         rank=spec.rank,
-        num_workers=plan_or_options.num_workers,
-        num_replicas=plan_or_options.num_replicas,
-        implementation=plan_or_options.implementation,
-        roster=(*(_roster_line(worker, plan_or_options) for worker in members), *filter(None, [spec.note, *notes])),
+        num_workers=planned.num_workers,
+        num_replicas=planned.num_replicas,
+        implementation=planned.implementation,
+        roster=(*(_roster_line(worker, planned) for worker in members), *filter(None, [spec.note, *notes])),
         monitor=monitor,
     )
 
 
 @contextlib.contextmanager
 def refuse_others() -> Iterator[None]:
-    """Makes new strategies of tf.distribute raise an error that says that there is one already."""
+    """Makes new strategies of tf.distribute raise an error: tfdist has made one already."""
 
     def refuse(self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
         raise ValueError(
@@ -191,22 +190,22 @@ def global_seed() -> int | None:
     return context.global_seed()
 
 
-def _configure_malloc(plan_: ClusterPlan) -> list[str]:
-    on_cpus = plan_.num_workers > 1 and plan_.device_type == "CPU"
-    if on_cpus and malloc.keep_freed(plan_.options, os.environ):
+def _configure_malloc(planned: ClusterPlan) -> list[str]:
+    on_cpus = planned.num_workers > 1 and planned.device_type == "CPU"
+    if on_cpus and malloc.keep_freed(planned.options, os.environ):
         return ["malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false"]
     return []
 
 
 def _connect_workers(
-    plan_: ClusterPlan,
+    planned: ClusterPlan,
     must_match: Mapping[str, str],
     workdir: os.PathLike | str | None,
     listeners: Mapping[str, socket.socket | None],
     stop: interruption.StopRequest | None,
     keys: Keys | None,
 ) -> list[dict]:
-    devices = f"{plan_.local_replicas} {plan_.device_type}{'s' if plan_.local_replicas > 1 else ''}"
+    devices = f"{planned.local_replicas} {planned.device_type}{'s' if planned.local_replicas > 1 else ''}"
     ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
     common = {
         "python": platform.python_version(),
@@ -215,11 +214,11 @@ def _connect_workers(
         "devices per worker": devices,
     }
     return preflight.rendezvous(
-        plan_.worker_spec,
+        planned.worker_spec,
         must_match=common | dict(must_match),
         metadata={"devices": devices} | ports,
-        exclusive=worker_spec.held_gpus(plan_.worker_spec, plan_.gpus),
-        seconds=plan_.options.connect_seconds,
+        exclusive=worker_spec.held_gpus(planned.worker_spec, planned.gpus),
+        seconds=planned.options.connect_seconds,
         workdir=workdir,
         stop=stop,
         keys=keys,
@@ -227,49 +226,49 @@ def _connect_workers(
 
 
 @first_operation.explained()
-def _set_visible_devices(plan_: ClusterPlan) -> None:
+def _set_visible_devices(planned: ClusterPlan) -> None:
     # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
     listed = tf.config.list_physical_devices("GPU")
     if listed:
-        tf.config.set_visible_devices([listed[index] for index in plan_.gpus], "GPU")
-    if not plan_.gpus and plan_.local_replicas > 1:
+        tf.config.set_visible_devices([listed[index] for index in planned.gpus], "GPU")
+    if not planned.gpus and planned.local_replicas > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        logical = [tf.config.LogicalDeviceConfiguration() for _ in range(plan_.local_replicas)]
+        logical = [tf.config.LogicalDeviceConfiguration() for _ in range(planned.local_replicas)]
         tf.config.set_logical_device_configuration(cpu, logical)
 
 
-def _mirrored_strategy(plan_: ClusterPlan) -> tf.distribute.Strategy:
-    devices = [f"/{plan_.device_type}:{index}" for index in range(plan_.local_replicas)]
-    if plan_.gpus and plan_.implementation == "ring":
+def _mirrored_strategy(planned: ClusterPlan) -> tf.distribute.Strategy:
+    devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
+    if planned.gpus and planned.implementation == "ring":
         # Over the GPUs of one process MirroredStrategy has no ring, and this is its way without NCCL.
         return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
     return tf.distribute.MirroredStrategy(devices)
 
 
 @first_operation.explained()
-def _multi_worker_strategy(plan_: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
+def _multi_worker_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
         # Twice the limit of heartbeat.py, which therefore detects a loss first and names the worker.
-        heartbeat_timeout_in_ms=int(2 * plan_.options.heartbeat_seconds * 1000),
+        heartbeat_timeout_in_ms=int(2 * planned.options.heartbeat_seconds * 1000),
         coordinated_jobs=[collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))],
     )
     _send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=communication.NCCL if plan_.implementation == "nccl" else communication.RING
+        implementation=communication.NCCL if planned.implementation == "nccl" else communication.RING
     )
     cluster_resolver = cluster_resolver_lib.resolver(
-        plan_.worker_spec, addresses, num_gpus=plan_.local_replicas if plan_.device_type == "GPU" else 0
+        planned.worker_spec, addresses, num_gpus=planned.local_replicas if planned.device_type == "GPU" else 0
     )
     extended = collective.CollectiveAllReduceExtended
     original = extended._initialize_local_devices
-    if plan_.device_type == "CPU" and plan_.local_replicas > 1:
+    if planned.device_type == "CPU" and planned.local_replicas > 1:
         # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
         def logical_devices(self, cluster_resolver, worker_device):
             del self, cluster_resolver
-            return tuple(f"{worker_device}/device:CPU:{i}" for i in range(plan_.local_replicas)), "CPU"
+            return tuple(f"{worker_device}/device:CPU:{i}" for i in range(planned.local_replicas)), "CPU"
 
         extended._initialize_local_devices = logical_devices
     try:
@@ -287,12 +286,12 @@ def _send_in_large_chunks() -> None:
     session._config = settings
 
 
-def _roster_line(worker: dict, plan_: ClusterPlan) -> str:
-    if plan_.num_workers == 1:
+def _roster_line(worker: dict, planned: ClusterPlan) -> str:
+    if planned.num_workers == 1:
         communication = "in this process"
     else:
-        communication = f"{'NCCL' if plan_.implementation == 'nccl' else 'RING over gRPC'} at {worker['address']}"
+        communication = f"{'NCCL' if planned.implementation == 'nccl' else 'RING over gRPC'} at {worker['address']}"
     return (
-        f"worker {worker['rank']} of {plan_.num_workers}{' (chief)' if worker['rank'] == 0 else ''}: "
+        f"worker {worker['rank']} of {planned.num_workers}{' (chief)' if worker['rank'] == 0 else ''}: "
         f"host {worker['host']}, pid {worker['pid']}, {worker['devices']}, {communication}"
     )

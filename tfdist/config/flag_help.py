@@ -21,7 +21,7 @@ _INTERNAL = "Internal"
 
 
 def is_requested(argv: Sequence[str]) -> bool:
-    """Returns True if the command line asks for help."""
+    """Returns True if the command line contains a flag for help."""
     return any(word in _WORDS or word.startswith("--help=") for word in argv[1:])
 
 

@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's own log lines out of a run's output, unless TF_CPP_MIN_LOG_LEVEL asks for them.
+"""Keeps TensorFlow's own log lines out of a run's output, unless TF_CPP_MIN_LOG_LEVEL is set to another value than 3.
 
 TensorFlow writes some lines at every import, whatever its settings are. Imports no TensorFlow by itself.
 """
@@ -24,7 +24,7 @@ _AT_IMPORT = re.compile(
 
 
 def hide(environment: MutableMapping[str, str]) -> bool:
-    """Sets the level in `environment` unless it is there; returns whether lines are hidden."""
+    """Sets the level in `environment` unless it is set; returns whether lines are hidden."""
     return environment.setdefault(LEVEL, HIDDEN) == HIDDEN
 
 
@@ -53,7 +53,7 @@ def hidden() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """As `hidden`, unless TF_CPP_MIN_LOG_LEVEL asks for the lines."""
+    """As `hidden`, unless TF_CPP_MIN_LOG_LEVEL is set to another value than 3."""
     with hidden() if hide(os.environ) else contextlib.nullcontext():
         yield
 

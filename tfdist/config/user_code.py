@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_NOT_THE_USERS = tuple(
+_LIBRARIES = tuple(
     os.path.join(path, "")
     for path in {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -84,5 +84,5 @@ def _places(error: BaseException) -> Iterator[tuple[str, int]]:
         named = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
         frames = [*((file, int(line)) for file, line in reversed(named)), *frames]
     for file, line in frames:
-        if os.path.isfile(file) and not file.startswith(_NOT_THE_USERS) and "__autograph_generated" not in file:
+        if os.path.isfile(file) and not file.startswith(_LIBRARIES) and "__autograph_generated" not in file:
             yield file, line

@@ -72,17 +72,10 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
             yield f"{name} must be one of {', '.join(choices)}.{hint} Received: {value!r}"
 
     for name in (
-        "data.batch_size",
-        "data.evaluation_batch_size",
-        "data.shuffle_buffer",
-        "train.micro_batches",
-        "train.local_steps",
-        "train.steps",
+        *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
+        *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
+        *("agreement.limit", "checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
-        yield from at_least(name, 1)
-    for name in ("train.nonfinite_limit", "agreement.limit"):
-        yield from at_least(name, 1)
-    for name in ("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"):
         yield from at_least(name, 1)
     sections = ("evaluation", "agreement", "checkpoint", "report")
     for every in (*(f"{section}.every" for section in sections), "report.histograms"):
@@ -124,36 +117,31 @@ def _gpu_problems(gpus: Any) -> Iterator[str]:
 
 
 def _contradictions(config: schema.Config) -> Iterator[str]:
-    train = config.train
-    if train.local_steps > 1 and (train.micro_batches > 1 or train.precision == "float16" or train.nonfinite != "stop"):
-        yield (
-            f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and a precision other than '
-            f"float16. Received: micro_batches={train.micro_batches}, nonfinite={train.nonfinite!r}, "
-            f"precision={train.precision!r}"
-        )
-    plain = train.precision != "float16" and train.nonfinite == "stop" and train.local_steps == 1
+    data, train = config.data, config.train
+    plain = train.precision != "float16" and train.nonfinite == "stop" and train.micro_batches == 1
     received = (
         f"Received: local_steps={train.local_steps}, micro_batches={train.micro_batches}, "
         f"nonfinite={train.nonfinite!r}, precision={train.precision!r}"
     )
-    if train.asynchronous and not (plain and train.micro_batches == 1 and not config.callbacks):
+    if train.local_steps > 1 and not plain:
+        yield (
+            f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and a precision other than '
+            f"float16. {received}"
+        )
+    if train.asynchronous and not (plain and train.local_steps == 1 and not config.callbacks):
         yield (
             'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
             f"float16 and no callbacks. {received}"
         )
-    data = config.data
     if data.pipeline == "textbook" and data.shards == "fixed":
         yield 'data.shards="fixed" needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
     for name, default in (("auto_shard", "auto"), ("shuffle_buffer", None)):
         if data.pipeline == "stream" and getattr(data, name) != default:
             yield f'data.{name}={getattr(data, name)!r} has no effect with data.pipeline="stream": set it to "textbook"'
-    if config.data.cache == "none" and config.data.cache_dir is not None:
-        yield f'data.cache_dir={config.data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
-    if (config.train.epochs is None) == (config.train.steps is None):
-        yield (
-            "train: set exactly one of epochs and steps. "
-            f"Received: epochs={config.train.epochs}, steps={config.train.steps}"
-        )
+    if data.cache == "none" and data.cache_dir is not None:
+        yield f'data.cache_dir={data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
+    if (train.epochs is None) == (train.steps is None):
+        yield f"train: set exactly one of epochs and steps. Received: epochs={train.epochs}, steps={train.steps}"
     if config.cluster.port_base < 1024 or config.cluster.port_base + config.cluster.port_count > 65536:
         yield (
             "cluster: [port_base, port_base + port_count) must be within 1024..65535. "

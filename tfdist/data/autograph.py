@@ -38,7 +38,7 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             return converted(*args, **keywords)
         except tf.errors.OpError:
-            raise  # Of the data or the devices; the loop looks for the example.
+            raise  # Of the data or the devices: the loop searches for the example that cannot be read.
         except Exception as error:
             batch = next((each for each in args if isinstance(each, dict)), None)
             raise ValueError(user_code.explain(error, name, batch)) from error

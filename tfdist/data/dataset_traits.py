@@ -1,4 +1,4 @@
-"""Inspects a user's `tf.data` pipeline: is it deterministic, and which operations does it run."""
+"""Inspects a user's `tf.data` pipeline: whether it is deterministic, and which operations it runs."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What `config.data.prepare` makes of the examples: checked, described for the log, and in words and code for users."""
+"""Checks and describes the output of `config.data.prepare`: for the log, and as words and code for users."""
 
 import textwrap
 from collections.abc import Mapping

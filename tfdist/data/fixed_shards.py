@@ -11,7 +11,7 @@ from tfdist.data.stream import Batch, ReplicaShard, Source
 
 
 class PartSource:
-    """The examples of one part of `source`, numbered from 0. Those in memory are moved: `source` is read no more."""
+    """The examples of one part of `source`, numbered from 0. Those in memory are moved out of `source`."""
 
     def __init__(self, source: Source, part: Part):
         self._part = part
@@ -62,7 +62,7 @@ def divide(source: Source | None, shard: ReplicaShard, split: str | None) -> tup
     return PartSource(source, part), part
 
 
-def alone(shard: ReplicaShard) -> ReplicaShard:
+def local_shard(shard: ReplicaShard) -> ReplicaShard:
     """Returns the shard of a worker's replicas in batches of its own, which no other worker reads."""
     return dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
 

@@ -94,7 +94,7 @@ def rows_of_steps(
 def rows_of_batches(
     batches: Iterable[Sequence[Mapping[str, tf.Tensor]]], source: Any, split: str, number: str, first_step: int
 ) -> Iterator[Rows]:
-    """Yields this worker's examples of the steps from `first_step` on, counted from 1, whose batches say their numbers.
+    """Yields this worker's examples of the steps from `first_step` on, counted from 1; batches hold their numbers.
 
     Args:
         batches: for each step, the batches of this worker's replicas.

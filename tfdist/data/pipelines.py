@@ -29,7 +29,7 @@ class Distributor(Protocol):
         """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
 
     def local_values(self, value: Any) -> tuple[Any, ...]:
-        """Returns the parts of its element of this worker's replicas."""
+        """Returns the parts of an iterator's element that belong to this worker's replicas."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def _replica_shards(
         train, train_part = fixed_shards.divide(train, shard, options.train_split)
         evaluation, evaluation_part = fixed_shards.divide(evaluation, shard, options.evaluation_split)
         parts, notes = (train_part, evaluation_part), (fixed_shards.note(cluster.num_workers),)
-        shard, sizes = fixed_shards.alone(shard), tuple(size // cluster.num_workers for size in sizes)
+        shard, sizes = fixed_shards.local_shard(shard), tuple(size // cluster.num_workers for size in sizes)
     train_source = train
     train, train_prepare = cache.cached(options, train, prepare, training=True)
     evaluation, evaluation_prepare = cache.cached(options, evaluation, prepare, training=False)
@@ -108,7 +108,7 @@ def _replica_shards(
         first_examples=functools.partial(stream.first_examples, train_source, seed=config.seed),
         notes=notes,
     )
-    if notes:  # The numbers of its examples are others.
+    if notes:  # In a part, examples have other numbers.
         return made
     ordering = {"seed": config.seed, "global_batch": sizes[0], "shuffle": options.shuffle}
     searched = (training, shard, train_source, options.train_split)

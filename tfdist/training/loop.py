@@ -36,7 +36,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         return 0
     if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:
-            print(f"stopped by {run.stop.reason or 'another worker'} {loop_tools.before_the_first_step(run)}")
+            print(f"stopped by {run.stop.reason or 'another worker'} {loop_tools.describe_early_stop(run)}")
         return interruption.EXIT_STOPPED
     tools, state = checkpointing.open_run(run)
     for line in changes:

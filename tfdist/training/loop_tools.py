@@ -157,8 +157,8 @@ def report_end(tools: LoopTools, state: TrainingState) -> None:
         tools.report.lines(summary.end_lines(run.config, run.workdir, seconds=seconds, **best))
 
 
-def before_the_first_step(run: run_lib.Run) -> str:
-    """Returns what a stop request before the first step of this start means for what is saved."""
+def describe_early_stop(run: run_lib.Run) -> str:
+    """Returns, for a message, what is saved after a stop request before the first step of this start."""
     saved = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
     return f"before the first step: {saved}"
 

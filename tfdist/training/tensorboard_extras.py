@@ -18,7 +18,7 @@ from tfdist.training import triggers
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class TensorBoardExtras:
-    """Writes graph, histograms and profile between executions, as `config.report` says."""
+    """Writes graph, histograms and profile of `config.report` between executions."""
 
     run: run_lib.Run
     report: Reporter
@@ -26,34 +26,34 @@ class TensorBoardExtras:
     started: bool = False
     profiling: bool = False
 
-    def boundaries(self, now: int) -> list[int]:
-        """Returns the next steps after `now` at which an execution must end; the same on every worker."""
+    def boundaries(self, step: int) -> list[int]:
+        """Returns the next steps after `step` at which an execution must end; the same on every worker."""
         options, steps_per_epoch = self.run.config.report, self.run.steps_per_epoch
-        due = triggers.next_due(options.histograms, now, steps_per_epoch)
+        due = triggers.next_due(options.histograms, step, steps_per_epoch)
         first, last = options.profile or (0, 0)
-        return [step for step in (due, first - 1, last) if step is not None and step > now]
+        return [one for one in (due, first - 1, last) if one is not None and one > step]
 
-    def write_due(self, now: int) -> None:
-        """Writes what is due after step `now`; called by every worker, at the start and after each execution."""
+    def write_due(self, step: int) -> None:
+        """Writes what is due after `step`; called by every worker, at the start and after each execution."""
         run, options = self.run, self.run.config.report
         first, self.started = not self.started, True
         if not (run.cluster.is_chief and run.workdir is not None and options.tensorboard):
             return
-        if options.graph and now == 0 and not run.by_epochs:
+        if options.graph and step == 0 and not run.by_epochs:
             self.report.graph(graph(run))
         wanted = options.histograms.steps is not None or options.histograms.epochs is not None
         # After a resume, the histograms of this step were written already.
-        due = triggers.is_due(options.histograms, now, run.steps_per_epoch) and not first
-        if wanted and (now == 0 or due):
+        due = triggers.is_due(options.histograms, step, run.steps_per_epoch) and not first
+        if wanted and (step == 0 or due):
             arrays = checkpoint_format.snapshot(run.variables)
             weights = {name: array for name, array in arrays.items() if name.startswith("model/")}
-            self.report.histograms(now, {name: array for name, array in weights.items() if array.dtype.kind == "f"})
-        self._profile(now, *(options.profile or (0, 0)))
+            self.report.histograms(step, {name: array for name, array in weights.items() if array.dtype.kind == "f"})
+        self._profile(step, *(options.profile or (0, 0)))
 
-    def _profile(self, now: int, first: int, last: int) -> None:
-        if self.profiling and not first - 1 <= now < last:
+    def _profile(self, step: int, first: int, last: int) -> None:
+        if self.profiling and not first - 1 <= step < last:
             self.close()
-        elif not self.profiling and first - 1 <= now < last:
+        elif not self.profiling and first - 1 <= step < last:
             try:
                 folder = self.run.workdir / tensorboard_events.TENSORBOARD / tensorboard_events.TRAIN
                 tf.profiler.experimental.start(str(folder))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import forked
 import keras
@@ -22,11 +23,12 @@ import topologies
 from launching import REPOSITORY, worker_environment
 
 from tfdist import config
-from tfdist.checkpoint import async_writer
+from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training import loop_tools
 
+ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
 
 
@@ -50,7 +52,7 @@ def variables_like(arrays: dict[str, np.ndarray]) -> dict[str, tf.Variable]:
 def assert_holds(path: pathlib.Path, step: int) -> None:
     """Asserts that the checkpoint at `path` is that of `step`, to the bit."""
     variables = variables_like(arrays_of(step))
-    checkpoint_format.restore(checkpoint_format.verify(path), variables)
+    restore.restore(ALONE, checkpoint_format.verify(path), variables)
     for name, array in arrays_of(step).items():
         restored = variables[name].numpy()
         assert restored.dtype == array.dtype and restored.tobytes() == array.tobytes(), name
@@ -88,7 +90,7 @@ def test_bfloat16_survives_values_that_are_no_numbers_too(tmp_path):
     values = np.array([np.nan, -np.inf, 0.0, -0.0, 1e-40, 3.0e38], ml_dtypes.bfloat16)
     path = checkpoint_format.write(tmp_path, 1, {"x": values, "scalar": values[1]}, {})
     variables = variables_like({"x": values, "scalar": values[1]})
-    checkpoint_format.restore(checkpoint_format.verify(path), variables)
+    restore.restore(ALONE, checkpoint_format.verify(path), variables)
     assert variables["x"].numpy().tobytes() == values.tobytes()
     assert variables["scalar"].numpy() == -np.inf
 
@@ -358,7 +360,7 @@ def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path
     variables["model/brain"] = tf.Variable(tf.zeros([5, 2], tf.float32))
     variables["model/another"] = tf.Variable(0.0)
     with pytest.raises(ValueError) as raised:
-        checkpoint_format.restore(checkpoint_format.verify(path), variables)
+        restore.restore(ALONE, checkpoint_format.verify(path), variables)
     lines = str(raised.value).splitlines()
     assert lines[0] == f"{path} is a checkpoint of another model or optimizer:"
     assert sorted(line.strip() for line in lines[1:]) == [
@@ -374,7 +376,7 @@ def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path
 def test_a_message_about_another_model_stays_short(tmp_path):
     path = checkpoint_format.write(tmp_path, 1, {f"model/{i}": np.zeros(1) for i in range(200)}, {})
     with pytest.raises(ValueError) as raised:
-        checkpoint_format.restore(checkpoint_format.verify(path), {})
+        restore.restore(ALONE, checkpoint_format.verify(path), {})
     assert len(str(raised.value).splitlines()) == 12 and str(raised.value).endswith("and 190 more")
 
 

@@ -4,6 +4,7 @@ import collections
 import csv
 import random
 import threading
+import types
 
 import keras
 import ml_dtypes
@@ -12,8 +13,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import restore
 from tfdist.training.callbacks import state as state_lib
 
+ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 LARGE = np.zeros(2**18)
 
 
@@ -45,7 +48,7 @@ def through_a_checkpoint(directory, state, arrays):
     path = checkpoint_format.write(directory, 4, {"model/w": np.ones(2)} | arrays, {"callbacks": state})
     saved = checkpoint_format.verify(path)
     variable = tf.Variable([0.0, 0.0], dtype=tf.float64)
-    checkpoint_format.restore(saved, {"model/w": variable})
+    restore.restore(ALONE, saved, {"model/w": variable})
     assert variable.numpy().tolist() == [1.0, 1.0]
     return saved.state["callbacks"], dict(checkpoint_format.read(saved, checkpoint_format.callback_names(saved)))
 

@@ -9,7 +9,7 @@ _TOO_LATE = ("must be configured at program startup", "cannot be modified after 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Replaces the error of a block that configures devices or collectives too late by one that says what to move.
+    """Replaces the error of a block that configures devices or collectives too late by one that names the call to move.
 
     Raises:
         RuntimeError: TensorFlow has run an operation, or listed logical devices, before.

@@ -3,9 +3,9 @@
 A thread in every worker has one TCP connection to the chief, and the chief's thread one to every worker. Each sends a
 signed message every second with its last completed step. A connection that closes without a final message: the process
 died. No heartbeat: it is suspended, or its host or network is down; or it is busy in a call that holds Python's lock,
-which its watchdog process then confirms. The chief announces lost workers; every worker
-detects the loss of the chief itself. While an execution takes long, a worker also checks the connections to the workers
-other than the chief. peer_loss.py ends the process.
+which its watchdog process then confirms. The chief announces lost workers; every worker detects the loss of the chief
+itself. During a long execution, a worker also checks the connections to workers other than the chief. peer_loss.py ends
+the process.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ def stalled(monitor: HeartbeatMonitor, now: float) -> str:
 
 
 def left_behind(monitor: HeartbeatMonitor, now: float) -> str:
-    """Returns a message if a worker waits for one that has finished; "" otherwise. Only the chief knows all workers."""
+    """Returns a message if a worker waits for one that has finished; "" otherwise. Only the chief checks it."""
     if monitor.rank != 0 or not monitor.finished:
         return ""
     waits = {rank: peer.waits for rank, peer in monitor.peers.items() if peer.waits is not None}

@@ -242,7 +242,7 @@ async def _arrive(state: RendezvousState) -> None:
             dialled, _ = hostlist.split_address(chief)
             try:
                 arrival = protocol.message(state, "arrive", port=state.spec.port, dialled=dialled, to=0)
-                reply = await rpc.ask(chief, arrival, state.keys)
+                reply = await rpc.request(chief, arrival, state.keys)
                 protocol.verify(state, reply, 0)
                 found = True
                 break
@@ -282,7 +282,7 @@ async def _explain_port(state: RendezvousState, error: OSError) -> str:
     who = "another program is listening on it"
     try:
         own = (state.addresses or [f"localhost:{port}"] * state.spec.num_workers)[state.spec.rank]
-        protocol.verify(state, await rpc.ask(own, protocol.message(state, "who", to=-1), state.keys, 1.0), -1)
+        protocol.verify(state, await rpc.request(own, protocol.message(state, "who", to=-1), state.keys, 1.0), -1)
     except rpc.WrongPeerError as stranger:
         who = str(stranger).replace("listening there", "listening on it")
     except rpc.UnreachableError:

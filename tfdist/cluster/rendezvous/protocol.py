@@ -95,7 +95,7 @@ def report(state: RendezvousState, workdir: str = "") -> dict[str, Any]:
 
 async def call(state: RendezvousState, rank: int, request: dict) -> dict:
     """Sends a message to a worker; raises UnreachableError if it does not reply, or another one does."""
-    reply = await rpc.ask(state.addresses[rank], request | {"to": rank}, state.keys)
+    reply = await rpc.request(state.addresses[rank], request | {"to": rank}, state.keys)
     verify(state, reply, rank)
     return reply
 
@@ -130,7 +130,9 @@ async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False,
         while rank in pending and now() < limit:
             async with gate:
                 with contextlib.suppress(rpc.UnreachableError):
-                    reply = await rpc.ask(addresses[rank], messages.addressed(body, rank), state.keys, _ATTEMPT_SECONDS)
+                    reply = await rpc.request(
+                        addresses[rank], messages.addressed(body, rank), state.keys, _ATTEMPT_SECONDS
+                    )
                     verify(state, reply, rank)
                     pending.remove(rank)
             if not insist and rank not in known:

@@ -12,7 +12,7 @@ from tfdist.cluster.wire import channel
 from tfdist.cluster.wire.keys import Keys
 
 # Time limit of one request, in seconds.
-_ASK_SECONDS = 3.0
+_REQUEST_SECONDS = 3.0
 
 
 class UnreachableError(Exception):
@@ -23,17 +23,17 @@ class WrongPeerError(UnreachableError):
     """A worker of another job, another rank, or one with another key replied."""
 
 
-async def ask(
-    address: str, request: Mapping[str, Any] | bytes, keys: Keys, seconds: float = _ASK_SECONDS
+async def request(
+    address: str, message: Mapping[str, Any] | bytes, keys: Keys, seconds: float = _REQUEST_SECONDS
 ) -> dict[str, Any]:
-    """Sends one request to "host:port" and returns the reply.
+    """Sends a message to "host:port" and returns the reply.
 
     Raises:
         WrongPeerError: the worker there has another key.
         UnreachableError: no reply; the text is the reason.
     """
     try:
-        return await asyncio.wait_for(_exchange(address, request, keys), seconds)
+        return await asyncio.wait_for(_exchange(address, message, keys), seconds)
     except asyncio.TimeoutError:
         raise UnreachableError(f"no answer within {seconds:g} s (blocked by a firewall?)") from None
     except socket.gaierror as error:
@@ -51,12 +51,12 @@ async def ask(
         raise UnreachableError("a program other than a tfdist worker is listening there") from None
 
 
-async def _exchange(address: str, request: Mapping[str, Any] | bytes, keys: Keys) -> dict[str, Any]:
+async def _exchange(address: str, message: Mapping[str, Any] | bytes, keys: Keys) -> dict[str, Any]:
     host, port = hostlist.split_address(address)
     found = await in_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
     for index, (_, _, _, _, sockaddr) in enumerate(found):
         try:
-            return await channel.request(sockaddr[:2], keys, request)
+            return await channel.request(sockaddr[:2], keys, message)
         except OSError:
             if index + 1 == len(found):
                 raise

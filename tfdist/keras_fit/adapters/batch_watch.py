@@ -1,4 +1,4 @@
-"""Remembers which batches of Python code have values that are not finite: they cannot be read twice."""
+"""Records which batches of Python code have values that are not finite: they cannot be read twice."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Inspects a user's `tf.data` pipeline: how many batches has it, what does it start with."""
+"""Inspects a user's `tf.data` pipeline: its number of batches, its batch size, its first columns."""
 
 import keras
 import numpy as np

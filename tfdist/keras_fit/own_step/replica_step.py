@@ -71,7 +71,7 @@ class ReplicaStep:
             self.applying = False
 
     def note_assignment(self, variable: keras.Variable) -> None:
-        """Remembers the line that assigns `variable`."""
+        """Records the line that assigns `variable`."""
         if not self.applying:
             self.assigned.setdefault(variable.path, set()).add(explain.user_line())
 

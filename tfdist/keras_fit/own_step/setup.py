@@ -55,7 +55,7 @@ def prepare(
     Raises:
         ValueError: a step cannot be distributed.
     """
-    # An eager step has an effect on variables that Keras does not know.
+    # An eager step changes variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)] if model.run_eagerly else []
     found = {
         kind: discover.discover(cluster, model, f"{kind}_step", adapter.element_spec[0])

@@ -1,8 +1,8 @@
 """One style for all pictures: sizes, colours, captions, files. Imports matplotlib in functions only.
 
-The colours of series are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). They are safe for colour-blind
-readers. Each series also has a marker of its own. Surfaces use matplotlib's
-cividis, for the same readers (Nunez et al. 2018, doi 10.1371/journal.pone.0199239). Equal data gives equal files.
+The colours of series are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can
+distinguish. Each series also has its own marker. Surfaces use matplotlib's cividis, for the same reason (Nunez et al.
+2018, doi 10.1371/journal.pone.0199239). Equal data gives equal files.
 """
 
 import io

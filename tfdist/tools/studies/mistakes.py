@@ -2,8 +2,8 @@
 
 A small network learns the digits of the package on connected workers, in seconds, once right and once with each
 mistake: no broadcast, no averaging, the sum of gradients divided by a worker's own batch, an unseeded shuffle, batch
-then shuffle, and a learning rate that is not scaled. Prints a table, and draws the accuracy of each worker
-beside that of the right run.
+then shuffle, and a learning rate that is not scaled. Prints a table, and draws the accuracy of each worker beside that
+of the right run.
 """
 
 import os

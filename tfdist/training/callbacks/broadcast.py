@@ -117,5 +117,5 @@ def broadcast_attributes(
 
 
 def _dtype_name(array: np.ndarray) -> str:
-    # NumPy knows bfloat16 and similar dtypes by name only.
+    # NumPy finds bfloat16 and similar dtypes by their names only.
     return array.dtype.name if array.dtype.kind == "V" else array.dtype.str

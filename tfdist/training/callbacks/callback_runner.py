@@ -66,8 +66,7 @@ class CallbackRunner:
             histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
             self.history = histories[0] if histories else keras.callbacks.History()
             self._saved = [*(one for one in callbacks if one is not self.history), self.history]
-            self._gather = cluster.all_gather
-            self._compare_workers(callbacks)
+            self._gather_hooks(callbacks)
         mine = [one for one in self._saved if cluster.is_chief or broadcast.runs_on_all_workers(one)]
         with _quiet_unless(cluster.is_chief):
             # The bar is last: it shows what the callbacks add to the logs.
@@ -76,18 +75,19 @@ class CallbackRunner:
         self._initial = state.initial_state(self._saved)
         self._reported_unsaved: set[str] = set()
 
-    def _compare_workers(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        # Gathered from all workers: scripts written for Horovod pass some callbacks only on the chief.
+    def _gather_hooks(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        """Finds out which hooks any worker needs: scripts written for Horovod pass some callbacks only on the chief."""
         # With one worker nothing is broadcast, so the search (a script's globals may be long lists) is skipped.
         found = broadcast.find_variables(callbacks) if self._cluster.num_workers > 1 else []
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
         acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
-        workers = self._gather([float(value) for value in (shown, *batches, *acting, len(found))])
-        self._shows_progress, *wanted = np.any(workers[:, :-1], axis=0).tolist()
+        workers = self._cluster.all_gather([float(value) for value in (shown, *batches, *acting, len(found))])
+        self._shows_progress, *needed = np.any(workers[:, :-1], axis=0).tolist()
         steps = getattr(self._model, "steps_per_execution", 1)
-        self.batch_interval = {kind: steps for kind, wants in zip(active_hooks.KINDS, wanted[:3], strict=True) if wants}
-        self._synchronised = {hook for hook, acts in zip(active_hooks.HOOKS, wanted[3:], strict=True) if acts}
+        by_kind, by_hook = needed[: len(batches)], needed[len(batches) :]
+        self.batch_interval = {kind: steps for kind, need in zip(active_hooks.KINDS, by_kind, strict=True) if need}
+        self._synchronised = {hook for hook, need in zip(active_hooks.HOOKS, by_hook, strict=True) if need}
         trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
         variables = [variable for variable in trained if variable is not self._settable_rate()]
         if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
@@ -221,7 +221,7 @@ class CallbackRunner:
             return
         rate = self._settable_rate()
         mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
-        workers = self._gather([float(self.stop()), mine, float(self._variables.changed)])
+        workers = self._cluster.all_gather([float(self.stop()), mine, float(self._variables.changed)])
         self._model.stop_training = bool(np.any(workers[:, 0]))
         if workers[0, 2]:
             self._variables.copy()

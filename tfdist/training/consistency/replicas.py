@@ -56,7 +56,7 @@ class ReplicaConsistencyCheck:
         each = self.cluster.make_all_gather(
             lambda: tf.stack([hashing.hash_tensor(_tensor(v)) for v in self.variables.values()])
         )
-        lines, differing = describe_mismatch(list(self.variables), each().numpy(), places(self.cluster))
+        lines, differing = describe_mismatch(list(self.variables), each().numpy(), replica_names(self.cluster))
         since = "They were not compared before" if self.step is None else f"They were last equal after step {self.step}"
         text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
         return f"{text}\n{differing}. {since}."
@@ -117,13 +117,13 @@ def make_check(
     )
 
 
-def describe_mismatch(names: Sequence[str], found: np.ndarray, places: Sequence[str]) -> tuple[list[str], str]:
+def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequence[str]) -> tuple[list[str], str]:
     """Describes which hashes differ.
 
     Args:
         names: the names of the columns.
         found: int64 [replicas, names], with a difference.
-        places: the name of each replica.
+        replicas: the name of each replica.
 
     Returns:
         (lines, who): a line for each name that differs, with every hash and its replicas, the most frequent hash first
@@ -137,23 +137,23 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, places: Sequence[
         # The sort is stable and the chief's hash comes first: it wins a draw.
         ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
         if len(ordered) > 1:
-            texts = (f"{value & (2**64 - 1):016x} on {_join(replicas, places)}" for value, replicas in ordered)
+            texts = (f"{value & (2**64 - 1):016x} on {_join(same, replicas)}" for value, same in ordered)
             lines.append(f"{name}: {', '.join(texts)}")
-            differing |= {replica for _, replicas in ordered[1:] for replica in replicas}
+            differing |= {replica for _, same in ordered[1:] for replica in same}
     if len(lines) > _MOST_NAMED:
         lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
-    reference = "most others" if 2 * len(differing) < len(places) else "the chief"
+    reference = "most others" if 2 * len(differing) < len(replicas) else "the chief"
     verb = "differs" if len(differing) == 1 else "differ"
-    return lines, f"{_join(sorted(differing), places)} {verb} from {reference}"
+    return lines, f"{_join(sorted(differing), replicas)} {verb} from {reference}"
 
 
-def _join(replicas: Sequence[int], places: Sequence[str]) -> str:
-    names = [places[replica] for replica in replicas]
+def _join(indices: Sequence[int], replicas: Sequence[str]) -> str:
+    names = [replicas[index] for index in indices]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def places(cluster: Cluster) -> list[str]:
+def replica_names(cluster: Cluster) -> list[str]:
     """Returns the name of each replica, for messages."""
     local = cluster.num_replicas // cluster.num_workers
     # A line of the roster begins "worker 1 of 2: host n2, pid 123, ...".

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.data import autograph, textbook
 from tfdist.training.consistency import hashing
-from tfdist.training.consistency.replicas import ReplicaMismatchError, describe_mismatch, places
+from tfdist.training.consistency.replicas import ReplicaMismatchError, describe_mismatch, replica_names
 
 # Examples of each split that are compared.
 _EXAMPLES = 16
@@ -67,7 +67,7 @@ def check_start(cluster: Cluster, read: Callable[[], Mapping[str, tf.Tensor]], s
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
-        lines, differing = describe_mismatch(names, found, places(cluster))
+        lines, differing = describe_mismatch(names, found, replica_names(cluster))
         raise ReplicaMismatchError(
             "\n  ".join(["The workers do not read the same data:", *lines])
             + f"\n{differing}. {_EXAMPLES} examples of each split were compared. Give all workers the same files."

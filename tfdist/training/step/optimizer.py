@@ -174,7 +174,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that the optimizer of a config does nothing for which the config has a field.
 
     Raises:
-        ValueError: the optimizer clips, accumulates or scales by itself; says where to ask for it.
+        ValueError: the optimizer clips, accumulates or scales by itself; names the field of the config that does.
     """
     for name in ("clipnorm", "global_clipnorm", "clipvalue"):
         if getattr(optimizer, name, None) is not None:

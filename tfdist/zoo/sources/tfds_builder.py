@@ -98,7 +98,7 @@ def unreachable(urls: Iterable[str]) -> str:
     first_of_host = {url.split("/")[2]: url for url in reversed([*urls]) if url.startswith(("http:", "https:"))}
     problems: list[str] = []
 
-    def ask() -> None:
+    def request_all() -> None:
         for host, url in first_of_host.items():
             try:
                 requests.head(url, timeout=_CONNECT_SECONDS)  # Any answer will do.
@@ -106,7 +106,7 @@ def unreachable(urls: Iterable[str]) -> str:
                 problems.append(f"{host} does not answer ({type(error).__name__})")
                 return
 
-    thread = threading.Thread(target=ask, daemon=True)  # The look-up of a name has no time limit of its own.
+    thread = threading.Thread(target=request_all, daemon=True)  # The look-up of a name has no time limit of its own.
     thread.start()
     thread.join(_ANSWER_SECONDS)
     if thread.is_alive():
