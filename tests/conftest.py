@@ -34,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["HOME"] = home.name
 
 
+def pytest_unconfigure() -> None:
+    """Leaves no process behind."""
+    forked.end_servers()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "write how long the files of this run have taken to tests/durations.txt; run all tests with it"
     parser.addoption("--record-durations", action="store_true", help=help)

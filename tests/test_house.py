@@ -1,6 +1,7 @@
 """The layout of the package: which wing imports which, where private names are used, how long files may be."""
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -169,9 +170,15 @@ def modules():
     return found
 
 
+@functools.cache
+def parsed(source):
+    """The syntax tree of a module; several tests walk through those of all modules."""
+    return ast.parse(source)
+
+
 def imported(source, known):
     """Yields (line, module, whether at the top level) of every import; of ours, the modules and not their contents."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     top = {id(node) for node in tree.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -238,7 +245,7 @@ def tensorflow_problems(sources):
 
 def distribution_problems(module, source):
     """Lists words of tf.distribute and launchers' variables where they do not belong; see DISTRIBUTION_MAY_BE_NAMED."""
-    tree, problems = ast.parse(source), []
+    tree, problems = parsed(source), []
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and f"{node.module}"[:6] == "tfdist"]
     ours = {alias.asname or alias.name for node in imports for alias in node.names}
     for node in ast.walk(tree):
@@ -262,7 +269,7 @@ def distribution_problems(module, source):
 def size_problems(name, source):
     """Lists functions and files that are too long."""
     problems = [f"{name}: {source.count(chr(10))} lines"] if source.count("\n") > LONGEST_FILE else []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
             if lines > LONGEST_FUNCTION:
@@ -272,7 +279,7 @@ def size_problems(name, source):
 
 def private_names(source):
     """Returns imported private modules of TensorFlow and Keras, and private attributes of other objects."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     attributes = [
         node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr, re.I)
@@ -288,7 +295,7 @@ def private_names(source):
 def public_problems(name, source):
     """Lists public functions and classes of a module without a docstring, and arguments without a type."""
     problems = []
-    for node in ast.parse(source).body:
+    for node in parsed(source).body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
         if ast.get_docstring(node) is None:

@@ -8,19 +8,20 @@ environment, directory and files, runs the command as `__main__`, and ends as an
 C++'s destructors. Everything else, and what sets a variable that is read while TensorFlow is imported, is started by
 `subprocess` itself.
 
+All processes of one run of the tests share two servers. The first that needs a server starts it; it ends when the
+process of the tests calls `end_servers`, or itself ends.
+
 Differences to a separate process: the strings of all children of a server have the same hashes (so `Popen` takes turns
 between two servers: workers that must agree do not share them), `/proc/PID/cmdline` and `environ` are the server's,
 `mallopt` comes after the import, and TensorFlow's graph optimizers are off unless the environment has TESTS_OPTIMIZE=1:
 they take a fifth of the time of short trainings. Tests of these, of the cost of a start, of the imports of a module,
 and of commands as users type them use `subprocess`.
 
-usage: python forked.py FD   -> serves the socket FD until its other end is closed
+usage: python forked.py ADDRESS PID   -> serves an abstract Unix socket until the process PID ends
 """
 
 import array
-import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import io
@@ -35,6 +36,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Mapping, Sequence
@@ -65,8 +67,14 @@ OPTIMIZE = "TESTS_OPTIMIZE"
 # TensorFlow's messages at the import, which nobody would read.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 _SERVERS = 2
-# As this process has started with.
-_PATHS = os.environ.get("PYTHONPATH", "")
+# The process of this run of the tests: pytest-xdist's processes inherit its number.
+_OWNER = int(os.environ.setdefault("TESTS_FORKED_OWNER", str(os.getpid())))
+# Hundreds of processes import tfdist and the tests: each would compile all of it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# As this process has started: a test may change the environment before it is the first to need a server.
+_ENVIRONMENT = dict(os.environ)
+_PATHS = _ENVIRONMENT.get("PYTHONPATH", "")
 _LENGTH = struct.Struct("<Q")
 
 
@@ -174,47 +182,72 @@ def forkable(words: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 class _Server:
-    """The end of a server's socket that is here."""
+    """A server as its clients see it: each question has a connection of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         self.open = True
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | _QUIET | {"CUDA_VISIBLE_DEVICES": ""},
-            )
+        self._address = f"tfdist-tests-{_OWNER}-{number}"
+        self._starting = threading.Lock()
 
     def ask(self, question: tuple[str, Any], files: Sequence[int] = ()) -> int:
-        with self._lock:
-            _send(self._socket, question, files)
-            answer = _receive(self._socket)[0]
+        """Starts the server where no process of this run has."""
+        with self._connect() or self._start() as connection:
+            _send(connection, question, files)
+            answer = _receive(connection)[0]
         if not isinstance(answer, int):
             raise RuntimeError(f"the server of forked processes: {answer}")
         return answer
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Ends the server if it runs, and waits until it has."""
         self.open = False
-        self._socket.close()
-        self._process.wait()
+        if connection := self._connect():
+            with connection, contextlib.suppress(EOFError, ConnectionError):
+                _send(connection, ("end", None))
+                _receive(connection)
+
+    def _connect(self) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect("\0" + self._address)
+        except ConnectionRefusedError:
+            connection.close()
+            return None
+        return connection
+
+    def _start(self) -> socket.socket:
+        """Of several processes that start the server at once, one takes its address, and the others use it."""
+        with self._starting:
+            code = 0
+            while not (connection := self._connect()):
+                if code == 0:
+                    process = subprocess.Popen(
+                        [sys.executable, __file__, self._address, str(_OWNER)],
+                        stdin=subprocess.DEVNULL,
+                        env=_ENVIRONMENT | _QUIET | {"CUDA_VISIBLE_DEVICES": ""},
+                    )
+                elif code is not None:
+                    raise RuntimeError(f"the server of forked processes ended with {code}")
+                time.sleep(0.01)
+                code = process.poll()
+        return connection
 
 
-@functools.cache
-def _servers() -> tuple["_Server", ...]:
-    servers = tuple(_Server() for _ in range(_SERVERS))
-    for server in servers:
-        atexit.register(server.close)
-    return servers
+_servers = tuple(_Server(number) for number in range(_SERVERS))
+
+
+def end_servers() -> None:
+    """Ends the servers that have been started, if this is the process of the tests."""
+    if os.getpid() == _OWNER:
+        for server in _servers:
+            server.end()
 
 
 _turns = itertools.count()
 
 
 def _next_server() -> "_Server":
-    return _servers()[next(_turns) % _SERVERS]
+    return _servers[next(_turns) % _SERVERS]
 
 
 def _ended(pid: int, seconds: float | None) -> bool:
@@ -246,26 +279,35 @@ def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
     return json.loads(data), files
 
 
-def _serve(connection: socket.socket) -> tuple[Request, list[int]] | None:
-    """Answers until the other end is closed; in a child, returns what it is to be."""
-    while True:
-        try:
+def _serve(listener: socket.socket, owner: int) -> tuple[Request, list[int]] | None:
+    """Answers until the process with this descriptor ends; in a child, returns what it is to be."""
+    poll = select.poll()
+    for file in (listener.fileno(), owner):
+        poll.register(file, select.POLLIN)
+    while owner not in dict(poll.poll()):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(EOFError, ConnectionError):  # A client may have been killed.
             (question, about), files = _receive(connection)
-        except (EOFError, ConnectionError):
-            return None
-        if question == "reap":
-            _send(connection, os.waitpid(about, 0)[1])
-            continue
-        try:
-            pid = os.fork()
-        except OSError as error:
-            pid = repr(error)
-        if pid == 0:
-            connection.close()
-            return Request(*about), files
-        for file in files:
-            os.close(file)
-        _send(connection, pid)
+            if question == "end":
+                os._exit(0)  # It has nothing to save, and the client waits for the end of this connection.
+            elif question == "reap":
+                answer = os.waitpid(about, 0)[1]
+            else:
+                answer = _fork()
+                if answer == 0:
+                    return Request(*about), files
+                for file in files:
+                    os.close(file)
+            _send(connection, answer)
+    return None
+
+
+def _fork() -> int | str:
+    """The child's number, 0 in the child, or why there is none."""
+    try:
+        return os.fork()
+    except OSError as error:
+        return repr(error)
 
 
 def _become(request: Request, files: list[int]) -> None:
@@ -393,8 +435,13 @@ def _preload() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for the tests, and for the children.
-    with socket.socket(fileno=int(sys.argv[1])) as _connection:
+    with socket.socket(socket.AF_UNIX) as _listener:
+        try:
+            _listener.bind("\0" + sys.argv[1])
+        except OSError:
+            sys.exit()  # Another process has started this server at the same time.
+        _listener.listen(100)
         _preload()
-        _found = _serve(_connection)
+        _found = _serve(_listener, os.pidfd_open(int(sys.argv[2])))
     if _found is not None:
         _main(*_found)

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfdist import config
 from tfdist.data import cache, order, stream
 from tfdist.zoo import prepare as zoo_prepare
-from tfdist.zoo import sources
 
 SEED, BATCH, NUM_EXAMPLES = 3, 24, 100
 STEPS_PER_EPOCH = NUM_EXAMPLES // BATCH
@@ -28,8 +27,16 @@ def shares(workers: int, devices: int = 1) -> list[stream.ReplicaShard]:
     ]
 
 
-def source() -> sources.synthetic:
-    return sources.synthetic("train", shape=(6, 6, 1), num_classes=4, num_examples=NUM_EXAMPLES)
+class Images:
+    """Random images, from a table: their making need not be traced for each stream."""
+
+    table = np.random.default_rng(0).integers(0, 256, (NUM_EXAMPLES, 6, 6, 1), np.uint8)
+
+    def __len__(self):
+        return NUM_EXAMPLES
+
+    def read(self, ids):
+        return {"image": tf.gather(self.table, ids), "label": ids % 4}
 
 
 def augment(batch, seeds, *, training):
@@ -41,7 +48,7 @@ def augment(batch, seeds, *, training):
 @functools.cache  # As a run, which traces it once.
 def training_stream(share: stream.ReplicaShard, **options):
     arguments = {"global_batch": BATCH, "seed": SEED, "shuffle": True} | options
-    return stream.training(source(), augment, share, **arguments)
+    return stream.training(Images(), augment, share, **arguments)
 
 
 def take(share: stream.ReplicaShard, first_step: int, last_step: int, **options) -> list[dict[str, np.ndarray]]:
@@ -56,7 +63,7 @@ def join(batches) -> dict[str, np.ndarray]:
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (3, 1), (4, 1), (2, 2)])
 def test_the_shares_of_all_workers_are_the_batch_of_one_across_the_ends_of_epochs(workers, devices):
     steps = 3 * STEPS_PER_EPOCH
     whole = take(stream.ReplicaShard(), 0, steps)
@@ -67,7 +74,7 @@ def test_the_shares_of_all_workers_are_the_batch_of_one_across_the_ends_of_epoch
             np.testing.assert_array_equal(union[name], whole[step][name], err_msg=f"step {step}: {name}")
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_a_resumed_stream_goes_on_where_the_first_was_interrupted(workers):
     for share in shares(workers):
         whole = take(share, 0, 10)
@@ -78,17 +85,13 @@ def test_a_resumed_stream_goes_on_where_the_first_was_interrupted(workers):
 
 
 def test_an_epoch_takes_each_example_at_most_once_and_drops_the_remainder():
-    epochs = [
-        np.concatenate(
-            [batch["id"] for batch in take(stream.ReplicaShard(), e * STEPS_PER_EPOCH, (e + 1) * STEPS_PER_EPOCH)]
-        )
-        for e in range(8)
-    ]
+    steps = take(stream.ReplicaShard(), 0, 8 * STEPS_PER_EPOCH)
+    epochs = np.stack([batch["id"] for batch in steps]).reshape(8, -1)
     for ids in epochs:
         assert len(set(ids)) == len(ids) == STEPS_PER_EPOCH * BATCH
     assert len({tuple(ids) for ids in epochs}) == 8
     # What an epoch drops, another takes: each epoch permutes all examples.
-    assert set(np.concatenate(epochs)) == set(range(NUM_EXAMPLES))
+    assert set(epochs.ravel()) == set(range(NUM_EXAMPLES))
 
 
 def test_an_example_is_augmented_anew_in_every_epoch_and_alike_wherever_it_stands():
@@ -124,7 +127,7 @@ def test_a_worker_prepares_its_own_examples_alone(workers):
             return {"id": tf.identity(seeds[:, 1])}
 
     steps = 64
-    dataset = stream.training(source(), count, shares(workers)[0], global_batch=BATCH, seed=SEED, shuffle=True)(
+    dataset = stream.training(Images(), count, shares(workers)[0], global_batch=BATCH, seed=SEED, shuffle=True)(
         0, steps
     )
     consumed = sum(len(batch["id"]) for batch in dataset.take(steps).as_numpy_iterator())
@@ -138,7 +141,7 @@ def test_a_worker_prepares_its_own_examples_alone(workers):
 def test_evaluation_takes_every_example_once_on_any_topology(workers, devices):
     taken = []
     for share in shares(workers, devices):
-        dataset, steps = stream.evaluation(source(), augment, share, global_batch=BATCH, seed=SEED)
+        dataset, steps = stream.evaluation(Images(), augment, share, global_batch=BATCH, seed=SEED)
         assert steps == 5  # 100 examples in batches of 24
         for batch, mask in dataset.take(steps * devices).as_numpy_iterator():
             assert mask.shape == (BATCH // (workers * devices),)

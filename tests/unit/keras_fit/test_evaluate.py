@@ -43,6 +43,7 @@ def traces(function):
     return len(TRACED) - before, result
 
 
+@pytest.mark.workers
 def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
     cluster, model = made
     compile_model(cluster, model)

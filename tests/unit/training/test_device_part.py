@@ -51,6 +51,7 @@ def trained(cluster, folder, prepare, finish):
     return data.element_spec["image"].dtype, totals["loss"], [w.numpy() for w in run.context.model.weights]
 
 
+@pytest.mark.workers
 def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     image = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}

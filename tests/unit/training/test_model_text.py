@@ -13,7 +13,7 @@ from tfdist.data import inputs as inputs_lib
 from tfdist.training import loop, setup
 from tfdist.zoo import sources
 
-pytestmark = pytest.mark.usefixtures("own_signals")
+pytestmark = [pytest.mark.workers, pytest.mark.usefixtures("own_signals")]
 PREPARE = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "mean": [0.3], "std": [0.4], "flip": True}
 BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "flip": True}
 FINISH = {"target": "tfdist.zoo.prepare:normalised", "scale": 1 / 16, "mean": [0.3], "std": [0.4]}

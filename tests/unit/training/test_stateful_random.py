@@ -46,6 +46,7 @@ def steps(run: run_lib.Run, first: int, last: int, step=train_step.train_step) -
     return checkpoint_format.snapshot(run.variables)
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize("parts", [NOISY, NOISE, NOISY | {"train": c.Train(steps=20, micro_batches=2)}])
 def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path, parts):
     whole = steps(start(tmp_path, **parts), 0, 6)
@@ -60,6 +61,7 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path, parts):
     assert np.abs(plain["model/logits/kernel"] - whole["model/logits/kernel"]).max() > 1e-3
 
 
+@pytest.mark.workers
 def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
     def evaluate(run: run_lib.Run) -> float:
         data, count = run.evaluation_data()
@@ -75,6 +77,7 @@ def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
     assert evaluate(second) == alone
 
 
+@pytest.mark.workers
 def test_each_batch_of_an_evaluation_draws_its_own_numbers(tmp_path):
     run = start(tmp_path, **NOISE)
     run_batches = execution.make_runner(run, train_step.evaluation_step)

@@ -146,6 +146,7 @@ def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
     return setup.build_run(c.Config(**parts | changes), workdir)
 
 
+@pytest.mark.workers
 def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
     parts = {
         "optimizer": {"target": "keras.optimizers:SGD", "use_ema": True, "ema_momentum": 0.75},
@@ -167,6 +168,7 @@ def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
     assert np.abs(exported - saved["model/logits/kernel"]).max() > 1e-4
 
 
+@pytest.mark.workers
 def test_a_changed_learning_rate_is_used_after_a_resume(tmp_path, capsys):
     for peak, steps in ((0.5, 2), (0.125, 4)):
         rate = c.LearningRate(peak=peak, schedule={"target": "tfdist.zoo.schedules:settable"})

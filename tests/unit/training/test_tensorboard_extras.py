@@ -16,7 +16,7 @@ from tfdist.training import loop, setup
 LOGITS = [f"model/logits/{name}" for name in ("bias", "kernel")]
 
 
-pytestmark = pytest.mark.usefixtures("own_signals")
+pytestmark = [pytest.mark.workers, pytest.mark.usefixtures("own_signals")]
 
 
 def run(workdir, steps, **wanted):

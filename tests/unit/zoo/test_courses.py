@@ -96,6 +96,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize(("name", "smaller", "shape", "page_model", "optimizer", "loss", "steps", "bound"), RECIPES)
 def test_a_recipe_makes_the_steps_of_its_page(
     tmp_path, name, smaller, shape, page_model, optimizer, loss, steps, bound

@@ -42,7 +42,7 @@ def test_mlp_and_mnist_cnn_have_the_sizes_of_their_layers():
     assert trainable(models.small_cnn()) == (9 * 32 + 64) + (9 * 32 * 64 + 128) + (4 * 4 * 64 * 10 + 10)
 
 
-@pytest.mark.parametrize("depth, millions", [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
+@pytest.mark.parametrize("depth, millions", [(20, 0.27), (56, 0.85)])
 def test_cifar_resnet_has_the_size_that_the_paper_states(depth, millions):
     model = models.cifar_resnet(depth)
     assert round(trainable(model) / 1e6, 2) == millions
@@ -74,8 +74,9 @@ def test_cifar_resnet_takes_any_image_shape(shape):
     assert model(images(shape), training=True).shape == (4, 3)
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("name", [*SMALL, "application"])
+@pytest.mark.parametrize(
+    ("name", "precision"), [*((name, "mixed_bfloat16") for name in [*SMALL, "application"]), ("mlp", "mixed_float16")]
+)
 def test_logits_are_float32_under_mixed_precision(name, precision):
     keras.config.set_dtype_policy(precision)
     model = models.application(**APPLICATION) if name == "application" else SMALL[name]()

@@ -42,17 +42,17 @@ def graph_of(**keywords):
 
 
 @pytest.mark.parametrize(
-    "keywords",
+    ("keywords", "dtype"),
     [
-        FULL,
-        dict(pad=4, flip=True),
-        dict(pad=3, pad_mode="reflect", cutout=4, mean=(0.1, 0.2, 0.3)),
-        dict(crop=(7, 7)),
-        dict(resize=(23, 5)),
-        dict(mixup=1.0, num_classes=5),
+        (FULL, np.uint8),
+        (FULL, np.float32),
+        (dict(pad=4, flip=True), np.uint8),
+        (dict(pad=3, pad_mode="reflect", cutout=4, mean=(0.1, 0.2, 0.3)), np.uint8),
+        (dict(crop=(7, 7)), np.uint8),
+        (dict(resize=(23, 5)), np.float32),
+        (dict(mixup=1.0, num_classes=5), np.uint8),
     ],
 )
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_an_example_does_not_see_its_batch(keywords, dtype):
     if keywords.get("mixup"):
         keywords = {**keywords, "num_classes": 5}
