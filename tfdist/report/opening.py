@@ -17,7 +17,6 @@ def open_report(
     num_replicas: int,
     total_steps: int,
     steps_per_epoch: int,
-    global_batch: int,
     tensorboard: bool = True,
     console: str = "all",
     verbose: bool = False,
@@ -36,7 +35,6 @@ def open_report(
         num_replicas: replicas on all workers.
         total_steps: optimizer steps of the run.
         steps_per_epoch: optimizer steps per epoch.
-        global_batch: examples per optimizer step, over all replicas.
         tensorboard: write scalars to workdir/tensorboard.
         console: "all", "events" (no interval and evaluation lines) or "nothing".
         verbose: two lines per report.
@@ -54,7 +52,6 @@ def open_report(
         rank=rank,
         num_replicas=num_replicas,
         steps_per_epoch=steps_per_epoch,
-        global_batch=global_batch,
         verbose=verbose,
         console=screen,
     )

@@ -42,7 +42,6 @@ class Reporter:
     rank: int
     num_replicas: int
     steps_per_epoch: int
-    global_batch: int
     # None except on the chief.
     console: Console | None
     # A second line per report: learning rate, and the time shares of replicas and workers.
@@ -78,6 +77,7 @@ class Reporter:
         learning_rate: float,
         seconds: float,
         steps: int,
+        num_examples: int,
         wait_share: float | None,
         skipped: int | None = None,
         worker_shares: Sequence[tuple[float, float, float]] = (),
@@ -90,6 +90,7 @@ class Reporter:
             learning_rate: of the last step.
             seconds: duration of the interval.
             steps: number of steps in the interval.
+            num_examples: of the interval, over all replicas.
             wait_share: fraction of `seconds` spent waiting for data, 0 to 1; None: the steps were not timed.
             skipped: updates skipped since the start of the run; None: updates are never skipped.
             worker_shares: input, compute and communication fractions, 0 to 1, of each worker in rank order.
@@ -100,7 +101,7 @@ class Reporter:
         if self.console is None:
             return
         values = _floats(values)
-        speed = _per_second(steps * self.global_batch, seconds)
+        speed = _per_second(num_examples, seconds)
         rates = {"learning_rate": float(learning_rate), **({} if skipped is None else {"skipped": skipped})}
         speeds = {
             "examples_per_second": speed,

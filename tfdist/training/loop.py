@@ -184,6 +184,7 @@ def report_if_due(tools: LoopTools, state: TrainingState) -> None:
         learning_rate=optimizer_lib.learning_rate(run.context.optimizer),
         seconds=interval.seconds,
         steps=interval.steps,
+        num_examples=interval.steps * run.config.data.batch_size,
         skipped=None if run.config.train.nonfinite != "skip" else state.skipped,
         wait_share=wait_share(run, interval.totals),
         worker_shares=tools.train_steps.take_shares(),

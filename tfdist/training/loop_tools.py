@@ -87,7 +87,6 @@ def make_silent_tools(run: run_lib.Run) -> LoopTools:
         rank=run.cluster.rank,
         num_replicas=run.cluster.num_replicas,
         steps_per_epoch=run.steps_per_epoch,
-        global_batch=run.config.data.batch_size,
         console=None,
     )
     return make_tools(run, report, None)
@@ -102,7 +101,6 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
         num_replicas=run.cluster.num_replicas,
         total_steps=run.total_steps,
         steps_per_epoch=run.steps_per_epoch,
-        global_batch=run.config.data.batch_size,
         tensorboard=run.config.report.tensorboard,
         console=run.callbacks.console,
         verbose=run.config.report.verbose,

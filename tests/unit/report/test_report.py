@@ -26,7 +26,7 @@ from tfdist.config import diff
 from tfdist.report import console, files, formats, metrics_file, opening, run_info
 from tfdist.report import lines as lines_lib
 
-RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100, global_batch=64)
+RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def open_quiet(workdir, **changes):
 
 def train(reporter, step, **values):
     values = values or {"loss": 1.0 / step}
-    reporter.train(step, values, learning_rate=0.1, seconds=0.5, steps=10, wait_share=0.03)
+    reporter.train(step, values, learning_rate=0.1, seconds=0.5, steps=10, num_examples=640, wait_share=0.03)
 
 
 def read_lines(workdir):
@@ -76,10 +76,10 @@ def test_an_epoch_is_one_line_of_a_log_file():
     stream = io.StringIO()
     reporter = open_quiet(None, stream=stream, examples="images")
     values = {"loss": np.float32(0.43214), "accuracy": 0.875}
-    reporter.train(100, values, learning_rate=0.05, seconds=41.234, steps=100, wait_share=0.031)
+    reporter.train(100, values, learning_rate=0.05, seconds=41.234, steps=100, num_examples=6400, wait_share=0.031)
     assert stream.getvalue() == ""  # An evaluation of the same step would share the line.
     reporter.evaluation(100, {"loss": 0.5, "accuracy": 0.9}, seconds=0.5, num_examples=17, best=True)
-    reporter.train(400, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.031)
+    reporter.train(400, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.031)
     reporter.progress(400, "evaluating")
     assert stream.getvalue().count("\n") == 2
     reporter.progress(400)
@@ -120,7 +120,7 @@ def test_the_lines_of_a_run_have_the_longest_form_that_fits(width, first, second
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
     reporter = open_quiet(None, stream=stream, examples="images")
-    report = {"learning_rate": 0.1, "steps": 22, "wait_share": 0.0}
+    report = {"learning_rate": 0.1, "steps": 22, "num_examples": 22 * 64, "wait_share": 0.0}
     reporter.train(100, {"loss": 1.241, "accuracy": 0.6371}, seconds=2.99, **report)
     reporter.evaluation(100, {"loss": 0.07686, "accuracy": 0.9859}, seconds=0.5, num_examples=17, best=True)
     reporter.train(200, {"loss": 0.04, "accuracy": 0.9879}, seconds=0.22, **report)
@@ -138,7 +138,7 @@ def test_no_line_is_longer_than_its_limit_and_none_divides_a_value(width, monkey
     reporter = open_quiet(None, stream=stream, verbose=True)
     values = {f"metric_{index}": 0.5 for index in range(9)}
     shares = [(0.01, 0.59, 0.4)] * 4
-    report = {"learning_rate": 0.1, "seconds": 1.0, "steps": 10, "wait_share": 0.0}
+    report = {"learning_rate": 0.1, "seconds": 1.0, "steps": 10, "num_examples": 640, "wait_share": 0.0}
     reporter.train(10, values, worker_shares=shares, **report)
     reporter.evaluation(10, values, seconds=0.5, num_examples=17, best=True)
     reporter.evaluation(20, values, seconds=0.5, num_examples=17)
@@ -177,14 +177,18 @@ def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
     stream = io.StringIO()
     reporter = open_quiet(tmp_path, stream=stream, verbose=True)
     shares = [(0.01, 0.59, 0.4), (0.1, 0.8, 0.1)]
-    reporter.train(10, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.05, worker_shares=shares)
+    reporter.train(
+        10, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=0.05, worker_shares=shares
+    )
     reporter.progress(10)
     assert (
         "worker 0: 1% input, 59% compute, 40% communication\n"
         "  worker 1: 10% input, 80% compute, 10% communication  slowest: worker 1\n"
     ) in stream.getvalue()
     many = [(0.0, 0.7, 0.3)] * 5 + [(0.0, 0.9, 0.1), (0.0, 0.6, 0.4)]
-    reporter.train(20, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=0.0, worker_shares=many)
+    reporter.train(
+        20, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=0.0, worker_shares=many
+    )
     reporter.close()
     assert stream.getvalue().count("communication") == 2 + 2 and "slowest: worker 5" in stream.getvalue()
     first, second = read_lines(tmp_path)
@@ -195,7 +199,9 @@ def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
 def test_steps_that_are_not_timed_have_no_shares(tmp_path):
     stream = io.StringIO()
     reporter = open_quiet(tmp_path, stream=stream, verbose=True)
-    reporter.train(10, {}, learning_rate=0.1, seconds=1.0, steps=10, wait_share=None, worker_shares=[])
+    reporter.train(
+        10, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=None, worker_shares=[]
+    )
     reporter.close()
     assert stream.getvalue().endswith(" left  learning rate 0.1  320 examples/s per replica\n")
     assert not {"input_wait_share", "worker_shares"} & {*read_lines(tmp_path)[0]}
@@ -225,7 +231,7 @@ def test_metrics_hold_every_number(tmp_path):
     reporter = open_quiet(tmp_path)
     reporter.workers(["worker 0 of 1: host a, 2 CPU devices"])
     values = {"loss": np.float32(0.1), "accuracy": 0.875}
-    reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, wait_share=0.25)
+    reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.25)
     reporter.evaluation(100, {"accuracy": 0.9}, seconds=0.5, num_examples=1797, best=True)
     reporter.event("saved", step=100)
     reporter.event("stopped by SIGTERM")
@@ -280,7 +286,9 @@ def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path
 def test_a_name_that_the_file_uses_itself_is_refused():
     reporter = open_quiet(None)
     with pytest.raises(ValueError, match=r"value named 'step'.*rename it.*\['loss', 'step'\]"):
-        reporter.train(10, {"loss": 1.0, "step": 2.0}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0)
+        reporter.train(
+            10, {"loss": 1.0, "step": 2.0}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0
+        )
     with pytest.raises(ValueError, match="value named 'best'"):
         reporter.evaluation(10, {"best": 1.0}, seconds=1.0, num_examples=3)
 
@@ -328,7 +336,7 @@ from tfdist.report import opening
 start = int(sys.argv[1])
 reporter = opening.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
 for step in itertools.count(start + 1):
-    reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0)
+    reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)
     print(step, flush=True)
 """
     start, random = 0, np.random.default_rng(int(time.time()))
@@ -354,7 +362,9 @@ def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_
     reporter = open_quiet(tmp_path, tensorboard=True, resume_step=0)
     for step in (50, 100, 210):
         values = {"loss": 1.0 / step, "accuracy": 0.5}
-        reporter.train(step, values, learning_rate=0.1, seconds=0.5, steps=step - step // 2, wait_share=0.03)
+        steps = step - step // 2
+        sizes = {"steps": steps, "num_examples": 64 * steps}
+        reporter.train(step, values, learning_rate=0.1, seconds=0.5, wait_share=0.03, **sizes)
         reporter.evaluation(step, {"accuracy": 0.25}, seconds=1.0, num_examples=3)
     reporter.text(210, "config", "| a | b |")
     reporter.close()
@@ -384,7 +394,9 @@ def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_
 def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resumes(tmp_path):
     first = open_quiet(tmp_path, tensorboard=True, resume_step=0)
     for step in (100, 200, 300):
-        first.train(step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, steps=100, wait_share=None)
+        first.train(
+            step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
+        )
         first.evaluation(step, {"loss": 0.25}, seconds=1.0, num_examples=3)
     first.close()
     (events,) = (tmp_path / "tensorboard" / "train").iterdir()
@@ -392,7 +404,9 @@ def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resum
     for _ in range(3):  # Starts within one second are still read in their order.
         again = open_quiet(tmp_path, tensorboard=True, resume_step=200, resume_evaluated=100)
         for step in (300, 400):
-            again.train(step, {"loss": 7.0}, learning_rate=0.1, seconds=0.5, steps=100, wait_share=None)
+            again.train(
+                step, {"loss": 7.0}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
+            )
         again.close()
     expected = [np.float32(0.01), np.float32(0.005), 7.0, 7.0]
     found = scalars(tmp_path)
@@ -696,7 +710,8 @@ def test_reporting_needs_no_tensorflow(tmp_path):
     code = (
         "import io, sys; from tfdist.report import opening, run_info\n"
         f"r = opening.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
-        "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, wait_share=0.0); r.close()\n"
+        "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)\n"
+        "r.close()\n"
         "run_info.write_environment('.', {})\n"
         "print('tensorflow' in sys.modules)"
     )

@@ -124,7 +124,7 @@ def build_objective(
         optimizer=optimizer,
         function=function,
         names=names,
-        global_batch_size=config.data.batch_size,
+        global_batch=config.data.batch_size,
         micro_batches=config.train.micro_batches,
         accumulate=micro_batches.unrolled if synchronised else micro_batches.in_loop,
         xla=config.train.xla,

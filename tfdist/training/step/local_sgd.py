@@ -38,7 +38,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     rounds, replicas = context.config.train.local_steps, context.cluster.num_replicas
     # The loss is divided by the examples of one part over all replicas. Times `replicas`, its gradient is that of this
     # replica's own mean.
-    objective = dataclasses.replace(context.objective, global_batch_size=context.objective.global_batch_size // rounds)
+    objective = dataclasses.replace(context.objective, global_batch=context.objective.global_batch // rounds)
     averaged = [v for v in (*context.model.trainable_variables, *context.optimizer.variables) if _is_float(v)]
     before = [tf.identity(variable.value) for variable in averaged]
     statistics = [(statistic, tf.identity(statistic.value)) for statistic in context.statistics]

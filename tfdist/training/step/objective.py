@@ -85,7 +85,7 @@ class PerExampleObjective:
     # The function's keys, in order; "regularization" is added if the model has regularisation losses.
     names: tuple[str, ...]
     # The divisor of the summed loss.
-    global_batch_size: int
+    global_batch: int
     micro_batches: int = 1
     # Runs the micro-batches one after another.
     accumulate: Callable[..., micro_batches_lib.Results] = micro_batches_lib.in_loop
@@ -136,7 +136,7 @@ class PerExampleObjective:
             # Divided once, by the global count: the optimizer applies the sum over replicas and micro-batches.
             dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
             # As tf.nn.compute_average_loss, without its check of the batch size, which runs on the host in each step.
-            loss = tf.math.divide_no_nan(tf.reduce_sum(tf.cast(values["loss"], dtype)), self.global_batch_size)
+            loss = tf.math.divide_no_nan(tf.reduce_sum(tf.cast(values["loss"], dtype)), self.global_batch)
             if self.model.losses:
                 regularization = tf.cast(tf.add_n(self.model.losses), dtype)
                 loss += tf.nn.scale_regularization_loss(regularization) / self.micro_batches
