@@ -36,7 +36,7 @@ _NETWORK_EVERY = 4
 
 
 def main() -> int:
-    """Runs what the command line says; returns the exit code."""
+    """Runs trainings with the faults of the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the run")
     parser.add_argument("--faults", type=int, default=10**9, help="how many faults are enough")
@@ -45,21 +45,23 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="longest time from a fault to the next step, in s")
     parser.add_argument("--steps", type=int, default=240, help="the length of each training")
     parser.add_argument("--kinds", default="", help="the faults to choose from, separated by commas; all without it")
-    parser.add_argument("--workdir", type=pathlib.Path, default=None, help="where trainings live, kept where one fails")
+    parser.add_argument(
+        "--workdir", type=pathlib.Path, default=None, help="directory of the trainings; those that fail remain"
+    )
     options = parser.parse_args()
     seed = random.randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     outcomes: list[faults.Outcome] = []
     problems: list[str] = []
-    for number in (signal.SIGINT, signal.SIGTERM):  # Even where a shell has told it to ignore them.
+    for number in (signal.SIGINT, signal.SIGTERM):  # Even if the shell has set them to be ignored.
         signal.signal(number, signal.default_int_handler)
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         if options.workdir is None:
-            place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+            parent = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         else:
             options.workdir.mkdir(parents=True, exist_ok=True)
-            place = pathlib.Path(tempfile.mkdtemp(prefix="chaos-", dir=options.workdir))
-        torment(options, random.Random(seed), place, outcomes, problems)
+            parent = pathlib.Path(tempfile.mkdtemp(prefix="chaos-", dir=options.workdir))
+        run_trainings(options, random.Random(seed), parent, outcomes, problems)
     print(table(outcomes))
     for problem in problems:
         print(f"VIOLATION: {problem}")
@@ -67,39 +69,39 @@ def main() -> int:
     return 1 if problems or not outcomes else 0
 
 
-def torment(
+def run_trainings(
     options: argparse.Namespace,
     rng: random.Random,
-    place: pathlib.Path,
+    parent: pathlib.Path,
     outcomes: list[faults.Outcome],
     problems: list[str],
 ) -> None:
-    """Hits training after training; notes what came of each fault, and what was not as it should be."""
+    """Runs training after training with faults; appends to `outcomes` and `problems`."""
     deadline = time.monotonic() + 60 * options.minutes
     least, _, most = options.workers.partition("..")
     lengths = [f"--config.train.steps={options.steps}", "--config.cluster.connect_seconds=600"]
-    whole: dict[int, pathlib.Path] = {}
+    references: dict[int, pathlib.Path] = {}
     deck: list[str] = []
     for number in range(1, 10**6):
         if time.monotonic() > deadline or len(outcomes) >= options.faults:
             return
         # Fewer workers more often: they start sooner.
         workers = min(rng.randint(int(least), int(most or least)) for _ in range(2))
-        if workers not in whole:
-            whole[workers] = place / f"undisturbed-{workers}"
-            undisturbed(whole[workers], workers, lengths)
+        if workers not in references:
+            references[workers] = parent / f"undisturbed-{workers}"
+            undisturbed(references[workers], workers, lengths)
         plan, apart = choose(options, rng, deck, min(_PER_RUN, options.faults - len(outcomes)), number)
-        with disk(place / f"run-{number}") as directory:
+        with disk(parent / f"run-{number}") as directory:
             workdir = directory / "training"
             found, wrong, log = hit(workdir, workers, lengths, plan, rng, apart=apart, limit=options.limit)
             outcomes += found
             wrong += [f"{o.kind} ({o.phase}): {o.violation}" for o in found if o.violation]
             full = any(outcome.kind in faults.OF_THE_DISK for outcome in found)
-            wrong += differences(whole[workers], workdir, may_miss=full)
+            wrong += differences(references[workers], workdir, may_miss=full)
             problems += [f"run {number}: {problem}" for problem in wrong]
             if wrong:
-                shutil.copytree(directory, place / f"failed-{number}")
-                (place / f"failed-{number}" / "log.txt").write_text(log)
+                shutil.copytree(directory, parent / f"failed-{number}")
+                (parent / f"failed-{number}" / "log.txt").write_text(log)
         print(
             f"run {number}: {workers} workers, {len(found)} faults, {len(outcomes)} in all",
             *wrong,
@@ -200,14 +202,14 @@ def _await_end(crew: crews.Crew) -> list[str]:
     return problems + [f"left over: {line}" for line in crew.left_over()]
 
 
-def differences(whole: pathlib.Path, workdir: pathlib.Path, *, may_miss: bool) -> list[str]:
+def differences(reference: pathlib.Path, workdir: pathlib.Path, *, may_miss: bool) -> list[str]:
     """Compares two trainings bit by bit: the last checkpoint, and what was reported (`may_miss`: perhaps not all)."""
     try:
-        names = [sorted(path.name for path in w.glob("checkpoints/step-????????"))[-1] for w in (whole, workdir)]
+        names = [sorted(path.name for path in w.glob("checkpoints/step-????????"))[-1] for w in (reference, workdir)]
         if names[0] != names[1]:
             return [f"the last checkpoint is {names[1]} instead of {names[0]}"]
-        first, second = (topologies.arrays(w, int(names[0][5:])) for w in (whole, workdir))
-        kinds = {kind: [topologies.records(w, kind) for w in (whole, workdir)] for kind in ("train", "evaluation")}
+        first, second = (topologies.arrays(w, int(names[0][5:])) for w in (reference, workdir))
+        kinds = {kind: [topologies.records(w, kind) for w in (reference, workdir)] for kind in ("train", "evaluation")}
     except (OSError, IndexError, ValueError, zipfile.BadZipFile) as error:
         return [f"{workdir} cannot be read: {type(error).__name__}: {error}"]
     lines = [f"the variables differ: {first.keys() ^ second.keys()}"] if first.keys() != second.keys() else []

@@ -20,9 +20,9 @@ from processes import children, command_line, environment
 
 from tfdist.cluster import interruption
 
-# In the environment of every process of a crew: which of all processes are its own, children of children too.
+# Variable in the environment of every process of a crew, which also its children's children inherit.
 MARK = "TFDIST_CHAOS_CREW"
-# What begins a start; what a start that needs no supervisor's word begins with.
+# The first line of a start: from the supervisor, or from `Crew.keep_running` without one.
 STARTS = r"tfdist\.launch: .*Restart \d+ of|chaos: started"
 # Of the first lines of the chief's log: the steps of the run.
 _TOTAL = r"\[0\] batch .* ([\d,]+) steps in "
@@ -31,38 +31,38 @@ _GOES_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST)
 
 
 class RunOverError(Exception):
-    """The training has come to its end before something could happen to it."""
+    """The training ended before the fault."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Crew:
-    """One training; started again until it is finished or says why not."""
+    """One training, restarted until it is finished or fails."""
 
     command: list[str]
     workdir: pathlib.Path
     workers: int
-    # The words before the command that put a worker on its host, and the worker's own environment: without a
-    # supervisor there is one entry a worker, with it a single one.
+    # The command prefix that starts a worker on its host, and the worker's environment: one entry per worker, or a
+    # single one with a supervisor.
     hosts: list[list[str]]
     environments: list[dict[str, str]]
     mark: str
-    # (moment, text) of all that was written.
+    # (time.monotonic(), text) of every line written.
     lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
     line_read: threading.Condition = dataclasses.field(default_factory=threading.Condition)
     processes: list[subprocess.Popen] = dataclasses.field(default_factory=list)
-    # What is done once all have ended, before the next start.
+    # Called after all processes have ended, before the next start.
     between: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    # The codes with which the last start ended; None while it lasts.
+    # The exit codes of the last start; None while it runs.
     codes: list[int] | None = None
-    # Nothing is started any more.
+    # True: no more starts.
     closed: bool = False
 
     @property
     def supervised(self) -> bool:
         return len(self.hosts) < self.workers
 
-    def keep(self) -> None:
-        """Starts the training, again and again until it is finished or gives up."""
+    def keep_running(self) -> None:
+        """Starts the training, and restarts it until it is finished or fails."""
         while True:
             self.codes = None
             self._note("chaos: started")
@@ -192,13 +192,13 @@ def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool
         found = Crew(
             command=command, workdir=workdir, workers=workers, hosts=hosts, environments=environments, mark=mark
         )
-        keeper = threading.Thread(target=found.keep, daemon=True)
-        keeper.start()
+        restarter = threading.Thread(target=found.keep_running, daemon=True)
+        restarter.start()
         try:
             yield found
         finally:
             deadline = time.monotonic() + 20
-            while keeper.is_alive() and time.monotonic() < deadline:
+            while restarter.is_alive() and time.monotonic() < deadline:
                 found.closed = True
                 for process in found.processes:
                     with contextlib.suppress(ProcessLookupError):

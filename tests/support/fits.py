@@ -322,7 +322,7 @@ def repeated_tokens(table: str = "sparse") -> Case:
 
 
 def summed_tokens() -> Case:
-    """A layer that asks for a dense gradient: rows are summed before they are squared."""
+    """A layer that needs a dense gradient: rows are summed before they are squared."""
     return repeated_tokens("dense")
 
 

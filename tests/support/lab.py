@@ -36,7 +36,7 @@ class Dropouts(keras.Model):
 
 
 def linear(num_classes: int = 10, input_shape=(8, 8, 1), l2: float = 0.0, kernel: str = "he_normal") -> keras.Model:
-    """Returns one dense layer, with an L2 penalty where asked for."""
+    """Returns one dense layer, with an L2 penalty if `l2` is not 0."""
     inputs = keras.Input(tuple(input_shape), name="image")
     outputs = keras.layers.Flatten(name="flatten")(inputs)
     penalty = keras.regularizers.L2(l2) if l2 else None
@@ -246,12 +246,12 @@ def noisy(model, batch, *, training, looped: bool = False) -> Mapping[str, tf.Te
 
 
 class Drifting:
-    """The digits, each worker's brighter by its rank; `told` says so at the meeting."""
+    """The digits, brighter by the rank of the worker; with `own_fingerprint`, the rendezvous detects it."""
 
-    def __init__(self, split: str, told: bool):
+    def __init__(self, split: str, own_fingerprint: bool):
         self._digits = sources.digits(split)
         self._rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-        if told:
+        if own_fingerprint:
             self.fingerprint = lambda: f"digits brighter by {self._rank}"
 
     def __len__(self) -> int:

@@ -494,7 +494,7 @@ def restored(options: c.Cluster) -> Arrays:
 
 
 def other_data(options: c.Cluster) -> Arrays:
-    """What each worker says of data that differ from those of worker 0, by what differs."""
+    """The error of each worker if its data differ from those of worker 0, by the kind of difference."""
     cluster = strategy.connect(options)
     texts = [f"word {index}" for index in range(20)]
     strings, values = np.array(texts), np.float32(np.random.default_rng(0).normal(size=(20, 3)))

@@ -142,10 +142,10 @@ def test_copying_continues_with_the_chiefs_state_a_few_times(tmp_path, workers):
         )
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_workers_that_read_other_examples_end_at_the_start(tmp_path, told):
-    source = f"--config.data.source={{'target': 'tests.support.lab:Drifting', 'told': {told}}}"
-    if told:
+@pytest.mark.parametrize("own_fingerprint", [True, False])
+def test_workers_that_read_other_examples_end_at_the_start(tmp_path, own_fingerprint):
+    source = f"--config.data.source={{'target': 'tests.support.lab:Drifting', 'own_fingerprint': {own_fingerprint}}}"
+    if own_fingerprint:
         words = "fingerprint of the train split: 'digits brighter by 0' on rank 0 .*; 'digits brighter by 1' on rank 1"
     else:
         both = rf"{HASH} on worker 0 \(host \S+\), {HASH} on worker 1 \(host \S+\)\n"
