@@ -99,7 +99,7 @@ def make_run(
 def _notes(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, adapter: DataAdapter, workdir: Path | None
 ) -> tuple[str, ...]:
-    """Returns what the user should know at the start about exactness."""
+    """Returns warnings for the log: an inexact resume, results that differ from those of Keras' own fit."""
     notes = []
     if adapter.resume_caveat is not None and workdir is not None:
         notes.append(f"An exact resume needs care: {adapter.resume_caveat}.")
@@ -108,7 +108,7 @@ def _notes(
         for spec in tf.nest.flatten(adapter.element_spec)
     )
     embeds = any(variable.path.endswith("/embeddings") for variable in model.trainable_variables)
-    if unknown and embeds and row_moments.differ_as_sums(optimizer):
+    if unknown and embeds and row_moments.sums_differ_from_keras(optimizer):
         clipvalue = "" if optimizer.clipvalue is None else f" with clipvalue={optimizer.clipvalue}"
         notes.append(
             f"{type(optimizer).__name__}{clipvalue} gets the gradient of an embedding as sums over the lookups of each "

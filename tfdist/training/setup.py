@@ -49,7 +49,7 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     inputs = inputs_lib.open_inputs(config)
     preprocessing.check(config)
     plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
-    if config.data.pipeline == "textbook":  # Making a tf.data.Dataset starts TensorFlow, which must know the cluster.
+    if config.data.pipeline == "textbook":  # A tf.data.Dataset starts TensorFlow: connect before.
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas

@@ -77,7 +77,7 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
 def test_an_update_from_row_moments_is_that_of_keras_from_the_rows(name):
     plain, optimizer = SQUARING[name](), SQUARING[name]()
     fused_updates.fuse(optimizer)
-    assert row_moments.are_enough_for(optimizer) and not row_moments.differ_as_sums(optimizer)
+    assert row_moments.usable_by(optimizer) and not row_moments.sums_differ_from_keras(optimizer)
     found, expected = train(optimizer, sparse=True, moments=True), train(plain, sparse=True)
     for mine, keras_own in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
@@ -88,7 +88,7 @@ class Own(keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "enough", "differ"),
+    ("optimizer", "usable", "differ"),
     [
         (keras.optimizers.SGD(momentum=0.9), False, False),
         (keras.optimizers.Lion(), False, False),
@@ -101,8 +101,8 @@ class Own(keras.optimizers.SGD):
         (type("Mine", (keras.optimizers.Adam,), {})(), False, True),
     ],
 )
-def test_row_moments_are_used_where_they_are_what_keras_uses_of_the_rows(optimizer, enough, differ):
-    assert (row_moments.are_enough_for(optimizer), row_moments.differ_as_sums(optimizer)) == (enough, differ)
+def test_row_moments_are_used_where_they_are_what_keras_of_the_rows(optimizer, usable, differ):
+    assert (row_moments.usable_by(optimizer), row_moments.sums_differ_from_keras(optimizer)) == (usable, differ)
 
 
 @pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Lion])

@@ -175,7 +175,7 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
             for gradient, variable in zip(gradients, known, strict=True):
                 if isinstance(gradient, tf.Tensor):  # In loops it may have no static shape, and is not packed then.
                     gradient.set_shape(variable.shape)
-        gradients, _ = average(gradients, [], [], moments=row_moments.are_enough_for(optimizer))
+        gradients, _ = average(gradients, [], [], moments=row_moments.usable_by(optimizer))
         return original(gradients, variables)
 
     sums = objective.run("train", element, apply)

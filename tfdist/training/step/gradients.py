@@ -45,14 +45,14 @@ def sum_over_replicas(
             replicas. In every step: averaged at a save only, the time of the save would change the last bits of the
             run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
         weight: this replica's weight in that mean; 1 in total over all replicas.
-        moments: whether row moments are enough for the optimizer, see `row_moments.are_enough_for`.
+        moments: whether row moments are enough for the optimizer; see `row_moments.usable_by`.
         communication: the seconds that the all-reduce took are added to it.
         clock: returns the time at which tensors are computed.
 
     Returns:
         The sums of gradients and flags.
     """
-    own = row_moments.to_send(gradients, enough=moments, num_replicas=num_replicas)
+    own = row_moments.to_send(gradients, moments=moments, num_replicas=num_replicas)
     if num_replicas == 1:
         return own, flags
     tensors = [*(None if gradient is None else row_moments.sums(gradient) for gradient in own), *flags]

@@ -1,8 +1,8 @@
 """The updates of Keras' optimizers from row moments, by Keras' own formulas.
 
-Keras' optimizers take the gradient of a table as a row for each lookup. A square and a product with a tensor of the
-table's shape keep these rows, all other operations of the formulas add them first. So the formulas need no more than
-the sums of rows and of their squares: what a factor f does to them is f and f squared.
+In Keras, the gradient of a table is a row for each lookup. In the formulas of the optimizers, squares and products with
+a tensor of the table's shape apply to each of these rows; all other operations first add the rows of an entry. So the
+formulas need only the sums of rows and of their squares. A factor f multiplies these by f and by f squared.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tfdist.training.step.updates import row_moments
 
 def install_update(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer of Keras update weights from row moments, and add the rows of lookups in a fixed order."""
-    if row_moments.uses_only_them(optimizer):  # On the object: Keras writes the class into a saved model.
+    if row_moments.can_update(optimizer):  # On the object: Keras writes the class into a saved model.
         optimizer.update_step = functools.partial(_update, optimizer)
 
 
@@ -66,7 +66,7 @@ def _clip(optimizer: keras.optimizers.Optimizer, gradients: list[row_moments.Gra
 
 
 class _Rows:
-    """The rows of all lookups in a table, known by two sums; as a tensor, the sum of the rows of each entry."""
+    """The rows of all lookups in a table, represented by two sums; as a tensor, the sum of the rows of each entry."""
 
     def __init__(self, sums: tf.Tensor, squares: tf.Tensor) -> None:
         self.sums, self.squares = sums, squares

@@ -1,8 +1,8 @@
 """The updates of Keras' optimizers in fewer operations, with the same results up to rounding.
 
-Keras 3 computes the update of a weight by several elementary operations, each of which reads and writes memory. The
-fused kernels of TensorFlow compute the same formulas in one pass. Keras also computes a schedule of the learning rate
-once more for each weight that decays. Names, the optimizer's class and its configuration do not change.
+Keras 3 updates a weight by several elementary operations, and each reads and writes memory. The fused kernels of
+TensorFlow compute the same formulas in one pass. For weights that decay, Keras also computes the schedule of the
+learning rate once more per weight. The optimizer's class, its configuration and its variables' names do not change.
 """
 
 import functools
@@ -19,7 +19,7 @@ from tfdist.training.step.updates import by_lookup, row_moments
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels.
 
-    These, SGD of any kind and the optimizers of `row_moments.uses_only_them` add the rows of sparse gradients in a
+    These, SGD of any kind and the optimizers of `row_moments.can_update` add the rows of sparse gradients in a
     fixed order; all but subclasses of SGD also take row moments. Others are not changed.
     """
     kind = type(optimizer)

@@ -16,7 +16,7 @@ from tfdist.training.step import sparse_gradients
 
 
 class RowMoments(NamedTuple):
-    """The gradient of a table, for an optimizer of `uses_only_them`."""
+    """The gradient of a table, for an optimizer that `can_update` accepts."""
 
     # The sum of the rows of all lookups, and that of their squares, in a fixed order: [rows, ...].
     sums: tf.Tensor
@@ -26,19 +26,19 @@ class RowMoments(NamedTuple):
 Gradient = sparse_gradients.Gradient | RowMoments
 
 
-# Optimizers of Keras whose updates use no more of the rows. Older releases do not have all of them.
+# Optimizers of Keras that row moments can update. Older releases do not have all of them.
 _SQUARING = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Ftrl", "Lamb", "Muon", "Nadam", "RMSprop")
 _SQUARING += ("ScheduleFreeAdamW",)
 _LINEAR = ("Lion", "SGD")
 
 
-def uses_only_them(optimizer: keras.optimizers.Optimizer) -> bool:
+def can_update(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether the update of `optimizer` is a function of row moments."""
     return _is_one_of(optimizer, _SQUARING + _LINEAR)
 
 
-def are_enough_for(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether `optimizer` needs row moments, and nothing happens to the rows before that needs more."""
+def usable_by(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether `optimizer` needs row moments, and does not accumulate, scale or clip single values before."""
     return (
         (_is_one_of(optimizer, _SQUARING) or (_is_one_of(optimizer, _LINEAR) and clips_by_norm(optimizer)))
         and optimizer.gradient_accumulation_steps is None
@@ -47,13 +47,13 @@ def are_enough_for(optimizer: keras.optimizers.Optimizer) -> bool:
     )
 
 
-def differ_as_sums(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether `optimizer` gets sums if the number of lookups is not known, and Keras' result differs then."""
+def sums_differ_from_keras(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether `optimizer` gets only the sums of rows if the number of lookups is unknown, unlike in Keras."""
     clips = clips_by_norm(optimizer) or optimizer.clipvalue is not None
     linear = isinstance(optimizer, keras.optimizers.SGD) or _is_one_of(optimizer, _LINEAR)
     # Keras itself sums rows to accumulate them, and cannot divide them by a scale.
     summed = optimizer.gradient_accumulation_steps is not None or optimizer.loss_scale_factor is not None
-    return not (summed or are_enough_for(optimizer) or (linear and not clips))
+    return not (summed or usable_by(optimizer) or (linear and not clips))
 
 
 def clips_by_norm(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -73,13 +73,13 @@ def of_rows(gradient: tf.IndexedSlices) -> RowMoments:
 
 
 def to_send(
-    gradients: Sequence[sparse_gradients.Gradient | None], *, enough: bool, num_replicas: int
+    gradients: Sequence[sparse_gradients.Gradient | None], *, moments: bool, num_replicas: int
 ) -> list[Gradient | None]:
     """Chooses how each sparse gradient is sent: row by row, or as moments or the sum, which have the table's size.
 
     Args:
         gradients: of one replica's shard; None for a variable without a gradient.
-        enough: whether row moments are enough for the optimizer, see `are_enough_for`.
+        moments: whether row moments are enough for the optimizer; see `usable_by`.
         num_replicas: of all workers.
 
     Returns:
@@ -92,10 +92,10 @@ def to_send(
             return gradient
         lookups, shape = gradient.indices.shape[0], tf.get_static_value(gradient.dense_shape)
         if lookups is None:
-            return of_rows(gradient) if enough else sparse_gradients.sum_rows(gradient)
+            return of_rows(gradient) if moments else sparse_gradients.sum_rows(gradient)
         # XLA compiles a part of the step; the shape of its results is not known outside of it.
         smaller = shape is not None and 2 * shape[0] < lookups * num_replicas
-        return of_rows(gradient) if enough and smaller else gradient
+        return of_rows(gradient) if moments and smaller else gradient
 
     return [choose(gradient) for gradient in gradients]
 
