@@ -20,13 +20,15 @@ def start_lines(run: Any, resumed_step: int | None) -> list[str]:
     per_replica = f", {batch // replicas} per replica" if replicas > 1 else ""
     epochs = run.total_steps / run.steps_per_epoch
     parameters = run.context.model.count_params()
+    name = config.model.get("name")  # Of a network of keras.applications.
+    model = f"{config.model.get('target')}{f'(name={name})' if name else ''}"
     return [
         *([f"config     {run.config_file}"] if run.config_file else []),
         f"workdir    {run.workdir}, {state}",
         f"data       {run.training_examples or 0:,} examples for training{evaluated}",
-        f"batch      {batch:,} examples{per_replica}; {run.steps_per_epoch:,} steps per epoch, "
-        f"{run.total_steps:,} steps in {epochs:.4g} epochs",
-        f"model      {config.model.get('target')}, {parameters:,} parameters, {config.train.precision}",
+        f"batch      {batch:,} examples{per_replica}; {_count(run.steps_per_epoch, 'step')} per epoch, "
+        f"{_count(run.total_steps, 'step')} in {epochs:.4g} epoch{'s' * (epochs != 1)}",
+        f"model      {model}, {parameters:,} parameters, {config.train.precision}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
     ]
 
@@ -51,3 +53,7 @@ def end_lines(config: Any, workdir: Path, *, seconds: float, best: float | None,
     if config.report.tensorboard:
         lines.append(f"curves     tensorboard --logdir {workdir / 'tensorboard'}")
     return lines
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' * (number != 1)}"

@@ -17,7 +17,7 @@ _SMALL = (
 )
 _MANY = _SMALL.replace("'num_examples': 128", "'num_examples': 50_000")
 _RESNET152 = "--config.model.name=ResNet152V2"
-_RANDOM = "128 random images of 32x32 pixels instead of CIFAR-10 at 128x128: do not compare times and accuracy."
+_RANDOM = "128 random images of 32x32 pixels instead of CIFAR-10: times and accuracy are not those of the page."
 _V100 = "NVIDIA V100 GPUs of 16 GB, one node of CTE-POWER, TensorFlow 2"
 _STUDY = "python -m tfdist scaling"
 _GHOST = "--published=bsc_resnet50v2 --workdir=WORKDIR"

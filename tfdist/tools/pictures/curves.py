@@ -11,8 +11,8 @@ from tfdist.report import metrics_file, reporter, run_info
 from tfdist.tools.pictures import style
 
 SPEED = "examples_per_second"
-# Curves of more reports than this have no markers.
-_MARKED = 40
+# Evaluations have markers up to this number of reports, training up to the second one.
+_MARKED, _FEW = 40, 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +107,13 @@ def _draw_run(axes: Any, run: Run, name: str, index: int) -> None:
         if not points:
             continue
         evaluated = records is run.evaluation
-        marked = evaluated or len(points) == 1
         axes.plot(
             *zip(*points, strict=True),
             linestyle=line,
             alpha=alpha,
             linewidth=1.8 if evaluated else 2.2,
             color=style_of_run["color"],
-            marker=style_of_run["marker"] if marked and len(points) <= _MARKED else None,
+            marker=style_of_run["marker"] if len(points) <= (_MARKED if evaluated else _FEW) else None,
             markerfacecolor="white" if evaluated else None,
             markersize=7,
         )

@@ -40,8 +40,9 @@ def draw(studies: Sequence[Study]) -> Any:
                 for number, times in zip(examples, seconds, strict=True)
             ]
             place = "upper right" if axes is panels[0] else "lower right"  # Away from the ideal.
-            if len(studies) > 1 and not study.published:
-                place = "below" if axes is panels[0] else "above"  # Away from the published values.
+            if len(studies) > 1:  # Own values away from the published ones, and above the axis.
+                published, yours = ("upper right", "above") if axes is panels[0] else ("upper left", "upper right")
+                place = published if study.published else yours
             _draw_points(axes, study, middle, ends, index, values=len(own) == 1, place=place)
     _draw_ideals(panels, own)
     titles = (

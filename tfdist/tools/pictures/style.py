@@ -26,6 +26,7 @@ _PLACES = {
     "above": ((0, 9), "center", "bottom"),
     "below": ((0, -10), "center", "top"),
     "right": ((8, 0), "left", "center"),
+    "upper left": ((-6, 5), "right", "bottom"),
     "upper right": ((6, 5), "left", "bottom"),
     "lower right": ((6, -5), "left", "top"),
 }
