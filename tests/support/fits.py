@@ -572,8 +572,8 @@ def with_dropout() -> keras.Model:
 
 
 def eager(cluster: Cluster, build: Callable[[], keras.Model]) -> dict[str, Any]:
-    """Trains compiled and eagerly; returns the largest difference of the weights, and the sums that a layer printed."""
-    printed, weights, histories = [], [], []
+    """Trains and predicts compiled and eagerly; returns the largest differences, and the sums that a layer printed."""
+    printed, weights, histories, outputs = [], [], [], []
 
     class Printing(keras.layers.Layer):
         def call(self, x):
@@ -591,11 +591,14 @@ def eager(cluster: Cluster, build: Callable[[], keras.Model]) -> dict[str, Any]:
         data = {"validation_data": (X[:9], LABELS[:9])} if model.loss else {}
         histories.append(tfdist.fit(cluster, model, X, LABELS, batch_size=16, epochs=2, verbose=0, **data).history)
         weights.append(model.get_weights())
-    pairs = zip(*weights, strict=True)
+        trained = len(printed)
+        outputs.append(tfdist.predict(cluster, model, X[:9], batch_size=8, verbose=0))
+    pairs = zip([*weights[0], outputs[0]], [*weights[1], outputs[1]], strict=True)
     return {
         "difference": max(float(np.max(np.abs(one - other))) for one, other in pairs),
         "histories": histories,
-        "printed": printed,
+        "printed": printed[:trained],
+        "printed_by_predict": printed[trained:],
     }
 
 

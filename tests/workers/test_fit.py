@@ -202,6 +202,7 @@ def test_eager_steps_run_python_and_give_the_weights_of_compiled_ones(found, top
     for worker in found(topology):
         run = worker[name]
         assert len(run["printed"]) >= 8 and len(set(run["printed"])) >= 8  # In each of 8 steps.
+        assert len(run["printed_by_predict"]) >= 2  # On each replica of this worker, in each of 2 batches.
         assert run["difference"] < 1e-6
         compiled, eager = run["histories"]
         assert list(compiled) == list(eager)

@@ -240,7 +240,10 @@ def predict(
     dataset = data.dataset(run_lib.replica_shard(cluster), 0, data.steps)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
-    step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
+    if model.run_eagerly:
+        step = predict_lib.make_eager_step(cluster, model)
+    else:
+        step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
     found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
     cluster.pause()
     return found

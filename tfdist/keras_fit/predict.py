@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.compiled_objective import Element
+from tfdist.keras_fit.own_step import eager_steps
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
@@ -20,17 +21,38 @@ def make_step(cluster: Cluster, model: keras.Model) -> Callable[[Iterator], Any]
         model: the model, created in the cluster's scope.
     """
 
+    @tf.function(autograph=False)
+    def step(iterator: Iterator) -> Any:
+        return tf.nest.map_structure(cluster.gather, _outputs(cluster, model, iterator))
+
+    return step
+
+
+def make_eager_step(cluster: Cluster, model: keras.Model) -> Callable[[Iterator], Any]:
+    """As `make_step`, for `compile(run_eagerly=True)`: `model` runs in Python, one operation after another."""
+
+    # TensorFlow has no eager gather of several replicas.
+    @tf.function(autograph=False)
+    def gathered(outputs: Any) -> Any:
+        return tf.nest.map_structure(cluster.gather, outputs)
+
+    def step(iterator: Iterator) -> Any:
+        with eager_steps.eager_if(eagerly=True):
+            outputs = _outputs(cluster, model, iterator)
+        return gathered(outputs)
+
+    return step
+
+
+def _outputs(cluster: Cluster, model: keras.Model, iterator: Iterator) -> Any:
+    """Returns the outputs of each replica for its shard of the next batch."""
+
     @tf.autograph.experimental.do_not_convert
     def predict_step(element: Element) -> Any:
         outputs = model.predict_step(element["data"])
         return tf.nest.map_structure(lambda output: output[: element["count"]], outputs)
 
-    @tf.function(autograph=False)
-    def step(iterator: Iterator) -> Any:
-        outputs = cluster.strategy.run(predict_step, args=(next(iterator),))
-        return tf.nest.map_structure(cluster.gather, outputs)
-
-    return step
+    return cluster.strategy.run(predict_step, args=(next(iterator),))
 
 
 def gather(
@@ -46,7 +68,7 @@ def gather(
 
     Args:
         cluster: the workers.
-        step: of `make_step`.
+        step: of `make_step` or `make_eager_step`.
         elements: what `Cluster.distribute` returned for the dataset of a data adapter.
         steps: number of batches.
         callbacks: their prediction hooks are called.
