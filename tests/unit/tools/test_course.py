@@ -177,11 +177,15 @@ def test_a_task_prints_its_command_and_runs_it_and_the_answers_stand_side_by_sid
     assert f"\n$ python -m tfdist plot {runs}/7 --published=bsc_resnet50v2 --out={runs}/C/scaling\n" in output
     assert (runs / "C" / "scaling.png").stat().st_size > 10_000
     seven = command.find_task(command.COURSES["cte_power"], "7")
-    table = command.comparison(seven, LAPTOP, runs / "7")
-    assert re.search(r"^1 GPU: first epoch, s +49 +9$", table, re.MULTILINE)
-    assert re.search(r"^2 GPU: later epoch, s +24 +2$", table, re.MULTILINE)
-    assert re.search(r"^4 GPU: accuracy, 5 epochs +0.501 +-$", table, re.MULTILINE)
-    assert "page: NVIDIA V100" in table and "128 random images" in table and "yours: host " in table
+    # Task C draws what task 7 has measured.
+    for table, difference in ((command.comparison(seven, LAPTOP, runs / "7"), "128 random"), (output, "on random")):
+        assert re.search(r"^1 GPU: first epoch, s +49 +9$", table, re.MULTILINE)
+        assert re.search(r"^2 GPUs: later epoch, s +24 +2$", table, re.MULTILINE)
+        assert re.search(r"^4 GPUs: accuracy at the end +0.5010 +-$", table, re.MULTILINE)
+        assert "page: NVIDIA V100" in table and f"{difference} images" in table and "yours: host " in table
+    code, output, error = course("bsc", "--task=g", f"--workdir={tmp_path}")
+    assert code == 1 and not output
+    assert f"task G draws the results of task F, which are not in {runs}. Run first: python -m tfdist" in error
 
 
 def test_a_task_that_cannot_run_here_is_one_message(tmp_path):

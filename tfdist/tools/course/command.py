@@ -199,6 +199,12 @@ def study(names: Sequence[str]) -> int:
     task, runs = find_task(course, options.task), base / course.name
     size = choose_size(task, options.size, options.data, os.environ)
     workdir = task.workdir(size, runs)
+    missing = [number for number in task.earlier() if not (runs / size / number).is_dir()]
+    if missing and not options.dry_run:
+        raise ValueError(
+            f"task {task.number} draws the results of task {' and '.join(missing)}, which are not in {runs / size}. "
+            f"Run first: python -m tfdist course {course.name} --task={missing[0]}"
+        )
     data = os.path.expandvars(os.path.expanduser(options.data or ""))
     print(introduction(course, task, size), flush=True)
     for line in command_lines(task, size, runs=runs, data=data, env=os.environ):

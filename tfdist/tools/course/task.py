@@ -52,6 +52,10 @@ class Task:
         """Returns whether the page's size needs data that tfdist does not include, or a task that needs them."""
         return any("DATA" in line or "RUNS/" in line for line in self.page)
 
+    def earlier(self) -> list[str]:
+        """Returns the numbers of the tasks whose results this one draws, which must have run."""
+        return list(dict.fromkeys(re.findall(r"\bRUNS/(\w+)", " ".join(self.page))))
+
     def lines(self, size: str, *, runs: Path, data: str) -> list[str]:
         """Returns the command lines of a size, `PAGE` or `LAPTOP`.
 

@@ -49,7 +49,10 @@ def plot(workdirs: list[Path]) -> None:
     if len({*names}) < len(names):  # Of one config.
         studies = [dataclasses.replace(one, name=path.name) for one, path in zip(studies, workdirs, strict=False)]
     if studies and len(studies) < len(workdirs):
-        raise ValueError(f"Give the workdirs of runs, or those of tfdist scaling. Received: {_words(workdirs)}")
+        others = [path for path in workdirs if not (path / results.FILE).is_file()]
+        raise ValueError(
+            f"Give the workdirs of runs, or those of tfdist scaling. No finished study is in: {_words(others)}"
+        )
     path = Path(values.out or shared / ("scaling" if studies else "curves")).expanduser()
     path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     path.parent.mkdir(parents=True, exist_ok=True)
