@@ -9,7 +9,7 @@
 | `weights=None, classes=1001` | the same; the labels are 0 .. 999, so that one class is never seen |
 | `SGD(lr=1e-4, momentum=.9)`, categorical cross-entropy | the same |
 | 64 images a worker | batch 64 for one worker; on N workers `--config.data.batch_size` is 64 N |
-| 2 epochs of 100 steps, rank 0 saves after each | 200 steps, a checkpoint after every 100 |
+| 2 epochs of 100 steps, rank 0 saves after each | 200 steps, a report and a checkpoint after every 100 |
 
 The fourth laboratory's Estimators no longer exist in TensorFlow. Its networks are `--config.model.name=ResNet101` and
 so on, its optimizer `--config.optimizer.target=keras.optimizers:Adagrad --config.learning_rate.peak=0.1`. Not run on
@@ -43,4 +43,5 @@ def get_config() -> c.Config:
         learning_rate=c.LearningRate(peak=1e-4),
         train=c.Train(steps=200),
         checkpoint=c.Checkpoint(every=c.Every(steps=100)),
+        report=c.Report(every=c.Every(steps=100)),
     )

@@ -42,5 +42,6 @@ def get_config() -> c.Config:
         train=c.Train(steps=1000),
         evaluation=c.Evaluation(every=c.Every(steps=100)),
         checkpoint=c.Checkpoint(every=c.Every(steps=100), best_metric="accuracy"),
+        report=c.Report(every=c.Every(steps=100)),
         seed=1234,
     )

@@ -10,7 +10,8 @@ _SMALL = (
 )
 _SHORT = (
     "--config.data.batch_size=32 --config.learning_rate.reference_batch_size=16 --config.train.steps=8 "
-    "--config.evaluation.every.steps=4 --config.checkpoint.every.steps=4 --config.cluster.logical_devices=2"
+    "--config.report.every.steps=4 --config.evaluation.every.steps=4 --config.checkpoint.every.steps=4 "
+    "--config.cluster.logical_devices=2"
 )
 _RANDOM = "128 random images instead of CIFAR-10, 16 for each of two logical devices, 8 steps."
 _PRINTS_NOTHING = "not printed"
