@@ -32,8 +32,8 @@ COURSE = Course(
             asks="Fit y = m x + n to 1000 points, draw the trajectory over the loss, and try other batch sizes.",
             page=(f"{_LINE} --batches=1,100,1000 --replicas=1 --by=devices --workdir=WORKDIR",),
             answers=(
-                Answer(quantity="slope of the true line", page="2", yours=cell("trajectories.csv", "m")),
-                Answer(quantity="offset of the true line", page="0", yours=cell("trajectories.csv", "n")),
+                Answer(quantity="slope of the line", page="2 (true)", yours=cell("trajectories.csv", "m")),
+                Answer(quantity="offset of the line", page="0 (true)", yours=cell("trajectories.csv", "n")),
             ),
             hardware="any",
             see="docs/studies.md",
@@ -44,8 +44,8 @@ COURSE = Course(
             asks="Save the trajectories of both workers, and draw them before and after each change.",
             page=(f"{_LINE} --stages --workdir=WORKDIR",),
             answers=(
-                Answer(quantity="slope of the true line", page="2", yours=cell("stages.csv", "slope")),
-                Answer(quantity="offset of the true line", page="0", yours=cell("stages.csv", "intercept")),
+                Answer(quantity="slope of the line", page="2 (true)", yours=cell("stages.csv", "slope")),
+                Answer(quantity="offset of the line", page="0 (true)", yours=cell("stages.csv", "intercept")),
             ),
             hardware="two nodes (the results are the same on any)",
             see="docs/studies.md",

@@ -61,7 +61,8 @@ def draw(
         for place, replicas in enumerate(numbers):
             if (batch, replicas) in trajectories:
                 path = trajectories[batch, replicas]
-                _draw_path(axes, path, place, f"{replicas} replica{'s' if replicas > 1 else ''}")
+                # One trajectory is thin; several lie on each other, the first one widest.
+                _draw_path(axes, path, place if len(numbers) > 1 else -1, f"{replicas} replica{'s' * (replicas > 1)}")
         start = next(path[0] for (each, _), path in trajectories.items() if each == batch)
         mark(axes, start, best)
         axes.set(title=f"batch of {batch}", xlabel="slope m", ylabel="intercept n" if batch == batches[0] else "")

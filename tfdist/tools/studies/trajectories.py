@@ -152,10 +152,9 @@ def study(argv: list[str]) -> None:
     print(tables.text(("batch_size", "replicas", "distance"), distance(trajectories)))
     options = flags.FLAGS["config"].value
     x, y = read_points(options)
-    caption = (
-        f"{len(x)} points, learning rate {options.learning_rate.peak:g}, "
-        f"largest distance between numbers of replicas {max(row[2] for row in distance(trajectories)):.1g}."
-    )
+    caption = f"{len(x):,} points, learning rate {options.learning_rate.peak:g}"
+    if len({replicas for _, replicas in trajectories}) > 1:
+        caption += f", largest distance between numbers of replicas {max(row[2] for row in distance(trajectories)):.1g}"
     print(workdir / "trajectories.csv")
     print(
         style.save(
