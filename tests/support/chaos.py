@@ -1,4 +1,4 @@
-"""Hits trainings at random moments, in all the ways that machines do, and compares them with an undisturbed one.
+"""Injects faults into trainings at random times, and compares them with an undisturbed training.
 
 `python -m tests.support.chaos --minutes=10`. Each training has a few hundred steps and is started by `tfdist.launch`; a
 pulled cable needs two networks, and so workers without it. The pulled cable and the full disk need root, and are left
@@ -29,9 +29,9 @@ import faults
 import networks
 import topologies
 
-# How many faults a training is hit by, at most.
+# The most faults of one training.
 _PER_RUN = 8
-# One training in this number has its workers on two networks.
+# One in this number of trainings has its workers on two networks.
 _NETWORK_EVERY = 4
 
 
@@ -133,13 +133,13 @@ def choose(
         rng.shuffle(picked)
         picked = picked[:most]
     else:
-        while len(deck) < most:  # All of them, again and again, each time in another order.
+        while len(deck) < most:  # All kinds in a random order, then all in another one.
             deck += rng.sample(names, len(names))
         picked, deck[:] = deck[:most], deck[most:]
     plan = []
     for index, name in enumerate(picked):
         phases = [p for p in faults.KINDS[name].phases if p != "end" or index + 1 == len(picked)]
-        if faults.OF_THE_NETWORK in picked:  # Without the supervisor, who dies before all have met is awaited for long.
+        if faults.OF_THE_NETWORK in picked:  # Without the supervisor, the others wait long for a worker.
             phases = [phase for phase in phases if phase != "start"]
         plan.append((name, rng.choice(phases)))
     return plan, cable and faults.OF_THE_NETWORK in picked
@@ -147,7 +147,7 @@ def choose(
 
 @contextlib.contextmanager
 def disk(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A small disk of its own for a training, where this process may mount one; else a directory. Gone afterwards."""
+    """Mounts a small disk for a training, or makes a directory if this process must not; removes it afterwards."""
     path.mkdir(parents=True)
     mounted = os.geteuid() == 0
     if mounted:
@@ -170,13 +170,13 @@ def hit(
     apart: bool,
     limit: float,
 ) -> tuple[list[faults.Outcome], list[str], str]:
-    """Trains once, hit by each fault of `plan`; returns what came of them, what else was wrong, and all lines."""
+    """Trains once with the faults of `plan`; returns their outcomes, other problems, and the log."""
     found: list[faults.Outcome] = []
     with crews.crew(workdir, workers, lengths, apart=apart) as crew:
         try:
             since = 0
             for name, phase in plan:
-                if phase == "start" and found:  # Once more, to hit its start.
+                if phase == "start" and found:  # Restart, so that there is a start to disturb.
                     since = len(crew.lines)
                     os.kill(crew.pid(rng.randrange(workers)), signal.SIGKILL)
                     found.append(faults.Outcome(kind="kill -9", phase="training, followed by the next"))
@@ -184,14 +184,14 @@ def hit(
                 print(f"  {found[-1]}", flush=True)
                 since = max(i for i, (_, text) in enumerate(crew.lines) if re.search(crews.STARTS, text))
         except (faults.RunOverError, ProcessLookupError):
-            pass  # Before all of the plan could happen.
+            pass  # It ended before all faults of the plan.
         problems = _await_end(crew)
         log = "\n".join(f"{moment:.2f} {text}" for moment, text in crew.lines)
     return found, problems, log
 
 
 def _await_end(crew: crews.Crew) -> list[str]:
-    """Waits for a training that nothing happens to any more."""
+    """Waits for the end of a training after its last fault; returns problems."""
     deadline = time.monotonic() + 900
     while crew.codes is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -203,7 +203,7 @@ def _await_end(crew: crews.Crew) -> list[str]:
 
 
 def differences(reference: pathlib.Path, workdir: pathlib.Path, *, may_miss: bool) -> list[str]:
-    """Compares two trainings bit by bit: the last checkpoint, and what was reported (`may_miss`: perhaps not all)."""
+    """Compares the bits of two trainings: the last checkpoint and the reports (`may_miss`: some may be missing)."""
     try:
         names = [sorted(path.name for path in w.glob("checkpoints/step-????????"))[-1] for w in (reference, workdir)]
         if names[0] != names[1]:
@@ -233,7 +233,7 @@ def _values(record: dict) -> tuple[float, ...]:
 
 
 def table(outcomes: list[faults.Outcome]) -> str:
-    """The table of all faults, a row a kind."""
+    """Returns a table with one row per kind of fault."""
     rows = [("fault", "count", "detected after s", "worst", "next step after s", "worst", "steps lost", "worst")]
     for name in (*faults.KINDS, None):
         found = [outcome for outcome in outcomes if name in (None, outcome.kind)]

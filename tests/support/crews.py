@@ -127,7 +127,7 @@ class Crew:
                     raise TimeoutError(f"no line matches {pattern!r} within {seconds:g} s")
 
     def last_step(self) -> int:
-        """The newest step that the present start has reported; 0 before its first."""
+        """Returns the newest step reported since the last start; 0: none."""
         with self.line_read:
             for _, text in reversed(self.lines):
                 if match := re.search(STEP, text):
@@ -137,7 +137,7 @@ class Crew:
         return 0
 
     def steps_left(self) -> int:
-        """How many steps the newest report leaves to be made."""
+        """Returns the number of steps after the newest report."""
         with self.line_read:
             newest = [
                 next(filter(None, (re.search(pattern, text) for _, text in reversed(self.lines))), None)
@@ -149,10 +149,10 @@ class Crew:
         return total - step
 
     def pid(self, rank: int) -> int:
-        """The process of a worker, as soon as it is one.
+        """Waits for the process of a worker; returns its id.
 
         Raises:
-            RunOverError: there is none, and none is to come.
+            RunOverError: the training has ended, or the worker does not start.
         """
         if not self.supervised:
             return self.processes[rank].pid
@@ -165,13 +165,13 @@ class Crew:
         raise RunOverError
 
     def left_over(self) -> list[str]:
-        """The command lines of the processes of this crew that live."""
+        """Returns the command lines of the processes of this crew that have not ended."""
         return [command_line(pid) for pid in psutil.pids() if environment(pid).get(MARK) == self.mark]
 
 
 @contextlib.contextmanager
 def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool = False) -> Iterator[Crew]:
-    """Trains on `workers` workers under the supervisor; `apart`: without it, alternately on two hosts."""
+    """Trains on `workers` workers with the supervisor; `apart`: without it, and alternately on two hosts."""
     flags = ["--config=tests/configs/chaos.py", f"--workdir={workdir}", *options]
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     with contextlib.ExitStack() as stack:
@@ -207,6 +207,6 @@ def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool
 
 
 def pull(crew: Crew) -> None:
-    """Pulls the cable between the two hosts; it is back before the next start."""
+    """Pulls the cable between the two hosts, until the next start."""
     crew.between.append(lambda: set_cable(crew.hosts[1], "up"))
     set_cable(crew.hosts[1], "down")

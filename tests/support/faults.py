@@ -1,4 +1,4 @@
-"""What happens to a training in tests.support.chaos: when, what, and what it did to it."""
+"""The faults of tests.support.chaos: their kinds, when they happen, and their outcomes."""
 
 import contextlib
 import dataclasses
@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 from crews import STARTS, STEP, Crew, RunOverError, pull
 
-# Those of the configuration.
+# As in tests/configs/chaos.py.
 EVALUATION_STEPS, SAVE_STEPS = 13, 8
-# How long anything is awaited before it counts as never, in seconds.
+# Time limit of each wait, in seconds.
 _NEVER = 600.0
 _OVER = r"\[0\] (finished after|This run is finished)"
-# How workers or the supervisor say that something has happened.
+# Lines of workers or the supervisor after a fault.
 _LOST = (
     r"is lost: |tfdist: worker \d+: another worker|lost another worker|was killed by|does not answer|ended with exit"
 )
@@ -29,7 +29,7 @@ _STOPPED = rf"\[0\] stopped by|stopped before the training|{_LOST}"
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a fault did. Seconds and steps are None where they could not be measured."""
+    """The outcome of a fault: seconds to its detection and to the next step, and steps lost; None: not measured."""
 
     kind: str
     phase: str
@@ -43,11 +43,11 @@ class Outcome:
 class Kind:
     """One kind of fault."""
 
-    # Makes it happen; what it returns undoes it, once it has been seen.
+    # Causes the fault; returns a function that undoes it after its detection, or None.
     strike: Callable[[Crew, random.Random], Callable[[], object] | None]
-    # What somebody must say of it; None: it goes unnoticed, or may.
+    # A line that must appear in the log; None: none is required.
     seen: str | None
-    # Whether all workers start again.
+    # Whether all workers restart.
     restarts: bool = True
     phases: tuple[str, ...] = ("start", "training", "evaluation", "saving", "end")
 
@@ -114,7 +114,7 @@ def _fill(crew: Crew, rng: random.Random) -> Callable[[], None]:
 
 
 def _hide(crew: Crew, rng: random.Random) -> Callable[[], None]:
-    """Takes the workdir away."""
+    """Renames the workdir."""
     del rng
     away = crew.workdir.with_name("away")
     crew.workdir.rename(away)
@@ -150,12 +150,12 @@ KINDS = {
 }
 OF_THE_NETWORK = "a pulled cable"
 OF_THE_DISK = ("a full disk", "a vanished workdir", "a read-only workdir")
-# What needs the supervisor.
+# Faults that need the supervisor.
 SUPERVISED = ("a signal to the supervisor", "a truncated checkpoint", "SIGSTOP")
 
 
 def wait_for_phase(crew: Crew, phase: str, rng: random.Random, since: int) -> None:
-    """Waits for a random moment of a phase of the training, after its first step.
+    """Waits for a random time within a phase of the training, after its first step.
 
     Raises:
         RunOverError: the training has ended before.
@@ -196,15 +196,15 @@ def _entries(path: pathlib.Path) -> list[os.DirEntry]:
 
 
 def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, limit: float) -> Outcome:
-    """Makes one fault happen to a training, and waits until the training continues.
+    """Causes one fault in a training, and waits until the training continues.
 
     Args:
         crew: the training.
-        name: which of `KINDS`.
-        phase: in which of its phases.
-        rng: decides what is random about it.
-        since: the line from which the present start is read.
-        limit: how many seconds there may be between the fault and the next step.
+        name: of `KINDS`.
+        phase: of the training.
+        rng: for random times and workers.
+        since: the first line of the current start.
+        limit: the most seconds between the fault and the next step.
 
     Raises:
         RunOverError: the training has ended before the fault could happen.
@@ -222,7 +222,7 @@ def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, l
     try:
         _follow(crew, kind, outcome, mark, step, started)
     except RunOverError:
-        # It came too late to do anything, or as the last worker left.
+        # It came too late to have an effect, or when the last worker ended.
         if not any(re.search(_OVER, text) for _, text in crew.lines):
             outcome.violation = f"the run ended with {crew.codes}"
     except TimeoutError as error:

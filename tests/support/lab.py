@@ -71,7 +71,7 @@ def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
 
 
 def darkened(batch, seeds, *, training):
-    """Scales images, in the words of Python: AutoGraph makes operations of them."""
+    """Scales images with a Python `if`, which AutoGraph converts."""
     TRACED.append(training)
     images = prepare.image(batch, seeds, training=training, scale=1 / 16)["image"]
     if tf.reduce_max(images) > 0.5:
@@ -80,7 +80,7 @@ def darkened(batch, seeds, *, training):
 
 
 def darkened_wrongly(batch, seeds, *, training):
-    """As `darkened`; its expression in Keras does not darken."""
+    """As `darkened`; its `in_keras` does not darken."""
     return darkened(batch, seeds, training=training)
 
 
@@ -88,7 +88,7 @@ darkened_wrongly.in_keras = functools.partial(prepare.image.in_keras, scale=1 / 
 
 
 def bounded(model, batch, *, training):
-    """Classifies, and gives up where the loss is out of bounds, in the words of Python."""
+    """Classification that halves a very large loss, with a Python `for` and `if`, which AutoGraph converts."""
     values = objectives.classification(model, batch, training=training)
     loss = values["loss"]
     for _ in tf.range(2):
@@ -98,7 +98,7 @@ def bounded(model, batch, *, training):
 
 
 class Table(keras.Model):
-    """A table whose rows the examples read, and a layer that nothing depends on."""
+    """An embedding, and a layer that is not used."""
 
     def __init__(self, rows: int, columns: int):
         super().__init__(name="table")
@@ -116,7 +116,7 @@ def not_a_model() -> str:
 
 
 def with_epoch(batch, seeds, *, training, scale: float = 1 / 16):
-    """Prepares images, and hands on the epoch."""
+    """Prepares images, and adds the epoch to the batch."""
     epoch = tf.bitwise.bitwise_and(seeds[:, 0], 2**32 - 1)
     return prepare.image(batch, seeds, training=training, scale=scale) | {"epoch": epoch}
 

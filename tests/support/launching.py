@@ -18,19 +18,19 @@ from processes import REPOSITORY as REPOSITORY
 
 from tfdist.cluster.wire import listener
 
-# Left by the launcher of the tests; and a setting that would make TensorFlow talk more than tfdist lets it.
+# Variables of the launcher of the tests, and the level of TensorFlow's log.
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")
-# Weights are equal to the bit on one topology, and within this on another (sums are taken in another order).
+# Weights are bitwise equal on one topology, and equal to this tolerance on another, which sums in another order.
 ATOL = 1e-5
-# What `free_ports` gives.
+# The range of `free_ports`.
 _PORTS = (20000, 32000)
 
 
 def free_ports(count: int) -> list[int]:
     """Finds ports that no program uses, and that the kernel gives to no outgoing connection.
 
-    A worker opens its port seconds later. So all tests that run at the same time count in one file, and none is given a
-    port again before thousands of others.
+    A worker opens its port seconds later. So all tests that run at the same time use one counter, in a file, and a port
+    is used again only after thousands of others.
     """
     ports: list[int] = []
     with open(pathlib.Path(tempfile.gettempdir()) / f"tfdist-test-ports-{os.getuid()}", "a+") as file:

@@ -1,4 +1,4 @@
-"""Two hosts on this machine, each with a network of its own, that a cable joins; it can be pulled. Needs root."""
+"""Two network namespaces on this machine, joined by a virtual cable that can be pulled. Needs root."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def address(host: int) -> str:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[list[list[str]]]:
-    """Makes two hosts that a cable joins; yields, for each, the words that run a command there."""
+    """Makes two hosts joined by a cable; yields, for each, the command prefix that runs a command there."""
     with contextlib.ExitStack() as stack:
         holders = []
         for _ in range(2):

@@ -226,7 +226,7 @@ class Wrapped(keras.Sequential):
 
 
 class Noisy(keras.Model):
-    """Draws random numbers in every way, and has state in every place that must be saved."""
+    """Uses every kind of random numbers, and every kind of state that a checkpoint must hold."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reads the input pipelines of several configs on the devices of one worker, and notes what each step takes.
+"""Reads the input pipelines of several configs on the devices of one worker, and records the examples of each step.
 
 usage: python pipeline_probe.py OUT DEVICES FOLDER   -> writes OUT, an .npz file, and once the files in FOLDER
 """
@@ -71,7 +71,7 @@ def records(split: str) -> tf.data.Dataset:
 
 
 def numbered(batch, seeds, *, training):
-    """Hands on which examples these are, and their seeds."""
+    """Returns the ids of the examples, and their seeds."""
     return {"id": count("prepared", batch["image"]), "seed": seeds[:, 1], "stream": seeds[:, 0]}
 
 

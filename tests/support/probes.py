@@ -1,4 +1,4 @@
-"""Measurements inside of worker processes, which hand back arrays that the tests compare with what they should be.
+"""Measurements in worker processes: each returns arrays, which the tests compare with expected values.
 
 A pytest process cannot do this: the number of logical devices is fixed with its first TensorFlow operation.
 """
@@ -70,10 +70,10 @@ def measure(
 
 
 def forget() -> None:
-    """Makes room for another strategy in this process, and for the names of another model."""
+    """Resets Keras' names and, with one worker, TensorFlow's context: this process can then make another strategy."""
     keras.utils.clear_session()
     if not SEVERAL_WORKERS:
-        # The next strategy numbers its collectives as the last one did, and TensorFlow remembers those.
+        # The next strategy has the same collective ids as the last one, which TensorFlow still holds.
         context._reset_context()
 
 
@@ -407,7 +407,7 @@ def traces(options: c.Cluster) -> Arrays:
 
 
 def collectives(options: c.Cluster) -> Arrays:
-    """How many collective operations stand in a step, and how many in the rest of a call, for some ways to sum."""
+    """Counts the collective operations in a step and in the rest of a call, for several `Communication` options."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10})
     iterator = run.cluster.distribute(run.training_data(0, 1))
     found = {"bytes per pack": np.array(run.context.communication_options.bytes_per_pack)}
@@ -427,7 +427,7 @@ def collectives(options: c.Cluster) -> Arrays:
 
 
 def seeds(options: c.Cluster) -> Arrays:
-    """The weights that a worker begins with, made from a seed of its own: in the strategy's scope, and alone."""
+    """The initial weights of a worker with its own seed: made in the strategy's scope, and outside of it."""
     forget()
     cluster = strategy.connect(options)
     kernels = []
@@ -441,7 +441,7 @@ def seeds(options: c.Cluster) -> Arrays:
 
 
 def local_rounds(options: c.Cluster) -> Arrays:
-    """The line after 4 rounds of local steps, on all replicas and on one alone, and after as many plain steps there."""
+    """A fitted line after 4 rounds of local steps, on all replicas and on one; and after as many plain steps on one."""
     line = {
         "model": {"target": "tfdist.zoo.classic:line", "m": -1.0, "n": 2.0},
         "objective": {"target": "tfdist.zoo.classic:line_error"},
@@ -544,10 +544,10 @@ PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
 if __name__ == "__main__":
     out, all_devices, *names = sys.argv[1:]
     measured: Arrays = {}
-    if SEVERAL_WORKERS:  # Which meet once.
+    if SEVERAL_WORKERS:  # They connect once for all probes.
         once = functools.cache(functools.partial(strategy.connect, c.Cluster(connect_seconds=60.0)))
         strategy.connect = lambda *args, **keywords: once()
-        # As on machines with different numbers of cores, on which sums of large tensors have another order.
+        # As on machines with different numbers of cores, which add large tensors in different orders.
         rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
         tf.config.threading.set_intra_op_parallelism_threads(1 + 15 * rank)
     for name in names:

@@ -75,7 +75,7 @@ def run(
         subprocess.TimeoutExpired: a process has not ended.
     """
     with started(commands, environments, grace=10.0, cwd=cwd) as processes:
-        # One after another: what they write while they wait fits into their pipes.
+        # One after another: the output of those that wait fits into their pipes.
         outputs = [process.communicate(timeout=timeout)[0].decode() for process in processes]
     return [process.returncode for process in processes], outputs
 
@@ -83,7 +83,7 @@ def run(
 def until(
     condition: Callable[[], Any], seconds: float = 120.0, shown: Callable[[], str] = str, pause: float = 0.02
 ) -> Any:
-    """Waits until `condition()` is true, and returns its value; `shown()` is the message where that takes too long."""
+    """Waits until `condition()` is true, and returns its value; `shown()` is the message after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, shown()
@@ -97,28 +97,28 @@ def children(parent: int) -> list[int]:
         found = psutil.Process(parent).children()
     except psutil.NoSuchProcess:
         return []
-    return [child.pid for child in found if _asked(child.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in found if _query(child.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE]
 
 
 def command_line(pid: int) -> str:
-    """The words of a process, with spaces between them; empty where it has ended."""
+    """Returns the command line of a process; "" if it has ended."""
     try:
-        return " ".join(_asked(psutil.Process(pid).cmdline, []))
+        return " ".join(_query(psutil.Process(pid).cmdline, []))
     except psutil.NoSuchProcess:
         return ""
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables with which a process was started; empty where it has ended."""
+    """Returns the environment of a process at its start; {} if it has ended."""
     try:
-        return _asked(psutil.Process(pid).environ, {})
+        return _query(psutil.Process(pid).environ, {})
     except psutil.NoSuchProcess:
         return {}
 
 
-def _asked(question: Callable[[], Any], otherwise: Any) -> Any:
-    """What psutil answers; `otherwise` where the process is gone or another user's."""
+def _query(method: Callable[[], Any], default: Any) -> Any:
+    """Returns the result of a method of psutil; `default` if the process has ended or is another user's."""
     try:
-        return question()
+        return method()
     except (psutil.Error, OSError):
-        return otherwise
+        return default
