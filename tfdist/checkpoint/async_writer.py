@@ -22,9 +22,9 @@ from tfdist.checkpoint import export
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import files
 
-# How long `save` waits for the previous checkpoint, in seconds. After that, the checkpoint next in line is skipped.
+# `save` waits so many seconds for the previous checkpoint. After that, the next checkpoint is skipped.
 _MAX_WAIT_SECONDS = 30.0
-# What killed runs leave behind, by suffix, and its age in seconds at which the next start removes it.
+# Suffixes of files that killed runs leave behind, and the age in seconds at which the next start removes them.
 _LEFTOVERS = {".writing": 0, ".removing": 0, ".tmp": 3600, ".damaged": 7 * 86400}
 
 

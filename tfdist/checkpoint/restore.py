@@ -20,7 +20,7 @@ _TOGETHER = 2**25
 
 
 class Workers(Protocol):
-    """What is needed of `cluster.cluster.Cluster`."""
+    """The members of `cluster.cluster.Cluster` that this module uses."""
 
     @property
     def num_workers(self) -> int:

@@ -1,4 +1,4 @@
-"""Who takes part in a run, how the workers meet, which worker is lost, and how a process stops.
+"""The workers of a run: finds and connects them, detects lost ones, and stops processes.
 
     connect(options) -> Cluster   strategy.py: rendezvous, then one tf.distribute strategy per process
     Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier, chief_first
@@ -10,5 +10,6 @@
     rendezvous/                   all workers connect and compare before TensorFlow starts
     liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
 
-The only wing that names launchers' variables. With training/step the only one that names tf.distribute. Imports config.
+The only wing that names launchers' variables. Besides it, only training/step/gradients.py and the parameter servers in
+tools/ name tf.distribute. Imports config.
 """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-# What users start; other modules with a main program are started by these.
+# Modules that users start; these start other modules with a main program.
 COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
 # Modules that do not exist, which mean the first command.
 _TRAINING = ("train", "training", "run", "fit")

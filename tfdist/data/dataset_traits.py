@@ -8,7 +8,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetTraits:
-    """How a pipeline behaves in the next pass, and in the next start."""
+    """Whether a pipeline repeats its batches in the next pass, and in the next start."""
 
     # True if every pass gives the same batches, so that a resume can skip finished passes.
     is_deterministic: bool

@@ -18,7 +18,7 @@ Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
 
 
 class Distributor(Protocol):
-    """What a pipeline needs of the cluster; see `tfdist.cluster.cluster.Cluster`."""
+    """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
 
     num_workers: int
 

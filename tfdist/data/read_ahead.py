@@ -1,4 +1,4 @@
-"""How many elements of a dataset are read ahead: bounded by their bytes.
+"""The number of elements of a dataset that are read ahead: bounded by their bytes.
 
 `tf.data.AUTOTUNE` has no bound here, because autotuning is off (`cluster/distributed_dataset.py`): `map` runs one call
 per core, and `prefetch` doubles its buffer each time that a step finds it empty after it was full, up to hundreds of

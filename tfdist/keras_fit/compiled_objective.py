@@ -39,7 +39,7 @@ class CompiledObjective:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is summed in each step: the loss, and each output's own if there are several."""
+        """The values that each step sums: the loss, and each output's own if there are several."""
         return ("loss", *(tracker.name for tracker in self._trackers))
 
     @property

@@ -1,4 +1,4 @@
-"""What a run replaces in the model and in Keras, and restores at its end."""
+"""Replaces parts of the model and of Keras during a run, and restores them at its end."""
 
 import contextlib
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ _LEAVE_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResult:
-    """How one attempt, with all its workers, ended."""
+    """The end of one attempt, of all its workers."""
 
     # The exit code of the run; negative: a worker was killed by that signal.
     code: int

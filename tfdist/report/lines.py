@@ -34,9 +34,9 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How a row is written."""
+    """The form of a row."""
 
-    # The number of steps, and what an example is called.
+    # Whether it has the number of steps, and the name of examples.
     steps: bool = False
     examples: bool = True
     # Between a value of training and the evaluation's of the same name; None: evaluations follow, as `val_loss 0.5`.
@@ -55,7 +55,7 @@ class LineFormat:
     epochs: float
     # Write the time of day, and the time left before the measurements: for files. A terminal has a bar.
     clock: bool
-    # What an example is called.
+    # The name of examples.
     examples: str = "examples"
     # Whether evaluations are expected: all lines leave room for them, and so have one form.
     evaluates: bool = False

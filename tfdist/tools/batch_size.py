@@ -25,7 +25,7 @@ HEADER = ("batch_per_replica", "batch_size", "replicas", "result", "memory_mb_pe
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What the trial of one batch found."""
+    """The result of the trial of one batch."""
 
     # FITS, OUT_OF_MEMORY, TOO_FEW or REFUSED of batch_size_trial.
     result: str
@@ -85,7 +85,7 @@ def search(
             if trial.reason == refused or 2 * batch > ceiling:
                 raise ValueError(trial.reason)
             refused, unit, batch = trial.reason, 2 * batch, 2 * batch
-        elif trial.result == batch_size_trial.REFUSED and not good:  # What is smaller is refused too.
+        elif trial.result == batch_size_trial.REFUSED and not good:  # Smaller ones are refused too.
             break
         elif trial.result == batch_size_trial.TOO_FEW and not good:
             batch = _power_up_to(ceiling // unit) * unit or None

@@ -14,7 +14,7 @@ from tfdist.cluster.discovery import slurm
 from tfdist.launch import local_workers, processes
 from tfdist.report import metrics_file
 
-# How replicas are started: as workers on this machine, as logical devices of one process, as tasks of a Slurm step.
+# Replicas are workers on this machine, logical devices of one process, or tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
 
 

@@ -1,4 +1,4 @@
-"""What the loop does with checkpoints: restores the newest one, saves the run, and marks it as finished."""
+"""Checkpoints of the loop: restores the newest one, saves the run, and marks it as finished."""
 
 import json
 import os
@@ -162,14 +162,14 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         raise nonfinite.diverged(tools, f"The weights are no longer finite after step {state.step}", steps)
     if scheduled:
         state.regular = state.step
-    _complete(run, state)
+    _record_metrics(run, state)
     if tools.checkpointer is not None:
         state.callbacks, arrays = run.callbacks.state()
         tools.checkpointer.save(state.step, checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
 
 
-def _complete(run: Run, state: TrainingState) -> None:
-    """Adds the state of the metrics, if the epoch is not complete. Every worker calls it."""
+def _record_metrics(run: Run, state: TrainingState) -> None:
+    """Writes the state of the metrics to `state`, if the epoch is not complete. Every worker calls it."""
     within_epoch = state.step % run.steps_per_epoch != 0
     state.metrics = run.objective.state() if within_epoch else []
 
@@ -182,7 +182,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     run = tools.run
     if run.workdir is None or tools.consistency.step is None:  # Not compared before: nothing was trained.
         return
-    _complete(run, state)
+    _record_metrics(run, state)
     if tools.checkpointer is None:
         return
     tools.checkpointer.wait()

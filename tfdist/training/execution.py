@@ -19,7 +19,7 @@ class StopRequested(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What one execution did; the same on every worker."""
+    """The result of one execution; the same on every worker."""
 
     steps: int
     # Over all replicas: sums over examples by the objective's names, and those of `objective.COUNTS` and

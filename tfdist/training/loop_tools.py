@@ -31,7 +31,7 @@ from tfdist.training.tensorboard_extras import TensorBoardExtras
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class LoopTools:
-    """What the loop works with."""
+    """The objects that the loop uses besides the state: report, checkpointer, compiled steps and checks."""
 
     run: run_lib.Run
     report: Reporter

@@ -1,4 +1,4 @@
-"""What happens when the loss, a gradient or a weight is non-finite: stop, skip the step, or roll back.
+"""Handles a non-finite loss, gradient or weight: stops, skips the step, or rolls back.
 
 One function per value of `config.train.nonfinite`; each decides on values that are equal on all workers.
 

@@ -24,7 +24,7 @@ from tfdist.training.step.objective import Objective
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run consists of; made by `setup.build_run`, and by `keras_fit.setup.make_run` for scripts."""
+    """The parts of a run; made by `setup.build_run`, and by `keras_fit.setup.make_run` for scripts."""
 
     config: config_lib.Config
     # None: nothing is written, and nothing is resumed.
@@ -59,7 +59,7 @@ class Run:
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # The learning rate that the config or the script sets, if callbacks may change it; None: a schedule computes it.
     learning_rate: float | None = None
-    # What an example is called in the log.
+    # The name of examples in the log.
     example_name: str = "examples"
     # For the log, not known for scripts: the config file, and the examples of the training split.
     config_file: str = ""
@@ -75,7 +75,7 @@ class Run:
     model_input: str = ""
     # The model -> what is exported of it.
     exported: Callable[[keras.Model], keras.Model] = lambda model: model
-    # What each replica does in a training step.
+    # The training step of each replica.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     # The context in which executions run.
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def objective(self) -> Objective:
-        """What is minimised."""
+        """The objective: the model with its loss and metrics."""
         return self.context.objective
 
     @property

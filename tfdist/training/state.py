@@ -27,7 +27,7 @@ class IntervalTotals:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class TrainingState:
-    """Where the loop is."""
+    """The progress of the run: all that changes besides the variables."""
 
     step: int = 0
     # The last step after which the run was evaluated.

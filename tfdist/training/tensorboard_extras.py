@@ -1,4 +1,4 @@
-"""What TensorBoard shows in addition to scalars: the model's graph, histograms of the weights, a profile of some steps.
+"""TensorBoard data besides scalars: the model's graph, histograms of the weights, a profile of some steps.
 
 On the chief only: profiling two workers at the same time corrupts memory.
 """

@@ -1,4 +1,4 @@
-"""What configs name by dotted path: models, sources, preprocessing, objectives, optimizers, schedules.
+"""Functions that configs name by dotted path: models, sources, preprocessing, objectives, optimizers, schedules.
 
     models.py, classic.py, airbench.py         networks; normalization.py: batch normalisation in groups
     courses.py                                 networks and preprocessing of `configs/courses/`

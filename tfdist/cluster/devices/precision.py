@@ -27,7 +27,7 @@ _TILES, _VECTORS = ("amx_bf16",), ("avx512_bf16", "bf16")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What decides how fast a replica's device multiplies in each precision."""
+    """The properties of a replica's device that decide how fast it multiplies in each precision."""
 
     # "GPU" or "CPU".
     type: str

@@ -34,7 +34,7 @@ class ChiefFailedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """What another worker is doing, as of its last message."""
+    """The state of another worker, according to its last message."""
 
     # The call in which it waits for all others, in words, and the seconds since; None: it is in no such call.
     waits: tuple[str, float] | None
@@ -50,7 +50,7 @@ class HeartbeatMonitor:
     # One dict per worker in rank order, as returned by `preflight.rendezvous`.
     members: Sequence[Mapping[str, Any]]
     options: config_lib.Cluster
-    # What signs the messages.
+    # The keys that sign the messages.
     keys: Keys
     # The last completed step of this worker, and when its last execution ended; None: no execution is under way.
     step: int = 0
@@ -62,7 +62,7 @@ class HeartbeatMonitor:
     # Blocks of `paused` that this worker is in; the last moment at which it or a connected worker was in one.
     pauses: int = 0
     last_pause: float = 0.0
-    # What the connected workers sent last.
+    # The last message of each connected worker.
     peers: dict[int, PeerStatus] = dataclasses.field(default_factory=dict)
     # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
     writing_seconds: Callable[[], float] = lambda: 0.0

@@ -1,4 +1,4 @@
-"""What a user's step applies and returns: it is traced once without effect, before the run is made."""
+"""Finds what a user's step applies and returns, by tracing it once without effect, before the run is made."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ StepFunction = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Discovered:
-    """What a step does."""
+    """The results and updates of a user's step."""
 
     function: StepFunction
     # Reported name -> the metric whose result it is, and the key if the result is a dict.

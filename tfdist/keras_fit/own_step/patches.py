@@ -1,4 +1,4 @@
-"""What `fit` replaces in Keras and TensorFlow for a user's step, and restores.
+"""Functions of Keras and TensorFlow that `fit` replaces for a user's step, and restores.
 
 Every replacement does what the original does, except in a thread that traces a user's step.
 """

@@ -69,7 +69,7 @@ class Shard:
 
 
 class _Mode(threading.local):
-    """How Keras' losses are computed in this thread: the replicas of a process are traced in threads, in turns."""
+    """Settings of Keras' losses in this thread: the replicas of a process are traced in threads, in turns."""
 
     # Whether Keras' scaling by the number of replicas is turned off.
     alone: bool = False

@@ -1,4 +1,4 @@
-"""What tfdist is compared with: the bare arithmetic of a step, and the loop that computing centres teach."""
+"""Baselines for tfdist: the bare arithmetic of a step, and the loop that computing centres teach."""
 
 import functools
 from collections.abc import Callable

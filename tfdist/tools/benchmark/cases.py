@@ -1,4 +1,4 @@
-"""What a participant runs, by the kind of its job: functions that run and finish a number of steps."""
+"""The jobs of participants, by kind: functions that run a number of steps and wait for their end."""
 
 import functools
 from collections.abc import Callable

@@ -84,7 +84,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Where the workers run: the host name of each, and the words to put before its command."""
+    """The hosts of the workers: the name of each, and the prefix of its command."""
 
     prefixes: Sequence[Sequence[str]] = ()
     names: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""What a course and its tasks consist of, and where the results of a task are read from. Imports no TensorFlow.
+"""A course, its tasks, and readers of their results. Imports no TensorFlow.
 
 Command lines contain words in capitals, which `lines` replaces: DATA by the path of the page's data, WORKDIR by the
 directory of the task, RUNS by that of the course.
@@ -31,21 +31,21 @@ class Answer:
 class Task:
     """One exercise of a course."""
 
-    # As the page numbers or names it.
+    # The number or name on the page.
     number: str
     title: str
-    # What the page asks, in a sentence or two.
+    # The exercise of the page, in a sentence or two.
     asks: str
     # The command lines with the page's data, networks and sizes.
     page: tuple[str, ...]
     # The same exercise for a laptop without the page's data; (): `page` is small enough.
     laptop: tuple[str, ...] = ()
-    # What the laptop's size leaves out.
+    # Differences between the laptop's size and the page's.
     difference: str = ""
     answers: tuple[Answer, ...] = ()
-    # On which the page's answers were measured.
+    # The hardware of the page's answers.
     hardware: str = ""
-    # Where tfdist's pages say more.
+    # The page of tfdist about it.
     see: str = ""
 
     def needs_data(self) -> bool:
@@ -81,7 +81,7 @@ class Course:
     # The centre or project that gives it, as people also call the course.
     centre: str
     title: str
-    # What --data is.
+    # The meaning of --data.
     data: str
     tasks: tuple[Task, ...]
 

@@ -23,7 +23,7 @@ _KINDS = ("chief", "worker", "ps")
 _POLL_SECONDS = 0.5
 # A task is lost after this many failed connections in a row.
 _FAILED_POLLS = 3
-# How long an error of TensorFlow waits for `exit_when_lost` to name the lost task.
+# Seconds that an error of TensorFlow waits for `exit_when_lost` to name the lost task.
 _NAME_SECONDS = 5.0
 
 

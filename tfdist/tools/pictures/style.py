@@ -19,9 +19,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6E6E6E"
 SURFACE = "cividis"
 DPI = 200
-# What a command prints instead of file names.
+# Printed instead of file names.
 MISSING = "no picture: pip install matplotlib, and run the command again"
-# Where a value stands: shift from its point in points (1/72 inch), horizontal and vertical alignment.
+# Position of a value: shift from its point in points (1/72 inch), horizontal and vertical alignment.
 _PLACES = {
     "above": ((0, 9), "center", "bottom"),
     "below": ((0, -10), "center", "top"),

@@ -47,7 +47,7 @@ class Study:
     """Trainings of one config on increasing numbers of replicas."""
 
     name: str
-    # What was trained how and where, in one line.
+    # One line about the training and the machine.
     described: str
     points: list[Point]
     # Printed by a course, and not measured here.

@@ -33,7 +33,7 @@ Exchange = Callable[[np.ndarray, int], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What happened to the chunks of each of N replicas: one element of each chunk, which has its largest sum."""
+    """The chunks of each of N replicas after each step, represented by the element with the largest sum."""
 
     # float64 [replica, 2 N - 1, chunk]: before the first step and after each.
     values: np.ndarray

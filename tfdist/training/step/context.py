@@ -33,7 +33,7 @@ class TotalsLayout:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """What a training step and an evaluation step use."""
+    """The objects and variables that a training step and an evaluation step use."""
 
     cluster: Cluster
     config: config_lib.Config

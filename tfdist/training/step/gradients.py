@@ -133,7 +133,7 @@ def replicas() -> int:
 
 
 class _Trace(threading.local):
-    """What the step that this thread traces uses: each replica of a process is traced in its own thread, in turns."""
+    """Settings of the step that this thread traces: each replica of a process is traced in its own thread, in turns."""
 
     # The argument of `weighted`; None outside of it.
     weight: tf.Tensor | None = None

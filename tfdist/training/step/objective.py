@@ -1,4 +1,4 @@
-"""What a step minimises: `Objective`, the protocol that the step and the loop use, and its form for configs.
+"""`Objective`: the protocol of a model with its loss and metrics, as the step and the loop use it.
 
 `PerExampleObjective` wraps a config's objective, which returns one value per example. Compiled Keras models have their
 own implementation, `keras_fit.compiled_objective.CompiledObjective`.
@@ -30,7 +30,7 @@ MEASUREMENTS = ("wait_seconds", "stop", "seconds")
 
 
 class ShardResult(NamedTuple):
-    """What one replica's shard of the global batch contributes to a step."""
+    """The sums and gradients of one replica's shard of the global batch."""
 
     # float64 [len(names) + 1]: the sum of each name's values over the examples, and the number of examples.
     sums: tf.Tensor

@@ -50,11 +50,11 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
         f"it ends within the warm-up, at {total_steps / warmup:.2g} of the peak learning rate. To reach the peak, "
         "shorten the warm-up or train for longer."
     )
-    # What follows the warm-up is not reached: any length that leaves room for it will do.
+    # The run does not reach the end of the warm-up: any longer schedule has the same rates.
     return {"total_steps": _TIMES_WARMUP * warmup, "warmup_steps": warmup}, notice
 
 
-# What `take_over_reduction`, `fused_updates.fuse` and `work_sharing.share` set on an optimizer object.
+# Attributes that `take_over_reduction`, `fused_updates.fuse` and `work_sharing.share` set on an optimizer object.
 PUT_ON_OPTIMIZERS = (
     "_all_reduce_sum_gradients",
     "_apply_weight_decay",

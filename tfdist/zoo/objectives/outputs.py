@@ -17,13 +17,13 @@ _CONVERSIONS = ("Cast", "Identity")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What a model returns for a batch."""
+    """The outputs of a model for a batch."""
 
     # float32 [n, ...].
     values: tf.Tensor
     # "softmax" or "sigmoid" if it computed `values`, otherwise "".
     activation: str
-    # float32 [n, ...]: what the activation was applied to; `values` without one.
+    # float32 [n, ...]: the input of the activation; `values` without one.
     logits: tf.Tensor
     # Whether each row of `values` is known to be a distribution; found outside of a graph only.
     distributions: bool = False

@@ -1,4 +1,4 @@
-"""How an optimizer updates the weights.
+"""Updates of the weights by an optimizer.
 
 fused_updates.py  the updates of Keras' optimizers in fewer kernels
 by_lookup.py      the updates of Keras' optimizers from row moments

@@ -22,7 +22,7 @@ from tfdist.training.step.updates import row_moments
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSharing:
-    """What an optimizer with an attribute `work_sharing` uses in `apply`, which is called in `strategy.run`."""
+    """Used in `apply`, within `strategy.run`, by an optimizer with an attribute `work_sharing`."""
 
     num_replicas: int
 
