@@ -70,6 +70,10 @@ def test_partial_calls_later_with_the_arguments_of_both(lab):
         ({"target": "os.no_such:f"}, r"config\.f\.target='os\.no_such:f': there is no module 'os\.no_such'"),
         ({"target": "{lab}:scael"}, r"config\.f\.target='.*:scael': .* has no 'scael'\. Did you mean 'scale'\?"),
         ({"target": "{lab}:Family.membr"}, r"has no 'membr'\. Did you mean 'member'\?"),
+        (
+            {"target": "tfdist.zoo.objectives:classifier"},
+            r"config\.f\.target='.*' is a module, and must be a function\. Did you mean 'classification'\?",
+        ),
         ({"target": "{lab}:CONSTANT"}, r"config\.f\.target='.*:CONSTANT' is not callable: 3"),
         ({"target": "{lab}:scale", "ofset": 1}, r"config\.f\.ofset: .* takes no argument 'ofset'.*mean 'offset'\?"),
         ({"target": "{lab}:scale", "xyz": 1}, r"takes no argument 'xyz'\. It has: factor, offset\."),
