@@ -1,6 +1,7 @@
 """Each worker makes its own rows of a user's `tf.data` pipeline or PyDataset, and what comes out stays the same."""
 
 import collections
+import time
 
 import keras
 import numpy as np
@@ -70,13 +71,29 @@ def test_a_look_at_the_data_takes_no_pass_of_a_shuffle(make):
     passes = make()
     expected = [list(passes.as_numpy_iterator()) for _ in range(3)]
     data = feed(lambda: (make(), {}))
-    batches = data.stream(0).take(2 * data.steps).as_numpy_iterator()
+    batches = data.stream(0, 2 * data.steps).take(2 * data.steps).as_numpy_iterator()
     # Keras makes an iterator after an epoch that it does not use, unless it has to find out where the epoch ends.
     second = expected[1] if make is SHUFFLED["unknown length"] else expected[2]
     for found, wanted in zip(batches, expected[0] + second, strict=True):
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
     assert data.batch_size == 16
+
+
+@pytest.mark.parametrize("make", SHUFFLED.values(), ids=SHUFFLED.keys())
+def test_workers_of_different_speeds_read_the_same_passes_of_a_shuffle(make):
+    """What is read ahead of the last step would take another pass: rows would be evaluated twice, and others never."""
+    passes = []
+    for waits in (0.0, 0.2):
+        tf.random.set_seed(3)
+        data, own = feed(lambda: (make(), {})), []
+        for _ in range(2):
+            opened = iter(data.dataset(ReplicaShard(num_replicas=1), 0, data.steps))
+            own.append([tf.nest.flatten(next(opened)) for _ in range(data.steps)])
+            time.sleep(waits)
+            del opened
+        passes.append(own)
+    tf.nest.map_structure(np.testing.assert_array_equal, *passes)
 
 
 # The largest number of rows in a batch, by which the rows of lookups are padded.
@@ -166,7 +183,7 @@ def test_workers_make_their_rows_of_the_same_batches(name):
     opened = feed(make)
     assert opened.sharded is not None
     whole, _ = elements(make, 1, steps)
-    assert_equal(joined(whole), list(opened.stream(0).take(steps).as_numpy_iterator()))
+    assert_equal(joined(whole), list(opened.stream(0, steps).take(steps).as_numpy_iterator()))
     parts, _ = elements(make, 4 if name == "typical" else 2, steps)
     assert_equal(parts, whole)
     later, _ = elements(make, 1, steps - 5, first_step=5)
@@ -232,7 +249,7 @@ def test_looking_at_the_first_batch_changes_no_order():
     make = lambda: (slices().shuffle(53).batch(16), {})  # noqa: E731
     looked, opened = feed(make), feed(make)
     assert looked.sample()["the seed of shuffle 0"].dtype == np.int64
-    assert_equal(*(list(one.stream(0).take(5).as_numpy_iterator()) for one in (looked, opened)))
+    assert_equal(*(list(one.stream(0, 5).take(5).as_numpy_iterator()) for one in (looked, opened)))
 
 
 def test_rows_that_do_not_come_are_missed():

@@ -166,8 +166,8 @@ def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
 class BatchAdapter:
     """A sequence of global batches, from which each replica takes its rows."""
 
-    # stream(first_step) -> global batches, epoch after epoch: nested tensors [batch, ...].
-    stream: Callable[[int], tf.data.Dataset]
+    # stream(first_step, last_step) -> global batches, epoch after epoch: nested tensors [batch, ...].
+    stream: Callable[[int, int], tf.data.Dataset]
     steps: int
     batch_size: int
     element_spec: Any
@@ -176,9 +176,11 @@ class BatchAdapter:
     sample: Callable[[], dict[str, np.ndarray]] | None
     resume_caveat: str | None = None
     most_rows: int | None = None
-    # sharded(shard, first_step) -> this worker's elements, without the work for other workers' rows; None: every
-    # worker builds whole batches.
-    sharded: Callable[[ReplicaShard, int], tf.data.Dataset] | None = None
+    # sharded(shard, first_step, last_step) -> this worker's elements, without the work for other workers' rows; None:
+    # every worker builds whole batches.
+    sharded: Callable[[ReplicaShard, int, int], tf.data.Dataset] | None = None
+    # Whether nothing is read behind the last step: the next pass would take seeds from a shuffle.
+    stops: bool = False
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For batches that may be others when they are read once more.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None
@@ -189,7 +191,7 @@ class BatchAdapter:
         """Returns this worker's elements; see `DataAdapter`."""
         rows = -(-self.batch_size // shard.num_replicas)
         if self.sharded is not None:
-            elements = self.sharded(shard, first_step).repeat()
+            elements = self._endless(self.sharded(shard, first_step, last_step))
             return read_ahead.prefetched(elements, rows=rows, local_replicas=shard.local_replicas)
 
         def shards(*batch: Any) -> tf.data.Dataset:
@@ -206,13 +208,18 @@ class BatchAdapter:
         def finished(element: dict[str, Any]) -> dict[str, Any]:
             return element | {"data": self.finish(element["data"])}
 
-        del last_step
-        elements = self.stream(first_step).flat_map(shards)
+        elements = self.stream(first_step, last_step).flat_map(shards)
         if self.finish is not None:
             finished = tf.autograph.experimental.do_not_convert(finished)
             elements = elements.map(finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        elements = elements.repeat()
-        return read_ahead.prefetched(elements, rows=rows, local_replicas=shard.local_replicas)
+        return read_ahead.prefetched(self._endless(elements), rows=rows, local_replicas=shard.local_replicas)
+
+    def _endless(self, elements: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns `elements` as a dataset without end: `tf.distribute` would else ask each replica for its end."""
+        if not self.stops:
+            return elements.repeat()
+        # Behind the last step comes an error, which nobody reads.
+        return elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,7 +191,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     traits = dataset_traits.dataset_traits(dataset)
     plain = without_shuffles.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
-    as_keras = inspect_dataset.reshuffles(dataset) and length is not None and options.steps is None
+    stops = inspect_dataset.reshuffles(dataset)
+    as_keras = stops and length is not None and options.steps is None
     if length is None and options.steps is None:
         length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
@@ -200,16 +201,16 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     own = options.preprocess is not None
 
-    def passes(first_step: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
+    def passes(first_step: int, last_step: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
             return dataset.skip(first_step % length).concatenate(dataset.repeat()) if first_step else dataset.repeat()
         repeated = inspect_dataset.passes_of_keras(dataset) if as_keras else dataset.repeat()
-        return repeated.skip(first_step)
+        return repeated.skip(first_step).take(last_step - first_step if stops else -1)
 
-    def sharded(shard: ReplicaShard, first_step: int) -> tf.data.Dataset:
+    def sharded(shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         return shard_before_map.sharded_elements(
-            parts, lambda raw: passes(first_step, raw), shard, lambda rows: base.finish(rows, options)
+            parts, lambda raw: passes(first_step, last_step, raw), shard, lambda rows: base.finish(rows, options)
         )
 
     return BatchAdapter(
@@ -222,5 +223,6 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
         sharded=None if parts is None else sharded,
+        stops=stops,
         finish=(lambda rows: base.finish(rows if in_tuple else rows[0], options)) if own else None,
     )

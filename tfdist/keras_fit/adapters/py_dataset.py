@@ -51,12 +51,15 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
         return base.finish(tf.nest.pack_sequence_as(spec, shaped), options)
 
-    def stream(first_step: int) -> tf.data.Dataset:
+    def stream(first_step: int, last_step: int) -> tf.data.Dataset:
+        del last_step
         numbers = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
         load = tf.autograph.experimental.do_not_convert(lambda step: call(batches.read, step))
         return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
-    def sharded(shard: ReplicaShard, first_step: int) -> tf.data.Dataset:
+    def sharded(shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
+        del last_step
+
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
             total = tf.ensure_shape(tf.numpy_function(batches.num_rows, [step, place(step)], tf.int64), [])
@@ -72,7 +75,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         stream=stream,
         steps=options.steps or length,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
-        element_spec=stream(0).element_spec,
+        element_spec=stream(0, 1).element_spec,
         smallest_batch=1,
         sample=lambda: base.named_columns(_numpy_batch(samples[0])),
         resume_caveat=batches.resume_caveat(),
@@ -160,7 +163,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
     dataset = dataset.map(lambda *parts: base.finish(parts, options))
     return BatchAdapter(
-        stream=dataset.skip,
+        stream=lambda first_step, last_step: dataset.skip(first_step),
         steps=options.steps,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=dataset.element_spec,
