@@ -164,8 +164,8 @@ def _examples(read: Any, num_examples: int, options: DataOptions) -> RandomAcces
     )
 
 
-def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
-    dataset = inspect_dataset.without_prefetch(dataset)
+def _batched(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
+    """Returns `dataset` in batches: of `options.batch_size`, if it has single examples."""
     inputs = dataset.element_spec
     if not options.as_given:
         inputs = keras.utils.unpack_x_y_sample_weight(inputs)[0]
@@ -176,8 +176,11 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         single = sorted(rank + 1 for rank in ranks) == sorted(options.input_ranks)
         if single and options.batch_size is None:
             raise ValueError("The tf.data.Dataset has single examples: pass batch_size, or batch it.")
-    if single:
-        dataset = dataset.batch(options.batch_size)
+    return dataset.batch(options.batch_size) if single else dataset
+
+
+def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
+    dataset = _batched(inspect_dataset.without_prefetch(dataset), options)
     parts = shard_before_map.split_before_maps(dataset)
     most_rows = parts.batch_size if parts else inspect_dataset.most_rows(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
