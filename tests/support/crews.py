@@ -26,7 +26,10 @@ MARK = "TFDIST_CHAOS_CREW"
 STARTS = r"tfdist\.launch: .*Restart \d+ of|chaos: started"
 # Of the first lines of the chief's log: the steps of the run.
 _TOTAL = r"\[0\] batch .* ([\d,]+) steps in "
-STEP = r"\[0\] [\d:]{8} +\S+/\S+ +(\d+) "
+# A report of an interval, with the epoch after it.
+REPORT = r"\[0\] [\d:]{8} +epoch +([\d.]+)/"
+# 1,442 examples in batches of 96.
+STEPS_PER_EPOCH = 15
 _GOES_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST)
 
 
@@ -130,8 +133,8 @@ class Crew:
         """Returns the newest step reported since the last start; 0: none."""
         with self.line_read:
             for _, text in reversed(self.lines):
-                if match := re.search(STEP, text):
-                    return int(match[1])
+                if match := re.search(REPORT, text):
+                    return step_of(match)
                 if re.search(STARTS, text):
                     break
         return 0
@@ -141,12 +144,12 @@ class Crew:
         with self.line_read:
             newest = [
                 next(filter(None, (re.search(pattern, text) for _, text in reversed(self.lines))), None)
-                for pattern in (_TOTAL, STEP)
+                for pattern in (_TOTAL, REPORT)
             ]
         if None in newest:
             return 10**9
-        total, step = (int(match[1].replace(",", "")) for match in newest)
-        return total - step
+        total, report = newest
+        return int(total[1].replace(",", "")) - step_of(report)
 
     def pid(self, rank: int) -> int:
         """Waits for the process of a worker; returns its id.
@@ -167,6 +170,11 @@ class Crew:
     def left_over(self) -> list[str]:
         """Returns the command lines of the processes of this crew that have not ended."""
         return [command_line(pid) for pid in psutil.pids() if environment(pid).get(MARK) == self.mark]
+
+
+def step_of(report: re.Match) -> int:
+    """Returns the step of a line that matches `REPORT`."""
+    return round(float(report[1]) * STEPS_PER_EPOCH)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from crews import STARTS, STEP, Crew, RunOverError, pull
+from crews import REPORT, STARTS, STEPS_PER_EPOCH, Crew, RunOverError, pull, step_of
 
 # As in tests/configs/chaos.py.
 EVALUATION_STEPS, SAVE_STEPS = 13, 8
@@ -164,18 +164,19 @@ def wait_for_phase(crew: Crew, phase: str, rng: random.Random, since: int) -> No
         crew.find(STARTS, since, _NEVER)
         time.sleep(rng.uniform(0.0, 8.0))
         return
-    crew.find(STEP, since, _NEVER)
+    crew.find(REPORT, since, _NEVER)
     if phase == "training":
         time.sleep(rng.uniform(0.0, 1.5))
     elif phase == "evaluation":
         # The line of an evaluated step comes after its evaluation: wait for the step before.
-        steps = "|".join(str(n - 1) for n in range(EVALUATION_STEPS, 9999, EVALUATION_STEPS))
-        crew.find(rf"\[0\] [\d:]{{8}} +\S+/\S+ +({steps}) ", len(crew.lines), _NEVER)
+        steps = range(EVALUATION_STEPS - 1, 9999, EVALUATION_STEPS)
+        epochs = "|".join(re.escape(f"{step / STEPS_PER_EPOCH:.4g}") for step in steps)
+        crew.find(rf"\[0\] [\d:]{{8}} +epoch +({epochs})/", len(crew.lines), _NEVER)
         time.sleep(rng.uniform(0.0, 0.2))
     elif phase == "saving":
         wait_for_save(crew)
     elif phase == "end":
-        crew.find(r"\[0\] [\d:]{8} +(\S+)/\1 ", since, _NEVER)
+        crew.find(r"\[0\] [\d:]{8} +epoch +(\S+)/\1 ", since, _NEVER)
         time.sleep(rng.uniform(0.0, 0.5))
 
 
@@ -243,7 +244,7 @@ def _follow(crew: Crew, kind: Kind, outcome: Outcome, mark: int, step: int, star
         mark = len(crew.lines)
     if kind.restarts:
         mark, _ = crew.find(f"{STARTS}|{_OVER}", mark, _NEVER)
-    number, match = crew.find(f"{STEP}|{_OVER}", mark, _NEVER)
+    number, match = crew.find(f"{REPORT}|{_OVER}", mark, _NEVER)
     outcome.recovery = crew.lines[number][0] - started
     if kind.restarts and match[1] is not None:
-        outcome.lost = max(0, step + 1 - int(match[1]))
+        outcome.lost = max(0, step + 1 - step_of(match))
