@@ -1,4 +1,4 @@
-"""One training step and one evaluation step on one replica. Read this first.
+"""One training step and one evaluation step on one replica. The core of tfdist.
 
 Forward and backward on the replica's shard, one all-reduce of the gradients, one update of the optimizer.
 """
