@@ -111,7 +111,7 @@ class Table(keras.Model):
 
 
 def not_a_model() -> str:
-    """Returns something else than a Keras model."""
+    """Returns an object that is not a Keras model."""
     return "a model"
 
 

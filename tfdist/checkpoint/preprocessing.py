@@ -1,8 +1,8 @@
 """`config.checkpoint.export_preprocessing`: the exported model takes images as the source has them.
 
 A prepare or finish function that Keras' own operations can express has an attribute `in_keras`, a function: it gets the
-symbolic images [n, h, w, c] and the keyword arguments of the config, and returns what the function makes of them in an
-evaluation. `tfdist.zoo.prepare` has it for `image`, `image_bytes`, `normalised` and `identity`.
+symbolic images [n, h, w, c] and the keyword arguments of the config, and returns them as the function prepares them in
+an evaluation. `tfdist.zoo.prepare` has it for `image`, `image_bytes`, `normalised` and `identity`.
 """
 
 import functools
@@ -48,8 +48,8 @@ def check(config: config_lib.Config) -> None:
             raise ValueError(
                 f"config.checkpoint.export_preprocessing=True: {field}={target!r} is not known in Keras' operations, "
                 "so the exported model cannot contain it. Set export_preprocessing to False; model.txt then says how "
-                "to prepare its input. Or give the function an attribute in_keras, which returns from symbolic images "
-                "what the function makes of them in an evaluation (docs/guide.md)."
+                "to prepare its input. Or give the function an attribute in_keras, which prepares symbolic images as "
+                "the function prepares images in an evaluation (docs/guide.md)."
             )
 
 
@@ -106,8 +106,8 @@ def build(data: config_lib.Data, stored: np.ndarray, prepared: np.ndarray) -> ke
     if found.shape != prepared.shape or not np.allclose(found, prepared, rtol=_TOLERANCE, atol=_TOLERANCE):
         names = " and ".join(f"{field}={spec['target']!r}" for field, spec in _functions(data))
         raise ValueError(
-            f"config.checkpoint.export_preprocessing=True: in_keras of {names} makes something else of the first "
-            f"examples: {found.dtype} {list(found.shape)} instead of {prepared.dtype} {list(prepared.shape)}, or "
+            f"config.checkpoint.export_preprocessing=True: in_keras of {names} prepares the first examples "
+            f"differently: {found.dtype} {list(found.shape)} instead of {prepared.dtype} {list(prepared.shape)}, or "
             "other values. Correct it, or set export_preprocessing to False."
         )
     return model

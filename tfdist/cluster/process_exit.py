@@ -28,12 +28,12 @@ def run_and_exit(body: Callable[[], int]) -> None:
     try:
         code = body()
     except interruption.StopError as stop:
-        _say(str(stop))
+        _print_error(str(stop))
         code = interruption.EXIT_STOPPED
     except KeyboardInterrupt:
         peer_loss.claim_exit()
         peer_loss.announce_failure("interrupted before the run was saved")
-        _say("interrupted before the run was saved")
+        _print_error("interrupted before the run was saved")
         code = 130
     except Exception as error:
         code = report_exception(error)
@@ -72,35 +72,35 @@ def report_exception(error: Exception) -> int:
         about = f" about {names}" if names else ""
         text = f"another worker was lost: restart all workers. TensorFlow error{about}: {_first_line(str(error))}"
         peer_loss.announce_failure(text)
-        _say(named or text)
+        _print_error(named or text)
         return interruption.EXIT_PEER_LOST
     if isinstance(error, decision.MissingWorkersError):
-        _say(str(error))
+        _print_error(str(error))
         return interruption.EXIT_PEER_LOST
     if isinstance(error, peer_loss.ChiefFailedError):
         peer_loss.claim_exit()
-        _say(str(error))
+        _print_error(str(error))
         return interruption.EXIT_PEER_LOST
     text, _ = _cause(error)
     peer_loss.claim_exit()
     reason = _first_line(text)
     of_user = is_user_error(error)
     if not of_user and peer_loss.reported_by_another(reason, _SAME_FAILURE_SECONDS):
-        _say(f"as another worker, which shows where: {type(error).__name__}: {reason}")
+        _print_error(f"as another worker, which shows where: {type(error).__name__}: {reason}")
         return 1
     peer_loss.announce_failure(reason)
     if of_user:
         if _verbose():
             _print_stack(error)
         place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # A command has no script.
-        _say(f"{text}\n  Called at {place}." if place else text)
+        _print_error(f"{text}\n  Called at {place}." if place else text)
         return 1
     explained = user_code.explain(error) if flags.FLAGS.is_parsed() and not _verbose() else ""
     if explained:
-        _say(f"{explained} --verbosity=1 shows the whole stack.")
+        _print_error(f"{explained} --verbosity=1 shows the whole stack.")
     else:
         _print_stack(error)
-        _say(f"{type(error).__name__}: {reason}")
+        _print_error(f"{type(error).__name__}: {reason}")
     return 1
 
 
@@ -149,7 +149,7 @@ def _first_line(text: str) -> str:
     return next((line for line in message if line), "")
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"tfdist: {_worker()}{user_code.without_colours(text)}", file=sys.stderr)
 
 

@@ -126,7 +126,7 @@ def _bytes_in_keras(
     crop: Sequence[int] | None = None,
     **augmentation: Any,
 ) -> keras.KerasTensor:
-    """Returns what `image_bytes` makes of images in an evaluation, in Keras' own operations."""
+    """Returns images prepared as by `image_bytes` in an evaluation, with Keras' own operations."""
     del augmentation
     stored = images.dtype
     if resize is not None and tuple(images.shape[1:3]) != tuple(resize):
@@ -149,7 +149,7 @@ def _normalised_in_keras(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> keras.KerasTensor:
-    """Returns what `normalised` makes of images, in Keras' own operations."""
+    """Returns images prepared as by `normalised`, with Keras' own operations."""
     if scale is None:
         scale = 1 / 255 if tf.as_dtype(images.dtype).is_integer else 1.0
     factor, offset = _factor_and_offset(images.shape[-1], scale, mean, std)
@@ -158,7 +158,7 @@ def _normalised_in_keras(
 
 
 def _image_in_keras(images: keras.KerasTensor, **options: Any) -> keras.KerasTensor:
-    """Returns what `image` makes of images in an evaluation, in Keras' own operations."""
+    """Returns images prepared as by `image` in an evaluation, with Keras' own operations."""
     of_values = {name: options.pop(name) for name in ("scale", "mean", "std") if name in options}
     return _normalised_in_keras(_bytes_in_keras(images, **options), **of_values)
 

@@ -97,7 +97,7 @@ def test_an_exported_model_with_preprocessing_gives_the_accuracy_of_the_run_on_s
             {},
             r"export_preprocessing=True: config\.data\.prepare='lab:darkened' is not known in Keras' operations",
         ),
-        ({"prepare": {"target": "lab:darkened_wrongly"}}, {}, r"in_keras of config\.data\.prepare=.* something else"),
+        ({"prepare": {"target": "lab:darkened_wrongly"}}, {}, r"in_keras of config\.data\.prepare=.* differently"),
         ({}, {"inputs": "token"}, r"config\.objective\.inputs is 'token': set export_preprocessing to False"),
     ],
 )
