@@ -4,37 +4,51 @@ usage: python shipped.py OUT.json CONFIG   ->  {replicas: [loss, largest change 
 
 The difference is the largest between a weight and that on one replica. What batch normalisation and dropout compute
 depends on the number of replicas. A config with them is changed: statistics are those of the whole batch, nothing is
-dropped, and layers compute in float64: in float32, new weights amplify the rounding of the statistics to 2e-4. Such a
-config also makes steps on the largest number of replicas as it is: "unchanged".
+dropped, and layers compute in float64: in float32, new weights amplify the rounding of the statistics to 2e-4, and the
+50 layers of a ResNet amplify it further. Such a config also makes steps on several replicas as it is: "unchanged".
 """
 
+import gc
 import importlib
 import json
 import pathlib
 import sys
 from typing import Any
 
+import forked
 import keras
 import numpy as np
 import probes
+import tensorflow as tf
 from processes import REPOSITORY
 
 from tfdist import config as c
 from tfdist.config import specs
 from tfdist.training import evaluate, loop_tools, setup
+from tfdist.zoo import sources
 
 REPLICAS = (1, 2, 4, 8)
 STEPS = 2
 # Config -> the images on which it is trained here: small ones, if its network allows that. None: its own data.
-# Not here: the networks of keras.applications, whose steps are traced for minutes.
 IMAGES: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(("digits", "line", "courses.cscs_line")),
     **dict.fromkeys(("mlp", "mnist", "courses.bsc_mnist", "courses.sctrain_mlp"), (28, 28, 1)),
     **dict.fromkeys(("cifar", "cifar_fast"), (32, 32, 3)),
     **dict.fromkeys(("alexnet", "courses.sctrain_alexnet"), (67, 67, 3)),
+    **dict.fromkeys(("cifar_resnet50", "cifar_resnet50v2"), (32, 32, 3)),
+    **dict.fromkeys(("courses.bsc_resnet50v2", "courses.idris_resnet50"), (32, 32, 3)),
+    "imagenet": (32, 32, 3),
+    "courses.cscs_imagenet": (75, 75, 3),  # The smallest images of InceptionV3.
 }
+# Networks of keras.applications, on up to four replicas: eight of a ResNet-50 in float64 take 14 GB and 15 minutes.
+APPLICATIONS = (
+    *("cifar_resnet50", "cifar_resnet50v2", "imagenet"),
+    *("courses.bsc_resnet50v2", "courses.idris_resnet50", "courses.cscs_imagenet"),
+)
+# Those whose sources are encoded images.
+JPEGS = ("imagenet", "courses.cscs_imagenet")
 # Networks with unsynchronised batch normalisation or dropout.
-PER_REPLICA = ("alexnet", "courses.sctrain_alexnet")
+PER_REPLICA = ("alexnet", "courses.sctrain_alexnet", *APPLICATIONS)
 
 
 def smaller(name: str) -> c.Config:
@@ -53,10 +67,34 @@ def smaller(name: str) -> c.Config:
         config.data.evaluation_split = config.checkpoint.best_metric = None
     config.data.source = {"target": "tfdist.zoo.sources:synthetic", "shape": shape, "num_test_examples": 16}
     config.data.source["num_examples"] = 4 * config.data.batch_size
-    config.data.prepare.pop("resize", None)
+    if name in JPEGS:
+        config.data.source |= {"target": "shipped:jpegs", "num_classes": 1000}
+        config.data.prepare |= {"size": shape[0]} if "size" in config.data.prepare else {"resize": shape[:2]}
+    else:
+        config.data.prepare.pop("resize", None)
     if name in PER_REPLICA:
         config.model["input_shape"] = shape
     return config
+
+
+class Jpegs:
+    """A source of the images of another one, as JPEGs."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, with "image" string [n]."""
+        batch = self._source.read(ids)
+        return {**batch, "image": tf.map_fn(tf.io.encode_jpeg, batch["image"], fn_output_signature=tf.string)}
+
+
+def jpegs(split: str, **arguments: Any) -> Jpegs:
+    """Returns the images of `tfdist.zoo.sources:synthetic` as JPEGs."""
+    return Jpegs(sources.synthetic(split, **arguments))
 
 
 def of_whole_batches(network: dict[str, Any]) -> keras.Model:
@@ -76,6 +114,9 @@ def of_whole_batches(network: dict[str, Any]) -> keras.Model:
 def steps(config: c.Config, workdir: pathlib.Path) -> tuple[float, float, dict[str, np.ndarray]]:
     """Makes some steps and an evaluation; returns the loss, the largest change of a weight, and the weights."""
     probes.forget()
+    gc.collect()  # The last run's variables, of which each replica had a copy.
+    # `forget` has turned them on again. For the graph of several ResNets they take more time than all the rest.
+    forked.disable_graph_optimizers()
     run = setup.build_run(config, workdir)
     before = {key: array.copy() for key, array in probes.weights(run).items()}
     loss = probes.run_steps(run, STEPS)["loss"]
@@ -94,11 +135,14 @@ def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarra
 if __name__ == "__main__":
     sys.path.append(str(REPOSITORY))  # For the package `configs`.
     out, name = sys.argv[1:]
-    counts = [count for count in REPLICAS if smaller(name).data.batch_size % count == 0]
+    most = 4 if name in APPLICATIONS else REPLICAS[-1]
+    counts = [count for count in REPLICAS if count <= most and smaller(name).data.batch_size % count == 0]
     found, alone = {}, {}
     for key in (*counts, *(["unchanged"] if name in PER_REPLICA else [])):
         config = smaller(name)
-        config.cluster.logical_devices = counts[-1] if key == "unchanged" else key
+        # Two replicas have eight images each. With fewer, some variances over 1x1 pixels are near 0.
+        unchanged = 2 if name in APPLICATIONS else counts[-1]
+        config.cluster.logical_devices = unchanged if key == "unchanged" else key
         if name in PER_REPLICA and key != "unchanged":
             config.model = {"target": "shipped:of_whole_batches", "network": config.model}
         loss, moved, weights = steps(config, pathlib.Path(out).parent / name)
