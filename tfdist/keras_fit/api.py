@@ -94,7 +94,7 @@ def fit(
     setup.check_arguments(cluster, model, "fit")
     collective_guard.check("tfdist.fit")
     setup.check_model(cluster, model, "fit")
-    _check_epochs(epochs, initial_epoch, validation_freq)
+    setup.check_epochs(epochs, initial_epoch, validation_freq)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     options = {"shuffle": bool(shuffle), "class_weight": class_weight, "seed": seed}
@@ -108,14 +108,6 @@ def fit(
     config = _config(model, type(x).__name__, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
     workdir = None if workdir is None else Path(workdir).expanduser()
     return _train(cluster, model, config, data, validation, callbacks, verbose, workdir, initial_epoch)
-
-
-def _check_epochs(epochs: int, initial_epoch: int, validation_freq: int) -> None:
-    if epochs < 1 or initial_epoch < 0 or not isinstance(validation_freq, int) or validation_freq < 1:
-        raise ValueError(
-            "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
-            f"Received: epochs={epochs}, validation_freq={validation_freq}, initial_epoch={initial_epoch}"
-        )
 
 
 def _train(

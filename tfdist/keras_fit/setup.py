@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,11 @@ def kept(
 
 def _build(model: keras.Model, element_spec: Any) -> None:
     """Builds the model, its losses and its metrics for data of `element_spec`."""
+    targets = keras.utils.unpack_x_y_sample_weight(element_spec)[1]
+    if targets is None and model.loss is not None and type(model).compute_loss is keras.Model.compute_loss:
+        raise ValueError(
+            "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
+        )
     if all(spec is None or isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec)):
         model._symbolic_build(data_batch=element_spec)
         return
@@ -207,6 +213,17 @@ def _build(model: keras.Model, element_spec: Any) -> None:
 
     with keras.StatelessScope(), keras.SymbolicScope():
         tf.function(forward, autograph=False).get_concrete_function(element_spec)
+
+
+def check_epochs(epochs: int, initial_epoch: int, validation_freq: int) -> None:
+    """Raises ValueError if one of these arguments of `tfdist.fit` is no whole number, or too small."""
+    given = (epochs, initial_epoch, validation_freq)
+    whole = all(isinstance(one, numbers.Integral) for one in given)
+    if not whole or min(epochs, validation_freq) < 1 or initial_epoch < 0:
+        raise ValueError(
+            "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
+            f"Received: epochs={epochs!r}, validation_freq={validation_freq!r}, initial_epoch={initial_epoch!r}"
+        )
 
 
 def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:

@@ -1,6 +1,7 @@
 """Chooses the data adapter for `x`: arrays, a source, a tf.data dataset, a Keras PyDataset or a generator."""
 
 import dataclasses
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +26,8 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
         ValueError: the data is not supported, its arrays have different lengths, or its length is unknown.
     """
     for name, value in (("batch_size", options.batch_size), ("steps_per_epoch", options.steps)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1. Received: {value}")
+        if value is not None and (not isinstance(value, numbers.Integral) or value < 1):
+            raise ValueError(f"{name} must be a whole number and at least 1. Received: {value!r}")
     if options.class_weight is not None and sample_weight is not None:
         raise ValueError("Give either class_weight or sample_weight: class_weight is turned into sample weights.")
     if not is_arrays(x) and (y is not None or sample_weight is not None):
@@ -49,8 +50,10 @@ def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple
         (x, y, sample_weight) of the first examples, and of the last fraction `part` of them.
 
     Raises:
-        ValueError: the data is not arrays.
+        ValueError: the data is not arrays, or the fraction is not between 0 and 1.
     """
+    if not 0 < part < 1:
+        raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
     if not is_arrays(x):
         raise ValueError(f"validation_split={part} needs arrays: pass validation_data. Received: {type(x).__name__}")
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)

@@ -110,7 +110,7 @@ def _steps(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterat
         workloads.write_data(workload, folder)
         for workers in options.workers if hosts is None else [2]:
             jobs = _step_jobs(name, workers, options, hosts)
-            title = f"{workload.title}, batch {workload.batch}, {workers} worker(s)"
+            title = f"{workload.title}, batch {workload.batch}, {workers} worker{'s' if workers > 1 else ''}"
             results = _take_turns(jobs, options, folder, hosts)
             yield _rows("steps", title, results, f"tfdist {options.variants[0]}")
 

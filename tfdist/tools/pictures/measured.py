@@ -74,11 +74,14 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
     for axes, y, unit in ((left, memory, "MiB per replica"), (right, speeds, "examples per second")):
         axes.plot([row[0] for row in good], y, **style.series(0), label="fits")
         for row, each in zip(good, y, strict=True):
-            style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0])
+            # The line through the largest batch would cross a label above the point.
+            place = "upper right" if row[0] == best else "above"
+            style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0], place=place)
         axes.set(xlabel="batch per replica", ylabel=unit, ylim=(0, 1.25 * max(y, default=1.0)))
         axes.set_xscale("log", base=2)
         axes.margins(x=0.14)
         axes.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
+        axes.yaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
         if best is not None:
             axes.axvline(best, color=style.COLORS[2], linestyle="--", zorder=1, label=f"largest: {best:,}")
     for result in dict.fromkeys(row[3] for row in bad):
