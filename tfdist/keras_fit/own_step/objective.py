@@ -172,9 +172,6 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
         )
         if replicas > 1:
             gradients = row_moments.scale(gradients, weight)
-            for gradient, variable in zip(gradients, known, strict=True):
-                if isinstance(gradient, tf.Tensor):  # In loops it may have no static shape, and is not packed then.
-                    gradient.set_shape(variable.shape)
         gradients, _ = average(gradients, [], [], moments=row_moments.usable_by(optimizer))
         return original(gradients, variables)
 
