@@ -1,17 +1,21 @@
 """Compares Keras' own fit with `python -m tfdist.run` on one worker: a compiled MLP, and a DCGAN with a train_step.
 
-usage: python tests/scripts/fit_speed.py [--rounds=3]
+usage: python tests/scripts/fit_speed.py [--rounds=3] [--networks=mlp:64,wide:1024,dcgan:64] [--workers_only]
 
 Both run this file as an unchanged script, in turns, each time in a process of its own; Keras with several values of
 steps_per_execution. On Linux also one worker on one core against two workers on a core each, with the same global
-batch. The table shows the median milliseconds of a step over the epochs after the first two, and their ratios to
-tfdist.run on one worker. Nothing else should run on the machine.
+batch; with --workers_only nothing else. The table shows the milliseconds of a step, wall-clock and processor time of
+the chief, each in the epoch in which it was shortest, without the first two epochs: other programs on the machine
+disturb this value least. The ratios are to the first line of a network.
 """
 
 import argparse
+import contextlib
+import json
+import os
 import re
 import shutil
-import statistics
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +26,11 @@ import tensorflow as tf
 from keras import layers, ops
 
 EXECUTIONS = (1, 10, 50)
-BATCH, STEPS, EPOCHS = 64, 100, 7
+EPOCHS = 7
+# Networks and their steps per epoch.
+STEPS = {"mlp": 100, "wide": 20, "dcgan": 20}
+# The hidden layers of a perceptron: two of this width.
+WIDTHS = {"mlp": 256, "wide": 1024}
 RANDOM = np.random.default_rng(0)
 
 
@@ -69,66 +77,100 @@ class DCGAN(keras.Model):
 
 
 class Times(keras.callbacks.Callback):
-    """Notes when each epoch ends."""
+    """Notes when each epoch ends: wall-clock and processor seconds."""
 
     def __init__(self):
         super().__init__()
         self.ends = []
 
     def on_epoch_end(self, epoch, logs=None):
-        self.ends.append(time.perf_counter())
+        self.ends.append((time.perf_counter(), time.process_time()))
 
 
-def train(name: str, steps_per_execution: int) -> None:
-    """Trains a network as a plain Keras script does, and prints the median time of a step."""
+def train(name: str, batch: int, steps_per_execution: int) -> None:
+    """Trains a network as a plain Keras script does, and prints the times of a step in the fastest epochs."""
     keras.utils.set_random_seed(0)
-    if name == "mlp":
-        model = keras.Sequential(
-            [keras.Input((784,)), *(layers.Dense(256, activation="relu") for _ in range(2)), layers.Dense(10)]
-        )
+    steps = STEPS[name]
+    if name == "dcgan":
+        model = DCGAN()
+        model.compile(steps_per_execution=steps_per_execution)
+        data = (RANDOM.uniform(size=(batch * steps, 32, 32, 3)).astype("float32"),)
+    else:
+        hidden = (layers.Dense(WIDTHS[name], activation="relu") for _ in range(2))
+        model = keras.Sequential([keras.Input((784,)), *hidden, layers.Dense(10)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=steps_per_execution)
-        data = (RANDOM.normal(size=(BATCH * STEPS, 784)).astype("float32"), RANDOM.integers(0, 10, BATCH * STEPS))
-        steps = STEPS
-    else:
-        model, steps = DCGAN(), STEPS // 5
-        model.compile(steps_per_execution=steps_per_execution)
-        data = (RANDOM.uniform(size=(BATCH * steps, 32, 32, 3)).astype("float32"),)
+        data = (RANDOM.normal(size=(batch * steps, 784)).astype("float32"), RANDOM.integers(0, 10, batch * steps))
     times = Times()
-    model.fit(*data, batch_size=BATCH, epochs=EPOCHS, callbacks=[times], verbose=0)
-    epochs = np.diff(times.ends)[1:]
-    print(f"milliseconds per step: {1000 * statistics.median(epochs) / steps:.3f}")
+    model.fit(*data, batch_size=batch, epochs=EPOCHS, callbacks=[times], verbose=0)
+    wall, processor = 1000 * np.diff(times.ends, axis=0)[1:].min(axis=0) / steps
+    print(f"milliseconds per step: {wall:.3f} {processor:.3f}")
 
 
-def compare(name: str, rounds: int) -> None:
-    """Runs the participants in turns, and prints their medians."""
-    script = [__file__, f"--train={name}"]
-    python, run = [sys.executable], ["-m", "tfdist.run", *script]
-    commands = {f"Keras, {k} steps per execution": [*python, *script, f"--steps_per_execution={k}"] for k in EXECUTIONS}
-    commands["tfdist.run"] = [*python, *run]
+def run(commands: list[tuple[list[str], dict[str, str]]]) -> np.ndarray:
+    """Runs processes with more variables in their environment at the same time; returns what the first one printed."""
+    started = [
+        subprocess.Popen(line, env=os.environ | more, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for line, more in commands
+    ]
+    outputs = [process.communicate()[0] for process in started]
+    assert not any(process.returncode for process in started), outputs
+    found = re.search(r"per step: (\S+) (\S+)", outputs[0])
+    return np.array([float(found[1]), float(found[2])])
+
+
+def free_addresses(number: int) -> list[str]:
+    """Returns addresses on this machine whose ports are free."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [f"localhost:{one.getsockname()[1]}" for one in sockets]
+
+
+def compare(name: str, batch: int, rounds: int, *, workers_only: bool) -> None:
+    """Runs the participants in turns, and prints their shortest times."""
+    script = [__file__, f"--train={name}:{batch}"]
+    plain, ours = [sys.executable, *script], [sys.executable, "-m", "tfdist.run", *script]
+
+    def two_workers() -> list[tuple[list[str], dict[str, str]]]:
+        workers = free_addresses(2)
+        tasks = ({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}} for rank in range(2))
+        return [
+            (["taskset", "-c", str(rank), *ours], {"TF_CONFIG": json.dumps(task)}) for rank, task in enumerate(tasks)
+        ]
+
+    participants = {"tfdist.run": lambda: [(ours, {})]}
+    for k in EXECUTIONS:
+        participants[f"Keras, {k} steps per execution"] = lambda k=k: [([*plain, f"--steps_per_execution={k}"], {})]
+    if workers_only:
+        participants = {}
     if shutil.which("taskset"):
-        commands["tfdist.run, one core"] = ["taskset", "-c", "0", *python, *run]
-        two = ["taskset", "-c", "0,1", *python, "-m", "tfdist.launch", "--workers=2", "--", *run]
-        commands["tfdist.run, two workers, two cores"] = two
-    found = {participant: [] for participant in commands}
+        participants["tfdist.run, one core"] = lambda: [(["taskset", "-c", "0", *ours], {})]
+        participants["tfdist.run, two workers, two cores"] = two_workers
+    found = {participant: [] for participant in participants}
     for _ in range(rounds):
-        for participant, command in commands.items():
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            found[participant].append(float(re.search(r"per step: (\S+)", done.stdout)[1]))
-    medians = {participant: statistics.median(values) for participant, values in found.items()}
-    ours = medians["tfdist.run"]
-    for participant, value in medians.items():
-        print(f"{name:8}{participant:36}{value:10.3f} ms  {value / ours:6.2f} of tfdist.run", flush=True)
+        for participant, commands in participants.items():
+            found[participant].append(run(commands()))
+    shortest = {participant: np.min(times, axis=0) for participant, times in found.items()}
+    first = next(iter(shortest.values()))
+    for participant, (wall, processor) in shortest.items():
+        ratios = f"{wall / first[0]:6.2f} times {processor / first[1]:6.2f} times"
+        print(f"{name:5}{batch:6} {participant:36}{wall:9.3f} ms, processor {processor:9.3f} ms {ratios}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--train", choices=("mlp", "dcgan"))
+    parser.add_argument("--networks", default="mlp:64,wide:1024,dcgan:64", help="NETWORK:GLOBAL_BATCH, ...")
+    parser.add_argument("--workers_only", action="store_true")
+    parser.add_argument("--train", help="NETWORK:GLOBAL_BATCH")
     parser.add_argument("--steps_per_execution", type=int, default=1)
     flags = parser.parse_args()
     if flags.train:
-        train(flags.train, flags.steps_per_execution)
+        network, size = flags.train.split(":")
+        train(network, int(size), flags.steps_per_execution)
     else:
-        for network in ("mlp", "dcgan"):
-            compare(network, flags.rounds)
+        for one in flags.networks.split(","):
+            network, size = one.split(":")
+            compare(network, int(size), flags.rounds, workers_only=flags.workers_only)
