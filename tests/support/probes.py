@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import forked
 import keras
 import lab
 import numpy as np
@@ -75,6 +76,8 @@ def forget() -> None:
     if not SEVERAL_WORKERS:
         # The next strategy has the same collective ids as the last one, which TensorFlow still holds.
         context._reset_context()
+        # They are on again. For the graph of several ResNets they take more time than all the rest.
+        forked.disable_graph_optimizers()
 
 
 def start(options: c.Cluster, **changes) -> run_lib.Run:

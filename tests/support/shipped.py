@@ -15,7 +15,6 @@ import pathlib
 import sys
 from typing import Any
 
-import forked
 import keras
 import numpy as np
 import probes
@@ -115,8 +114,6 @@ def steps(config: c.Config, workdir: pathlib.Path) -> tuple[float, float, dict[s
     """Makes some steps and an evaluation; returns the loss, the largest change of a weight, and the weights."""
     probes.forget()
     gc.collect()  # The last run's variables, of which each replica had a copy.
-    # `forget` has turned them on again. For the graph of several ResNets they take more time than all the rest.
-    forked.disable_graph_optimizers()
     run = setup.build_run(config, workdir)
     before = {key: array.copy() for key, array in probes.weights(run).items()}
     loss = probes.run_steps(run, STEPS)["loss"]
