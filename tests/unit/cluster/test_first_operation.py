@@ -9,6 +9,7 @@ from launching import REPOSITORY, worker_environment
 from tfdist.cluster.devices import first_operation
 
 
+@pytest.mark.workers
 def test_an_operation_before_connect_is_explained():
     code = (
         "import tensorflow as tf, tfdist; tf.ones([2]); from tfdist import config as c; "

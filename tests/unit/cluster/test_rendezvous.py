@@ -1,4 +1,4 @@
-"""Workers that find each other, and workers that do not: real sockets on this machine, threads or processes."""
+"""Workers that find each other: real sockets on this machine, threads or processes."""
 
 import contextlib
 import dataclasses
@@ -8,92 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 from launching import free_ports
+from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free, run, tf_config, worker_specs
 
-from tfdist.cluster import interruption
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import preflight
-from tfdist.cluster.wire import keys, listener
-
-# How much later than the deadline the last worker may end: what `check` promises, and this machine's slowness.
-GRACE_SECONDS = 5.0
-
-
-def tf_config(ports: list[int], rank: int) -> dict[str, str]:
-    workers = [f"localhost:{port}" for port in ports]
-    return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})}
-
-
-def places(ports: list[int]) -> list[WorkerSpec]:
-    return [environment.resolve(tf_config(ports, r), port_base=1024, port_count=1000) for r in range(len(ports))]
-
-
-@dataclasses.dataclass
-class Outcome:
-    """How a worker's check ended, and after how many seconds."""
-
-    roster: list[dict] | None = None
-    error: Exception | None = None
-    seconds: float = 0.0
-
-    @property
-    def message(self) -> str:
-        return str(self.error)
-
-
-class Workers:
-    """Workers that each run `check` in a thread."""
-
-    def __init__(self):
-        self.outcomes: list[Outcome] = []
-        self._threads: list[threading.Thread] = []
-
-    def start(self, spec: WorkerSpec, **keywords) -> None:
-        keywords = {"must_match": {}, "seconds": 20.0} | keywords
-        outcome = Outcome()
-        self.outcomes.append(outcome)
-
-        def work() -> None:
-            start = time.monotonic()
-            try:
-                outcome.roster = preflight.rendezvous(spec, **keywords)
-            except Exception as error:
-                outcome.error = error
-            outcome.seconds = time.monotonic() - start
-
-        self._threads.append(threading.Thread(target=work, daemon=True))
-        self._threads[-1].start()
-
-    def join(self) -> list[Outcome]:
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        return self.outcomes
-
-
-def run(workers: list[tuple[WorkerSpec, dict]]) -> list[Outcome]:
-    """Runs workers side by side, each with its keyword arguments for `check`."""
-    running = Workers()
-    for spec, keywords in workers:
-        running.start(spec, **keywords)
-    return running.join()
-
-
-def assert_all_ports_are_free(ports: list[int]) -> None:
-    with contextlib.ExitStack() as stack:
-        for port in ports:
-            stack.enter_context(listener.listen(port))
 
 
 def test_all_find_each_other_and_get_the_same_roster():
     ports = free_ports(4)
     facts = {"tensorflow": "2.21.0"}
-    outcomes = run([(p, {"must_match": facts, "metadata": {"devices": f"GPU {p.rank}"}}) for p in places(ports)])
+    outcomes = run([(p, {"must_match": facts, "metadata": {"devices": f"GPU {p.rank}"}}) for p in worker_specs(ports)])
     expected = [
         {
             "rank": rank,
@@ -110,7 +39,7 @@ def test_all_find_each_other_and_get_the_same_roster():
 
 
 def test_sixteen_workers_are_quick():
-    outcomes = run([(spec, {}) for spec in places(free_ports(16))])
+    outcomes = run([(spec, {}) for spec in worker_specs(free_ports(16))])
     assert all(outcome.roster == outcomes[0].roster for outcome in outcomes)
     assert [worker["rank"] for worker in outcomes[0].roster] == list(range(16))
     assert max(outcome.seconds for outcome in outcomes) < 10
@@ -118,7 +47,7 @@ def test_sixteen_workers_are_quick():
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_late_worker_is_waited_for(late):
-    workers, all_places = Workers(), places(free_ports(3))
+    workers, all_places = Workers(), worker_specs(free_ports(3))
     for spec in all_places:
         if spec.rank != late:
             workers.start(spec)
@@ -127,116 +56,9 @@ def test_a_late_worker_is_waited_for(late):
     assert all(len(outcome.roster) == 3 for outcome in workers.join())
 
 
-@pytest.mark.parametrize(("asked", "absent"), [(0, None), (2, None), (1, 2), (0, 2), (1, 0)])
-def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
-    """With a worker missing, it is asked while it waits; else before."""
-    ports, workers = free_ports(3), Workers()
-    stop = interruption.StopRequest(reason="SIGTERM" if absent is None else None)
-    present = [spec for spec in places(ports) if spec.rank != absent]
-    for spec in present:
-        # Without rank 0, nobody can tell the others.
-        seconds = 5.0 if absent == 0 and spec.rank != asked else 60.0
-        workers.start(spec, seconds=seconds, stop=stop if spec.rank == asked else None)
-    time.sleep(1.0)
-    stop.reason = "SIGTERM"
-    for spec, outcome in zip(present, workers.join(), strict=True):
-        if absent == 0 and spec.rank != asked:
-            assert isinstance(outcome.error, TimeoutError)
-            continue
-        assert isinstance(outcome.error, interruption.StopError), outcome
-        assert outcome.seconds < 30
-        assert outcome.message == (
-            f"stopped by SIGTERM to rank {asked} (localhost:{ports[asked]}) before training started"
-        )
-
-
-@pytest.mark.parametrize("absent", [0, 2, 3])
-def test_a_missing_worker_is_named_by_all_others_at_the_deadline(absent):
-    ports = free_ports(4)
-    outcomes = run([(p, {"seconds": 3.0}) for p in places(ports) if p.rank != absent])
-    for outcome in outcomes:
-        assert isinstance(outcome.error, TimeoutError)
-        assert "1 of 4 workers did not connect within 3 s" in outcome.message
-        assert f"rank {absent} (localhost:{ports[absent]}): nothing is listening there" in outcome.message
-        assert "config.cluster.connect_seconds" in outcome.message
-        assert 2.9 < outcome.seconds < 3.0 + GRACE_SECONDS
-    assert len({outcome.message for outcome in outcomes}) == 1
-    assert_all_ports_are_free(ports)
-
-
-def test_a_host_without_a_name_is_named_with_the_reason():
-    ports = free_ports(2)
-    workers = [f"localhost:{ports[0]}", f"no-such-host.invalid:{ports[1]}"]
-    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
-    place = environment.resolve({"TF_CONFIG": json.dumps(config)}, port_base=1024, port_count=1000)
-    (outcome,) = run([(place, {"seconds": 1.0})])
-    assert isinstance(outcome.error, TimeoutError)
-    assert f"rank 1 ({workers[1]}): " in outcome.message
-    assert outcome.seconds < 1.0 + GRACE_SECONDS
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_taken_port_is_named_by_all(rank):
-    ports = free_ports(3)
-    with listener.listen(ports[rank]):
-        outcomes = run([(spec, {}) for spec in places(ports)])
-    for outcome in outcomes:
-        assert isinstance(outcome.error, OSError)
-        assert f"rank {rank} (localhost:{ports[rank]}): port {ports[rank]} on host" in outcome.message
-        assert "is in use: another program is listening on it" in outcome.message
-        assert "config.cluster.port_base" in outcome.message
-        assert outcome.seconds < 15  # Not only at the deadline.
-
-
-def test_a_worker_with_other_facts_is_named_with_the_values():
-    def facts(rank: int) -> dict[str, str]:
-        return {"tensorflow": "2.20.0" if rank == 2 else "2.21.0", "python": "3.11"} | ({"config": "f"} if rank else {})
-
-    outcomes = run([(p, {"must_match": facts(p.rank)}) for p in places(free_ports(4))])
-    host = socket.gethostname()
-    for outcome in outcomes:
-        assert isinstance(outcome.error, ValueError)
-        assert f"tensorflow: '2.21.0' on ranks 0-1, 3 ({host}); '2.20.0' on rank 2 ({host})" in outcome.message
-        assert f"config: '(absent)' on rank 0 ({host}); 'f' on ranks 1-3 ({host})" in outcome.message
-        assert "python" not in outcome.message
-
-
-def test_a_gpu_that_two_workers_hold_is_named():
-    outcomes = run([(p, {"exclusive": ["GPU 0", f"GPU {1 + p.rank}"]}) for p in places(free_ports(2))])
-    for outcome in outcomes:
-        assert isinstance(outcome.error, ValueError)
-        assert f"GPU 0 on host {socket.gethostname()} is used by ranks 0-1" in outcome.message
-        assert "GPU 1" not in outcome.message
-
-
-def test_two_processes_with_one_rank_are_noticed():
-    ports = free_ports(3)
-    all_places = places(ports)
-    # What should have been rank 2 claims to be rank 1; on another host, so to say: it can listen.
-    all_places[2] = dataclasses.replace(all_places[1], port=ports[2])
-    outcomes = run([(spec, {}) for spec in all_places])
-    for outcome in outcomes:
-        assert isinstance(outcome.error, OSError)
-        assert "have rank 1. Each worker needs its own rank (in TF_CONFIG: task.index)" in outcome.message
-        assert outcome.seconds < 15  # Not only at the deadline.
-
-
-def test_another_job_at_a_workers_address_is_noticed():
-    ports = free_ports(2)
-    here, there = places(ports)
-    outcomes = run([(here, {}), (dataclasses.replace(there, job="another"), {})])
-    assert f"rank 1 (localhost:{ports[1]}): " in outcomes[0].message
-    assert "a worker of another job is listening there ('another'" in outcomes[0].message
-    assert f"rank 0 (localhost:{ports[0]}): " in outcomes[1].message
-    assert f"a worker of another job is listening there ('{here.job}'" in outcomes[1].message
-    assert all(isinstance(outcome.error, TimeoutError) for outcome in outcomes)
-    # One of them gives up before the deadline; the other one may then hope that the place is free.
-    assert min(outcome.seconds for outcome in outcomes) < 15
-
-
 def test_strangers_change_nothing():
     ports = free_ports(3)
-    workers, all_places = Workers(), places(ports)
+    workers, all_places = Workers(), worker_specs(ports)
     for spec in all_places[:2]:
         workers.start(spec)
     time.sleep(0.3)
@@ -266,7 +88,7 @@ def test_strangers_change_nothing():
 def test_forged_messages_without_the_key_change_nothing():
     """Each would have ended the run, or sent a worker elsewhere, before messages were signed."""
     ports = free_ports(3)
-    workers, all_places = Workers(), places(ports)
+    workers, all_places = Workers(), worker_specs(ports)
     for spec in all_places[:2]:
         workers.start(spec)
     time.sleep(0.3)
@@ -297,20 +119,9 @@ def test_forged_messages_without_the_key_change_nothing():
     assert {worker["address"].partition(":")[0] for outcome in outcomes for worker in outcome.roster} == {"localhost"}
 
 
-def test_a_worker_with_another_key_is_named():
-    ports = free_ports(2)
-    here, there = places(ports)
-    other = keys.Keys((b"another key, of 64 hexadecimal digits",))
-    outcomes = run([(here, {"seconds": 8.0}), (there, {"seconds": 8.0, "keys": other})])
-    for rank, outcome in enumerate(outcomes):
-        assert isinstance(outcome.error, TimeoutError)
-        assert f"rank {1 - rank} (localhost:{ports[1 - rank]}): " in outcome.message
-        assert "a worker with another key is listening there" in outcome.message and "TFDIST_KEY" in outcome.message
-
-
 def test_workers_listen_only_where_the_others_connect():
     ports = free_ports(2)
-    place, workers = places(ports)[0], Workers()
+    place, workers = worker_specs(ports)[0], Workers()
     workers.start(place, seconds=2.0)
     time.sleep(0.5)
     with contextlib.closing(socket.socket(socket.AF_INET6)) as other:  # The same port at another address is free.
@@ -357,31 +168,9 @@ def test_workers_that_nobody_places_find_each_other():
 
 def test_a_shared_workdir_is_made_and_left_empty(tmp_path):
     workdir = tmp_path / "runs" / "first"
-    outcomes = run([(spec, {"workdir": workdir}) for spec in places(free_ports(3))])
+    outcomes = run([(spec, {"workdir": workdir}) for spec in worker_specs(free_ports(3))])
     assert all(len(outcome.roster) == 3 for outcome in outcomes)
     assert list(workdir.iterdir()) == []
-
-
-def test_workers_that_do_not_see_the_workdir_are_named(tmp_path):
-    ports = free_ports(3)
-    (tmp_path / "mine").mkdir()
-    workdirs = [tmp_path / "ours", tmp_path / "ours", tmp_path / "mine"]
-    outcomes = run([(p, {"workdir": workdirs[p.rank], "seconds": 2.0}) for p in places(ports)])
-    for outcome in outcomes:
-        assert isinstance(outcome.error, FileNotFoundError)
-        named = f"rank 2 (localhost:{ports[2]}), on host {socket.gethostname()}, at {tmp_path / 'mine'}"
-        assert named in outcome.message
-        assert "rank 1" not in outcome.message
-        assert outcome.seconds < 2.0 + GRACE_SECONDS
-    assert list((tmp_path / "ours").iterdir()) == []
-
-
-def test_a_workdir_that_cannot_be_written_ends_all(tmp_path):
-    (tmp_path / "file").write_text("")
-    workdir = tmp_path / "file" / "run"
-    for outcome in run([(spec, {"workdir": workdir}) for spec in places(free_ports(2))]):
-        assert isinstance(outcome.error, OSError)
-        assert f"workdir cannot be written: Not a directory. Received: '{workdir}'" in outcome.message
 
 
 def test_a_worker_alone_opens_nothing():

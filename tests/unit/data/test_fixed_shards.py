@@ -51,6 +51,7 @@ def numbers(batch) -> np.ndarray:
     return batch["image"].numpy()[:, :2, 0, 0].copy().view(np.uint16)[:, 0]
 
 
+@pytest.mark.workers
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("count", [2, 4])
 def test_memory_of_a_worker_decreases_with_the_number_of_workers(path, count):
