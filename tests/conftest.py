@@ -17,7 +17,15 @@ from slurm_cluster import slurm_cluster, slurm_missing
 
 TESTS = pathlib.Path(__file__).parent
 # What the tests of a directory are where they do not say it themselves; files of tests/ itself are unit tests.
-KINDS = {"unit": "unit", "golden": "workers", "workers": "workers", "slurm": "slurm", "docs": "docs", "gpu": "gpu"}
+KINDS = {
+    "unit": "unit",
+    "unit/zoo": "zoo",
+    "golden": "workers",
+    "workers": "workers",
+    "slurm": "slurm",
+    "docs": "docs",
+    "gpu": "gpu",
+}
 # A line a file: how many seconds its tests have taken, and its path; `--record-durations` rewrites it.
 DURATIONS = TESTS / "durations.txt"
 
@@ -62,7 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if not any(item.get_closest_marker(kind) for kind in (*KINDS.values(), "slow")):
-            item.add_marker(KINDS.get(item.path.relative_to(TESTS).parts[0], "unit"))
+            folder, *below = item.path.relative_to(TESTS).parts
+            item.add_marker(KINDS.get("/".join([folder, *below[:1]]), KINDS.get(folder, "unit")))
     durations = {}
     for line in DURATIONS.read_text().splitlines():
         seconds, path = line.split()
