@@ -136,7 +136,7 @@ PRIVATE_NAMES = {
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
     },
     "tfdist.training.step.updates.by_lookup": {
-        "_clip_gradients": "replaced: a norm is over the rows of all lookups, of which two sums are known",
+        "_clip_gradients": "replaced: the norm over the rows of all lookups comes from the sums of their squares",
     },
     "tfdist.training.step.updates.fused_updates": {
         "_all_reduce_sum_gradients": "Keras calls it once in each apply: the weights share what is computed then",

@@ -113,7 +113,7 @@ def of_whole_batches(network: dict[str, Any]) -> keras.Model:
 def steps(config: c.Config, workdir: pathlib.Path) -> tuple[float, float, dict[str, np.ndarray]]:
     """Makes some steps and an evaluation; returns the loss, the largest change of a weight, and the weights."""
     probes.forget()
-    gc.collect()  # The last run's variables, of which each replica had a copy.
+    gc.collect()  # Frees the variables of the last run: one copy per replica.
     run = setup.build_run(config, workdir)
     before = {key: array.copy() for key, array in probes.weights(run).items()}
     loss = probes.run_steps(run, STEPS)["loss"]

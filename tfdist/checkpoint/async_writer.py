@@ -22,7 +22,7 @@ from tfdist.checkpoint import export
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import files
 
-# `save` waits so many seconds for the previous checkpoint. After that, the next checkpoint is skipped.
+# The longest wait of `save` for the previous checkpoint. After that, it skips the new one.
 _MAX_WAIT_SECONDS = 30.0
 # Suffixes of files that killed runs leave behind, and the age in seconds at which the next start removes them.
 _LEFTOVERS = {".writing": 0, ".removing": 0, ".tmp": 3600, ".damaged": 7 * 86400}

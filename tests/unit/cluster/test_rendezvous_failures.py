@@ -21,7 +21,7 @@ def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
     stop = interruption.StopRequest(reason="SIGTERM" if absent is None else None)
     present = [spec for spec in worker_specs(ports) if spec.rank != absent]
     for spec in present:
-        # Without rank 0, nobody can tell the others.
+        # Rank 0 forwards the request. Without rank 0, the others wait until their deadline.
         seconds = 5.0 if absent == 0 and spec.rank != asked else 60.0
         workers.start(spec, seconds=seconds, stop=stop if spec.rank == asked else None)
     time.sleep(1.0)
