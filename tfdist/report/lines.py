@@ -8,7 +8,7 @@ from tfdist.report import formats
 
 # The longest line of a file, in characters; on a terminal it is the terminal's width.
 COLUMNS = 100
-# Written once, before the first line that has both values of a name in one place.
+# Written once, before the first line of a short form.
 LEGEND = "values     training/evaluation"
 
 
@@ -37,14 +37,22 @@ class Form:
     """The form of a row."""
 
     # Whether it has the number of steps, and the name of examples.
-    steps: bool = False
+    steps: bool = True
     examples: bool = True
     # Between a value of training and the evaluation's of the same name; None: evaluations follow, as `val_loss 0.5`.
     between: str | None = None
+    # Whether the evaluation has a second line.
+    second_line: bool = False
+    # Whether values that do not fit go to further lines.
+    wraps: bool = False
 
 
-# The longest first: the first one in which a line fits is taken.
-FORMS = (Form(steps=True), Form(), Form(between=" val "), Form(between="/"), Form(between="/", examples=False))
+# The best first: the first one that fits is taken.
+FORMS = (
+    *(Form(), Form(between=" val "), Form(between="/"), Form(between="/", examples=False)),
+    *(Form(second_line=True), Form(second_line=True, examples=False)),
+    *(Form(between="/", examples=False, wraps=True), Form(between="/", examples=False, wraps=True, steps=False)),
+)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -65,25 +73,34 @@ class LineFormat:
     explained: bool = False
 
     def lines(self, row: Row, width: int) -> list[str]:
-        """Returns the line of a row; several, each indented, if one would be longer than `width` characters."""
-        usual = dict.fromkeys(row.values, 0.01234)
+        """Returns the line of a row; several, the others indented, if one would be longer than `width` characters."""
+        usual = dict.fromkeys(row.values, 0.1234)
         later = dataclasses.replace(row, values=usual, evaluation=usual, best=True, examples_per_second=1234)
-        last = len(FORMS) - 1
         for longest in (later, row) if self.evaluates else (row,):
-            while self.form < last and len("  ".join(self._parts(longest, FORMS[self.form]))) > width:
+            while self.form < len(FORMS) - 1 and not self._fits(longest, FORMS[self.form], width):
                 self.form += 1
         form, lines = FORMS[self.form], []
         if form.between == "/" and (self.evaluates or row.evaluation) and not self.explained:
-            lines, self.explained = [LEGEND], True
-        start, *values = self._parts(row, form)
+            speed = "" if form.examples else f", speed in {self.examples}/s"
+            lines, self.explained = [f"{LEGEND}{speed}"], True
+        start, values, evaluation = self._parts(row, form)
         lines.append(start)
         add(lines, values, width, len(start) + 2)
+        add(lines, evaluation, width, len(start) + 2, new_line=form.second_line)
         details = [f"{row.left} left", *row.details] if self.clock and row.details else row.details
         add(lines, details, width, 2, new_line=True)
         return lines
 
-    def _parts(self, row: Row, form: Form) -> list[str]:
-        """Returns the start of a line, and each value with its name."""
+    def _fits(self, row: Row, form: Form, width: int) -> bool:
+        """Returns whether the lines that `form` should have are at most `width` characters long."""
+        start, values, evaluation = self._parts(row, form)
+        if form.wraps:
+            return len(start) <= width
+        parts = [start, *values] if form.second_line else [start, *values, *evaluation]
+        return len("  ".join(parts)) <= width
+
+    def _parts(self, row: Row, form: Form) -> tuple[str, list[str], list[str]]:
+        """Returns the start of a line, each value of training with its name, and the evaluation's values."""
         epochs = f"{round(self.epochs, 4):.4g}"
         start = [
             *([time.strftime("%H:%M:%S")] if self.clock else []),
@@ -100,7 +117,7 @@ class LineFormat:
                 value if other is None else f"{value}{form.between}{other}"
                 for value, other in zip(values, both, strict=True)
             ]
-        return ["  ".join(start), *values, *named(evaluation, "val_"), *(["best"] if row.best else [])]
+        return "  ".join(start), values, [*named(evaluation, "val_"), *(["best"] if row.best else [])]
 
 
 def named(values: Mapping[str, float], prefix: str = "") -> list[str]:
