@@ -177,6 +177,29 @@ def in_process(workdir: pathlib.Path, change=lambda config: None) -> run_lib.Run
     return setup.build_run(config, workdir)
 
 
+def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tmp_path, capsys):
+    def epochs(number):
+        def change(config):
+            config.model = {"target": "tests.support.lab:linear"}
+            config.objective = {"target": "tfdist.zoo.objectives:classification"}
+            config.train = c.Train(epochs=number)
+            config.learning_rate.warmup_epochs = 2
+
+        return change
+
+    whole, continued = tmp_path / "whole", tmp_path / "continued"
+    assert loop.train(in_process(whole, epochs(3))) == 0
+    assert "shortened" not in capsys.readouterr().err
+    assert loop.train(in_process(continued, epochs(1))) == 0
+    assert "the warm-up is shortened from 60 steps to the 30 of the run" in capsys.readouterr().err
+    assert loop.train(in_process(continued, epochs(3)), allow_config_changes=True) == 0
+    said = capsys.readouterr()
+    assert re.search(r"changed: config\.train\.epochs: 1 was saved, now 3", said.out) and "shortened" not in said.err
+    last = saved_steps(whole)[-1]
+    first, second = (topologies.arrays(workdir, last) for workdir in (whole, continued))
+    assert first.keys() == second.keys() and all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
 def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, capsys):
     workdir = uninterrupted(1)
     before = content(workdir)

@@ -159,15 +159,15 @@ def test_one_epoch_of_each_shipped_config_has_a_schedule(path, steps_per_epoch):
                 one.iterations.assign_add(1)
 
 
-def test_a_run_that_ends_within_its_warmup_has_a_notice():
+def test_a_warmup_that_is_longer_than_the_run_is_shortened_with_a_notice():
     rate = config_lib.LearningRate(warmup_epochs=2)
     for total in (660, 45):
         assert optimizer_lib.schedule_steps(rate, 22, total) == ({"total_steps": total, "warmup_steps": 44}, "")
     steps, notice = optimizer_lib.schedule_steps(rate, 22, 22)
     assert steps["warmup_steps"] == 44 and steps["total_steps"] > 44
     assert notice == (
-        "config.learning_rate.warmup_epochs=2 are 44 steps, and the run has 22: it ends within the warm-up, at 0.5 of "
-        "the peak learning rate. To reach the peak, shorten the warm-up or train for longer."
+        "config.learning_rate.warmup_epochs=2: the warm-up is shortened from 44 steps to the 22 of the run. The rate "
+        "increases as configured, to 0.5 of its peak. If the run is continued with more epochs, so is the warm-up."
     )
 
 

@@ -12,7 +12,7 @@ from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
 
-# The length of a schedule in warm-ups, if the run ends within its warm-up.
+# The length of a schedule in warm-ups, if the run is not longer than its warm-up.
 _TIMES_WARMUP = 10
 
 
@@ -36,19 +36,20 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
 
 
 def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_steps: int) -> tuple[dict[str, int], str]:
-    """Returns the arguments of a schedule that count steps, and a notice if the run ends within its warm-up.
+    """Returns the arguments of a schedule that count steps, and a notice if the warm-up is shortened.
 
-    Such a run, for example a first trial with `--config.train.epochs=1`, has the rates of the config's own warm-up. A
-    shorter warm-up would raise the rate faster, which the warm-up is there to prevent: one epoch of configs/digits.py
-    reaches an accuracy of 0.95 so, and 0.18 with a quarter of its steps as warm-up.
+    A warm-up that is not shorter than the run is shortened to it: its rates are the first ones of the whole warm-up. So
+    a first trial with `--config.train.epochs=1`, continued with more epochs, is the longer run to the bit. If the rate
+    reached its peak within the run, it would rise faster, which the warm-up is there to prevent: with the peak after
+    half of an epoch, one epoch of configs/digits.py reaches an accuracy of 0.80 and not 0.94 (means of three seeds).
     """
     warmup = round(rate.warmup_epochs * steps_per_epoch)
     if warmup < total_steps:
         return {"total_steps": total_steps, "warmup_steps": warmup}, ""
     notice = (
-        f"config.learning_rate.warmup_epochs={rate.warmup_epochs} are {warmup} steps, and the run has {total_steps}: "
-        f"it ends within the warm-up, at {total_steps / warmup:.2g} of the peak learning rate. To reach the peak, "
-        "shorten the warm-up or train for longer."
+        f"config.learning_rate.warmup_epochs={rate.warmup_epochs}: the warm-up is shortened from {warmup} steps to the "
+        f"{total_steps} of the run. The rate increases as configured, to {total_steps / warmup:.2g} of its peak. "
+        "If the run is continued with more epochs, so is the warm-up."
     )
     # The run does not reach the end of the warm-up: any longer schedule has the same rates.
     return {"total_steps": _TIMES_WARMUP * warmup, "warmup_steps": warmup}, notice
