@@ -77,7 +77,7 @@ def test_what_a_worker_reads_and_prepares(workers):
         assert worker["files/read"] < worker["auto/read"]
 
 
-@pytest.mark.parametrize("case", [case for case in probe.CASES if case != "fixed"])
+@pytest.mark.parametrize("case", probe.CASES)
 def test_the_worker_that_reads_a_value_that_is_not_finite_names_its_step_and_its_example(workers, case):
     for worker in workers:
         for (step, text), start in zip(worker[f"{case}/nonfinite"], (0, *probe.STARTS), strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import autograph, order
+from tfdist.data import autograph, order, stream
 from tfdist.data.stream import Batch, ReplicaShard, Source
 
 # Limit of a search: the steps since the last checkpoint may be many.
@@ -60,6 +60,7 @@ def rows_of_steps(
     seed: int,
     global_batch: int,
     shuffle: bool,
+    part: order.Part | None = None,
 ) -> Iterator[Rows]:
     """Reads this worker's examples of the steps `first_step` to `last_step`, counted from 1, of a config's run.
 
@@ -73,22 +74,17 @@ def rows_of_steps(
         seed: of the run.
         global_batch: examples per step.
         shuffle: see `order.example_ids`.
+        part: see `stream.locate_rows`.
     """
+    part = order.Part(total=len(source)) if part is None else part
+    locate = stream.locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
+    first = (first_step - 1) * shard.local_replicas
     elements = dataset(first_step - 1, last_step).take((last_step - first_step + 1) * shard.local_replicas)
-    for number, batch in enumerate(elements):
-        step, slots = shard.locate(tf.constant(number, tf.int64), global_batch)
-        ids, _ = order.example_ids(
-            step + first_step - 1,
-            slots,
-            seed=seed,
-            num_examples=len(source),
-            global_batch=global_batch,
-            shuffle=shuffle,
-        )
-
+    for number, batch in enumerate(elements, first):
+        step, rows, _ = locate(tf.constant(number, tf.int64))
         columns = {name: value.numpy() for name, value in batch.items()}
-        place = functools.partial(_place, source, split, ids.numpy())
-        yield Rows(step=first_step + int(step), columns=columns, place=place)
+        place = functools.partial(_place, source, split, rows.numpy(), part)
+        yield Rows(step=1 + int(step), columns=columns, place=place)
 
 
 def rows_of_batches(
@@ -103,26 +99,27 @@ def rows_of_batches(
         number: the column of an example's number in `source`.
         first_step: the step of the first of `batches`.
     """
+    whole = order.Part(total=0)
     for step, replicas in enumerate(batches, first_step):
         for batch in replicas:
             columns = {name: value.numpy() for name, value in batch.items() if name != number}
             yield Rows(
-                step=step, columns=columns, place=functools.partial(_place, source, split, batch[number].numpy())
+                step=step, columns=columns, place=functools.partial(_place, source, split, batch[number].numpy(), whole)
             )
 
 
-def _place(source: Any, split: str, ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
-    number = int(ids[at[0]])
-    # With a tf.data.Dataset, the number is a hash of the example.
-    example, read = source.find(number) if hasattr(source, "find") else (number, _read(source, number))
+def _place(source: Any, split: str, rows: np.ndarray, part: order.Part, column: str, at: tuple[int, ...]) -> str:
+    row = int(rows[at[0]])
+    # With a tf.data.Dataset, the row is a hash of the example.
+    example, read = source.find(row) if hasattr(source, "find") else (part.ids(row), _read(source, row))
     index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
     origin = "as the source reads it" if _has_nonfinite(read) else "made by config.data.prepare"
     return f"{column}{index} of example {example} of the split {split!r} ({origin})"
 
 
-def _read(source: Source, example: int) -> Batch:
+def _read(source: Source, row: int) -> Batch:
     read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
-    return next(iter(tf.data.Dataset.from_tensors(tf.constant([example], tf.int64)).map(read)))
+    return next(iter(tf.data.Dataset.from_tensors(tf.constant([row], tf.int64)).map(read)))
 
 
 def _has_nonfinite(batch: Batch) -> bool:

@@ -50,7 +50,7 @@ class Pipelines:
     # (prepare, count) -> the first examples of the training split; see `stream.first_examples`.
     first_examples: Callable[[Prepare, int], Batch]
     # (first step, last step), counted from 1 -> this worker's examples of these steps, by their numbers in the split.
-    rows_of_steps: Callable[[int, int], Iterable[inspection.Rows]] = lambda first_step, last_step: ()
+    rows_of_steps: Callable[[int, int], Iterable[inspection.Rows]]
     # step(context, batch) -> the same step, whose batches have the shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
     # Lines for the log.
@@ -89,30 +89,20 @@ def _replica_shards(
     train_source = train
     train, train_prepare = cache.cached(options, train, prepare, training=True)
     evaluation, evaluation_prepare = cache.cached(options, evaluation, prepare, training=False)
-    training = stream.training(
-        train,
-        train_prepare,
-        shard,
-        global_batch=sizes[0],
-        seed=config.seed,
-        shuffle=options.shuffle,
-        part=parts[0],
-    )
+    ordering = {"seed": config.seed, "global_batch": sizes[0], "shuffle": options.shuffle, "part": parts[0]}
+    training = stream.training(train, train_prepare, shard, **ordering)
+    searched = (training, shard, train_source, options.train_split)
     evaluate = functools.partial(stream.evaluation, evaluation, evaluation_prepare, shard, part=parts[1])
-    made = Pipelines(
+    return Pipelines(
         training=training,
         open_training=lambda first_step, last_step: cluster.distribute(training(first_step, last_step)),
         evaluation=None if evaluation is None else _once(evaluate, sizes[1], config.seed),
         spec=description.element_spec(training(0, 1)),
         compared={} if notes else {"train": train, "evaluation": evaluation},
         first_examples=functools.partial(stream.first_examples, train_source, seed=config.seed),
+        rows_of_steps=functools.partial(inspection.rows_of_steps, *searched, **ordering),
         notes=notes,
     )
-    if notes:  # In a part, examples have other numbers.
-        return made
-    ordering = {"seed": config.seed, "global_batch": sizes[0], "shuffle": options.shuffle}
-    searched = (training, shard, train_source, options.train_split)
-    return dataclasses.replace(made, rows_of_steps=functools.partial(inspection.rows_of_steps, *searched, **ordering))
 
 
 def _textbook(

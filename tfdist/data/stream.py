@@ -82,7 +82,7 @@ def training(
         global_batch: examples per step, over all replicas; divisible by the number of replicas.
         seed: the run's seed.
         shuffle: see `order.example_ids`.
-        part: `source` is this part of the split, and `shard` and `global_batch` are those of its batches.
+        part: see `locate_rows`.
 
     Returns:
         dataset(first_step, last_step): prepared batches [global_batch / num_replicas, ...] of the steps [first_step,
@@ -90,25 +90,36 @@ def training(
     """
     read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
     part = order.Part(total=len(source)) if part is None else part
-    # Equal on all workers, although some parts have an example more.
-    epoch_steps = order.steps_per_epoch(part.total, global_batch * part.count)
+    locate = locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
-        step, slots = shard.locate(element, global_batch)
-        rows, epoch = order.example_ids(
-            step,
-            slots,
-            seed=seed,
-            num_examples=len(source),
-            global_batch=global_batch,
-            shuffle=shuffle,
-            epoch_steps=epoch_steps,
-            salt=order.SALT + part.index,
-        )
+        _, rows, epoch = locate(element)
         return prepare(read(rows), order.seeds(part.ids(rows), epoch, seed), training=True)
 
     return functools.partial(_pipeline, shard, load)
+
+
+def locate_rows(
+    num_examples: int, shard: ReplicaShard, *, global_batch: int, seed: int, shuffle: bool, part: order.Part
+) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """Returns locate(element) -> the step (int64 []), the rows of the source (int64 [n]) and the epoch (int64 []).
+
+    Args:
+        num_examples: rows of the source.
+        shard, global_batch, seed, shuffle: see `training`.
+        part: the source is this part of the split, and `shard` and `global_batch` are those of its batches.
+    """
+    # Equal on all workers, although some parts have an example more.
+    epoch_steps = order.steps_per_epoch(part.total, global_batch * part.count)
+    permutation = {"seed": seed, "shuffle": shuffle, "salt": order.SALT + part.index}
+
+    def locate(element: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        step, slots = shard.locate(element, global_batch)
+        sizes = {"num_examples": num_examples, "global_batch": global_batch, "epoch_steps": epoch_steps}
+        return step, *order.example_ids(step, slots, **sizes, **permutation)
+
+    return locate
 
 
 def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -> Batch:
