@@ -55,10 +55,10 @@ COURSE = Course(
             asks="Train ResNet50 on CIFAR-10 with 1, 2, 4 and 8 GPUs, and compare the times.",
             page=(f"python -m tfdist scaling {_CIFAR} --replicas=1,2,4,8 --epochs=3 --workdir=WORKDIR",),
             laptop=(
-                f"python -m tfdist scaling {_SMALL} --config.data.batch_size=16 --replicas=1,2 --epochs=2 --by=devices "
+                f"python -m tfdist scaling {_SMALL} --config.data.batch_size=16 --replicas=1,2 --epochs=2 "
                 "--workdir=WORKDIR",
             ),
-            difference="128 random images instead of CIFAR-10, two logical devices, two epochs.",
+            difference="128 random images instead of CIFAR-10, two workers, two epochs.",
             answers=(
                 Answer(
                     quantity="epoch on one replica, s",

@@ -111,10 +111,10 @@ COURSE = Course(
                 "--workdir=WORKDIR",
             ),
             laptop=(
-                f"python -m tfdist scaling {_SMALL} --replicas=1,2 --epochs=2 --by=devices "
+                f"python -m tfdist scaling {_SMALL} --replicas=1,2 --epochs=2 "
                 "--published=cscs_inceptionv3 --workdir=WORKDIR",
             ),
-            difference="32 random images of 75x75 pixels, 8 for each of two logical devices.",
+            difference="32 random images of 75x75 pixels, 8 for each of two workers.",
             answers=tuple(
                 Answer(
                     quantity=f"images/s, nodes: {nodes}",
