@@ -87,7 +87,7 @@ PRIVATE_NAMES = {
         (
             *("tensorflow.python.data.ops.dataset_ops", "tensorflow.python.data.util.structure"),
             *("tensorflow.python.framework.op_def_registry", "tensorflow.python.ops.gen_dataset_ops"),
-            *("_VariantDataset", "_batch_size", "_buffer_size", "_common_args", "_count", "_drop_remainder"),
+            *("_batch_size", "_buffer_size", "_common_args", "_count", "_drop_remainder"),
             *("_input_dataset", "_map_func", "_options_attr", "_reshuffle_each_iteration", "_seed", "_seed2"),
             "_variant_tensor",
         ),
@@ -103,9 +103,9 @@ PRIVATE_NAMES = {
         ),
         "the losses and metrics that compile() made",
     ),
-    "tfdist.keras_fit.adapters.without_shuffles": dict.fromkeys(
+    "tfdist.keras_fit.adapters.rebuilt_pipeline": dict.fromkeys(
         ("tensorflow.python.data.util.structure", "_datasets", "_inputs", "_map_func", "_predicate"),
-        "rebuilds a pipeline without its shuffles; without one of these the first pass is lost",
+        "rebuilds a pipeline without its shuffles, or with new ones; without one of these the first pass is lost",
     ),
     "tfdist.keras_fit.setup": {
         "_call_has_training_arg": "whether the model's call takes `training`",
@@ -136,7 +136,7 @@ PRIVATE_NAMES = {
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
     },
     "tfdist.training.step.updates.by_lookup": {
-        "_clip_gradients": "replaced: the norm over the rows of all lookups comes from the sums of their squares",
+        "_clip_gradients": "replaced: a norm comes from the sums of squares; rows that are clipped stay as they are",
     },
     "tfdist.training.step.updates.fused_updates": {
         "_all_reduce_sum_gradients": "Keras calls it once in each apply: the weights share what is computed then",

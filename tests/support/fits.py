@@ -49,6 +49,8 @@ class Case:
     batch_size: int | None = 16
     # Inputs of `predict`, called after `evaluate`; None: neither is called.
     inputs: Any = None
+    # Calls of `fit`, one after another.
+    calls: int = 1
 
 
 def dense(outputs: int, activation: str | None = None, **keywords) -> keras.Model:
@@ -227,11 +229,15 @@ def transformer() -> Case:
 
 
 def shuffled() -> Case:
-    """Shuffles with seeds: each epoch has another order, that of Keras; the batches have no static size."""
+    """Shuffles with seeds: each epoch has another order, that of Keras; the batches have no static size.
+
+    A callback ends each of two calls of `fit` after two epochs, at which workers have read ahead differently.
+    """
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS))
     halves = tf.data.Dataset.zip(tuple(dataset.shuffle(53, seed=seed).batch(16) for seed in (1, 2)))
     mixed = halves.map(lambda one, other: ((one[0] + other[0]) / 2, one[1]))
-    return Case(build=lambda: simple(), data=(mixed,), batch_size=None)
+    early = keras.callbacks.EarlyStopping("loss", mode="max", patience=1)
+    return Case(build=lambda: simple(), data=(mixed,), batch_size=None, options={"callbacks": [early]}, calls=2)
 
 
 def accumulating() -> Case:
@@ -417,13 +423,14 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
     with contextlib.nullcontext() if cluster is None else cluster.scope():
         model = given.build()
     data = given.for_keras if cluster is None and given.for_keras else given.data
-    history = methods["fit"](model, **dict(zip(("x", "y", "sample_weight"), data, strict=False)), **options)
+    arguments = dict(zip(("x", "y", "sample_weight"), data, strict=False)) | options
+    histories = [methods["fit"](model, **arguments).history for _ in range(given.calls)]
     evaluated, predicted = [], []
     if given.inputs is not None:
         evaluated = methods["evaluate"](model, *given.data, batch_size=given.batch_size, verbose=0)
         predicted = methods["predict"](model, given.inputs, verbose=0, batch_size=10)
     return {
-        "history": history.history,
+        "history": {name: [value for one in histories for value in one[name]] for name in histories[0]},
         "evaluated": np.asarray(evaluated).tolist(),
         "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
         "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
@@ -444,7 +451,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
     """Returns the errors for models and data that are not supported, by name."""
     outside = simple()
     with cluster.scope():
-        good = simple()
+        good, unused = simple(), simple()
         uncompiled = dense(3)
         vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
         frozen = dense(3)
@@ -472,6 +479,9 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "epochs": lambda: tfdist.fit(cluster, good, X, LABELS, epochs=0),
         "epochs_as_text": lambda: tfdist.fit(cluster, good, X, LABELS, epochs="3"),
         "half_a_batch": lambda: tfdist.fit(cluster, good, X, LABELS, batch_size=16.5),
+        "number_for_workdir": lambda: tfdist.fit(cluster, good, X, LABELS, workdir=3),
+        "exchanged": lambda: tfdist.fit(cluster, unused, LABELS, X),
+        "columns": lambda: tfdist.evaluate(cluster, unused, X[:, :5], LABELS),
         "large_split": lambda: tfdist.fit(cluster, good, X, LABELS, validation_split=1.5),
         "no_targets": lambda: tfdist.fit(cluster, good, X),
         "batch_size": lambda: tfdist.evaluate(cluster, good, X, LABELS, batch_size=0),
@@ -526,6 +536,23 @@ def not_finite(cluster: Cluster) -> dict[str, str]:
             "rate": lambda: attempt(X, TARGETS, build=diverging),
         }
     )
+
+
+def unknown_order(cluster: Cluster) -> dict[str, str]:
+    """Returns the error of a second `fit` on a shuffled dataset that cannot be copied, after an early end of the first.
+
+    "whole": after a first one that was not ended early, of another dataset.
+    """
+    with cluster.scope():
+        model = simple()
+
+    def twice(epochs: int) -> None:
+        early = keras.callbacks.EarlyStopping("loss", mode="max", patience=1)
+        dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, seed=1).padded_batch(16)
+        for _ in range(2):
+            tfdist.fit(cluster, model, dataset, epochs=epochs, callbacks=[early], verbose=0)
+
+    return messages_of({"early": lambda: twice(3), "whole": lambda: twice(2)})
 
 
 def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -754,6 +781,7 @@ def main() -> None:
     trials = {
         "refused": lambda: refused(cluster),
         "not_finite": lambda: not_finite(cluster),
+        "unknown_order": lambda: unknown_order(cluster),
         "resumed": lambda: resumed(cluster, path.parent, with_dropout),
         "resumed_step": lambda: resumed(cluster, path.parent, noisy),
         "refused_steps": lambda: refused_steps(cluster),

@@ -66,7 +66,7 @@ def dataset(kind: str) -> tf.data.Dataset:
 # What tfdist calls of a private module, with the parameters that it passes, in order.
 FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     f"{DATA}.ops.multi_device_iterator_ops": {"_create_device_dataset": ()},
-    f"{DATA}.ops.dataset_ops": {"_VariantDataset": ("dataset_variant", "element_spec")},
+    f"{DATA}.ops.dataset_ops": {"UnaryUnchangedStructureDataset": ("input_dataset", "variant_tensor")},
     f"{DATA}.util.structure": {"from_tensor_list": ("element_spec", "tensor_list")},
     "tensorflow.core.protobuf.config_pb2": {"ConfigProto": ()},
     "tensorflow.python.autograph.core.ag_ctx": {"ControlStatusCtx": ("status",)},
@@ -180,10 +180,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     "_trainable_variables": (lambda m: len(m.optimizer._trainable_variables), lambda found: found == 6),
     "_use_weight_decay": (lambda m: m.optimizer._use_weight_decay, ("variable",)),
     "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
-    "_VariantDataset": (
-        lambda m: attribute(f"{DATA}.ops.dataset_ops", "_VariantDataset"),
-        lambda found: issubclass(found, tf.data.Dataset),
-    ),
     "_variant_tensor": (lambda m: dataset("map")._variant_tensor.dtype, lambda found: found == tf.variant),
     "_velocities": (lambda m: len(m.optimizer._velocities), lambda found: found == 6),
 }

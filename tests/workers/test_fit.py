@@ -26,7 +26,7 @@ TRIALS = {
     "two devices": ["refused_steps", "eager_step"],
     "two devices, slow": ["resumed_step"],
     "four devices": ["metric_parts"],
-    "two workers": ["chief_first", "not_finite"],
+    "two workers": ["chief_first", "not_finite", "unknown_order"],
     "two workers, slow": ["resumed", "application", "eager", "eager_step"],
 }
 SLOW = {name for name in OF_KERAS if all("slow" in where for where, names in TOPOLOGIES.items() if name in names)}
@@ -123,6 +123,12 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
         ("epochs_as_text", r"whole numbers from 1 on.* Received: epochs='3'"),
         ("batch_size", r"batch_size must be a whole number and at least 1\. Received: 0"),
         ("half_a_batch", r"batch_size must be a whole number and at least 1\. Received: 16\.5"),
+        ("number_for_workdir", r'^workdir must be a path, such as workdir="runs/mine"\. Received: 3$'),
+        (
+            "exchanged",
+            r"^The model '\w+' takes examples of shape \(6,\)\. Received: x \(\), y \(6,\)\. Are x and y exchanged\?$",
+        ),
+        ("columns", r"^The model '\w+' takes examples of shape \(6,\)\. Received: x \(5,\), y \(\)$"),
         ("large_split", r"validation_split must be between 0 and 1\. Received: 1\.5"),
         ("no_targets", r"^The loss of compile\(loss=\.\.\.\) needs targets, and the data has none: pass y"),
         ("empty", r"has no examples"),
@@ -182,6 +188,13 @@ def test_a_value_that_is_not_finite_is_named_on_all_workers(found, name, words):
     for worker in found("two workers"):
         assert re.search(words, worker["not_finite"][name])
         assert "config." not in worker["not_finite"][name]
+
+
+def test_a_shuffle_at_different_passes_on_the_workers_is_refused(found):
+    for worker in found("two workers"):
+        refused = worker["unknown_order"]
+        assert list(refused) == ["early"]
+        assert re.search(r"^A callback ended an earlier fit .* Make the dataset anew before each", refused["early"])
 
 
 @pytest.mark.slow

@@ -79,6 +79,20 @@ def install_handlers() -> StopRequest:
 
 
 @contextlib.contextmanager
+def handlers_if(saves: bool) -> Iterator[StopRequest]:
+    """Lets signals stop a run within the block if it `saves`. Otherwise the handlers stay as they are."""
+    if not saves:
+        yield StopRequest()
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield install_handlers()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
     """Blocks signals during a block that would lose them, such as TensorFlow's start.
 

@@ -13,11 +13,8 @@ Importing this module changes nothing in Keras. `fit` and `evaluate` replace met
 generators while they run.
 """
 
-import contextlib
 import dataclasses
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +32,6 @@ from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.training import evaluate as evaluate_lib
 from tfdist.training import loop, loop_tools
 from tfdist.training import run as run_lib
-
-
-@contextlib.contextmanager
-def _stop_request(workdir: Path | None) -> Iterator[interruption.StopRequest]:
-    """Lets signals save and stop the run. Without a workdir nothing is saved, and the handlers stay as they are."""
-    if workdir is None:
-        yield interruption.StopRequest()
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield interruption.install_handlers()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def fit(
@@ -95,9 +78,10 @@ def fit(
     collective_guard.check("tfdist.fit")
     setup.check_model(cluster, model, "fit")
     setup.check_epochs(epochs, initial_epoch, validation_freq)
+    workdir = setup.to_path(workdir)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
-    options = {"shuffle": bool(shuffle), "class_weight": class_weight, "seed": seed}
+    options = {"shuffle": bool(shuffle), "class_weight": class_weight, "seed": seed, "continues": True}
     data = _data_adapter(model, x, y, sample_weight, batch_size, steps_per_epoch, **options)
     validation = None
     if validation_data is not None:
@@ -106,7 +90,6 @@ def fit(
             raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         validation = _data_adapter(model, *parts, validation_batch_size or batch_size, validation_steps)
     config = _config(model, type(x).__name__, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
-    workdir = None if workdir is None else Path(workdir).expanduser()
     return _train(cluster, model, config, data, validation, callbacks, verbose, workdir, initial_epoch)
 
 
@@ -121,18 +104,27 @@ def _train(
     workdir: Path | None,
     initial_epoch: int,
 ) -> keras.callbacks.History:
-    with _stop_request(workdir) as stop, restored.patched(model) as stack:
+    shapes_named = data_errors.shapes_named(model, data.element_spec)
+    with interruption.handlers_if(workdir is not None) as stop, restored.patched(model) as stack, shapes_named:
         run = setup.make_run(cluster, model, config, data, validation, workdir, stop, stack)
         steps, epochs = run.steps_per_epoch, round(config.train.epochs)
         runner = callbacks_lib.make_callbacks(
             cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=steps, workdir=workdir
         )
+        steps_before = _steps_made(run)
         with own_setup.explained(model, run.objective), data_errors.explained(steps):
             code = loop.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
+    made = initial_epoch * steps + _steps_made(run) - steps_before
+    base.count_passes(data, made, ended_early=made < epochs * steps)
     return runner.history
+
+
+def _steps_made(run: run_lib.Run) -> int:
+    """Returns the steps of all runs with this model; after a restart, those before it too."""
+    return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
 def evaluate(
@@ -179,7 +171,7 @@ def evaluate(
         data=config_lib.Data(batch_size=data.batch_size),
         train=config_lib.Train(epochs=1),
     )
-    with restored.patched(model) as stack:
+    with restored.patched(model) as stack, data_errors.shapes_named(model, data.element_spec):
         run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest(), stack)
         called = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
         tools = loop_tools.make_silent_tools(dataclasses.replace(run, callbacks=called))
@@ -187,6 +179,7 @@ def evaluate(
             runner, empty = tools.evaluation_steps, run.objective.may_be_empty
             runner.run_steps = setup.kept(cluster, model, "evaluation", runner.run_steps, may_be_empty=empty)
         logs = evaluate_lib.evaluate(tools, 0)
+    base.count_passes(data, data.steps)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
@@ -236,7 +229,9 @@ def predict(
         step = predict_lib.make_eager_step(cluster, model)
     else:
         step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
-    found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
+    with data_errors.shapes_named(model, data.element_spec):
+        found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
+    base.count_passes(data, data.steps)
     cluster.pause()
     return found
 
@@ -252,6 +247,7 @@ def _data_adapter(
     shuffle: bool = False,
     class_weight: dict[int, float] | None = None,
     seed: int = 0,
+    continues: bool = False,
     as_given: bool = True,
 ) -> DataAdapter:
     options = base.DataOptions(
@@ -260,6 +256,7 @@ def _data_adapter(
         shuffle=shuffle,
         class_weight=class_weight,
         seed=seed,
+        continues=continues,
         input_ranks=_input_ranks(model),
         as_given=as_given and bool(own_setup.overrides(model)),
         preprocess=preprocess.function_of(model),

@@ -27,10 +27,16 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
     """Compares the size of the data, and values of each column, with the chief's. Collective.
 
     Raises:
-        ValueError: this worker has other data; names the column, and whether its size or its content differs.
+        ValueError: this worker has other data; names the column, and whether its size or its content differs. Or the
+            workers may read the data in different orders.
     """
     if cluster.num_workers == 1:
         return
+    if adapter.order_unknown:
+        raise ValueError(
+            "A callback ended an earlier fit with this shuffled tf.data.Dataset, and workers may have read ahead "
+            "differently: its next order may differ between them. Make the dataset anew before each call of fit."
+        )
     size = f"{adapter.steps} steps of {adapter.batch_size} examples"
     if isinstance(adapter, RandomAccessAdapter):
         size = f"{adapter.num_examples} examples, {size}"

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import numbers
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,15 @@ def _notes(
     )
     embeds = any(variable.path.endswith("/embeddings") for variable in model.trainable_variables)
     if unknown and embeds and row_moments.sums_differ_from_keras(optimizer):
-        clipvalue = "" if optimizer.clipvalue is None else f" with clipvalue={optimizer.clipvalue}"
         notes.append(
-            f"{type(optimizer).__name__}{clipvalue} gets the gradient of an embedding as sums over the lookups of each "
-            "entry, where Keras passes a row for each lookup, so the results differ from Keras' own fit: the number of "
+            f"{type(optimizer).__name__} gets the gradient of an embedding as sums over the lookups of each entry, "
+            "where Keras passes a row for each lookup, so the results differ from Keras' own fit: the number of "
             "lookups in a batch is not known in advance. Pad to a fixed length, or see docs/scripts.md, Embeddings."
+        )
+    if adapter.order_unknown:
+        notes.append(
+            "A callback ended an earlier fit with this shuffled tf.data.Dataset: its order may differ from Keras' own "
+            "fit, and between runs. To repeat it, make the dataset anew before each call of fit."
         )
     return tuple(notes)
 
@@ -224,6 +229,15 @@ def check_epochs(epochs: int, initial_epoch: int, validation_freq: int) -> None:
             "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
             f"Received: epochs={epochs!r}, validation_freq={validation_freq!r}, initial_epoch={initial_epoch!r}"
         )
+
+
+def to_path(workdir: os.PathLike | str | None) -> Path | None:
+    """Returns the argument `workdir` of `tfdist.fit` as a path; raises ValueError if it is none."""
+    if workdir is None:
+        return None
+    if not isinstance(workdir, str | os.PathLike):
+        raise ValueError(f'workdir must be a path, such as workdir="runs/mine". Received: {workdir!r}')
+    return Path(workdir).expanduser()
 
 
 def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:

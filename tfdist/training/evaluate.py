@@ -114,6 +114,8 @@ def evaluate_only(run: Run, which: str) -> int:
     try:
         values = evaluate(tools, saved.step, compare=False)
     except StopRequested:
+        reason = run.stop.reason or "another worker"
+        report.event(f"evaluation stopped by {reason}: {saved.path} is unchanged; run the same command to start again")
         return interruption.EXIT_STOPPED
     finally:
         report.close()

@@ -96,6 +96,39 @@ def test_workers_of_different_speeds_read_the_same_passes_of_a_shuffle(make):
     tf.nest.map_structure(np.testing.assert_array_equal, *passes)
 
 
+CONTINUED = {
+    **{name: make for name, make in SHUFFLED.items() if name != "a part, cached"},
+    "mapped behind": lambda: shuffled().map(lambda x, y: (x + 1, y), num_parallel_calls=2).batch(16),
+    "mapped before": lambda: slices().map(lambda x, y: (x + 1, y)).shuffle(53, seed=1).batch(16),
+}
+
+
+@pytest.mark.parametrize("make", CONTINUED.values(), ids=CONTINUED.keys())
+def test_a_second_fit_gets_the_passes_that_follow_in_keras_however_far_was_read_ahead(make):
+    tf.random.set_seed(3)
+    passes = make()
+    expected = [list(passes.as_numpy_iterator()) for _ in range(5)][2 if make is SHUFFLED["unknown length"] else 4]
+    tf.random.set_seed(3)
+    dataset, options = make(), base.DataOptions(continues=True)
+    first = make_adapter.make_data_adapter(dataset, None, None, options)
+    list(first.stream(0, 4 * first.steps).take(3 * first.steps + 1))
+    first.count_passes(2 * first.steps, True)
+    second = make_adapter.make_data_adapter(dataset, None, None, options)
+    assert (second.sharded is None) == (first.sharded is None) and not second.order_unknown
+    for found, wanted in zip(second.stream(0, 2 * second.steps).take(second.steps), expected, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.mark.parametrize("ended_early", [False, True])
+@pytest.mark.parametrize("finish", [lambda one: one.padded_batch(16), lambda one: one.shuffle(9, seed=2).batch(16)])
+def test_an_order_that_cannot_be_continued_is_known_to_be_so(finish, ended_early):
+    dataset, options = finish(shuffled()), base.DataOptions(continues=True)
+    for expected in (False, ended_early):
+        data = make_adapter.make_data_adapter(dataset, None, None, options)
+        assert data.order_unknown == expected
+        data.count_passes(data.steps, ended_early)
+
+
 # The largest number of rows in a batch, by which the rows of lookups are padded.
 MOST_ROWS = {
     "batches": (lambda: slices().batch(16).cache().prefetch(2), 16),

@@ -23,7 +23,7 @@ FUSED = {
 }
 
 
-SQUARING = {
+BY_LOOKUP = {
     **{name: FUSED[name] for name in ("adam", "adamw")},
     "rmsprop": lambda: keras.optimizers.RMSprop(SCHEDULE),
     "centered": lambda: keras.optimizers.RMSprop(SCHEDULE, centered=True, momentum=0.5, weight_decay=0.01),
@@ -40,11 +40,17 @@ SQUARING = {
     "clipped_lion": lambda: keras.optimizers.Lion(SCHEDULE, global_clipnorm=1.0),
     "clipped_adam": lambda: keras.optimizers.Adam(SCHEDULE, clipnorm=1.0),
     "clipped_nadam": lambda: keras.optimizers.Nadam(SCHEDULE, global_clipnorm=1.0),
+    "adamax": lambda: keras.optimizers.Adamax(SCHEDULE),
+    "clipped_adamax": lambda: keras.optimizers.Adamax(SCHEDULE, clipnorm=1.0),
+    "adam_by_value": lambda: keras.optimizers.Adam(SCHEDULE, clipvalue=0.5),
+    "sgd_by_value": lambda: keras.optimizers.SGD(SCHEDULE, clipvalue=0.5),
+    "adamax_by_value": lambda: keras.optimizers.Adamax(SCHEDULE, clipvalue=0.5),
 }
 
 
 def train(optimizer, sparse=False, moments=False, summed=False):
     """Weights and slots after some steps on gradients made up of the step's number."""
+    optimizer_lib.take_over_reduction(optimizer)
     generator = np.random.default_rng(0)
     weights = [keras.Variable(generator.normal(size=shape).astype(np.float32)) for shape in ((7, 5), (3,))]
     optimizer.build(weights)
@@ -53,7 +59,7 @@ def train(optimizer, sparse=False, moments=False, summed=False):
     def step(first, second):
         if sparse:  # One row occurs twice.
             first = tf.IndexedSlices(first[:3], tf.constant([4, 1, 4]), tf.shape(first))
-            first = row_moments.of_rows(first) if moments else first
+            first = row_moments.needed_by(optimizer).of_rows(first) if moments else first
             first = tf.convert_to_tensor(first) if summed else first
         optimizer.apply([first, second], weights)
 
@@ -73,11 +79,11 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SQUARING)
+@pytest.mark.parametrize("name", BY_LOOKUP)
 def test_an_update_from_row_moments_is_that_of_keras_from_the_rows(name):
-    plain, optimizer = SQUARING[name](), SQUARING[name]()
+    plain, optimizer = BY_LOOKUP[name](), BY_LOOKUP[name]()
     fused_updates.fuse(optimizer)
-    assert row_moments.usable_by(optimizer) and not row_moments.sums_differ_from_keras(optimizer)
+    assert row_moments.needed_by(optimizer).moments and not row_moments.sums_differ_from_keras(optimizer)
     found, expected = train(optimizer, sparse=True, moments=True), train(plain, sparse=True)
     for mine, keras_own in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
@@ -88,21 +94,33 @@ class Own(keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "usable", "differ"),
+    ("optimizer", "moments", "differ"),
     [
-        (keras.optimizers.SGD(momentum=0.9), False, False),
-        (keras.optimizers.Lion(), False, False),
-        (keras.optimizers.Nadam(gradient_accumulation_steps=2), False, False),
-        (keras.optimizers.Adam(loss_scale_factor=2.0), False, False),
-        (keras.optimizers.Adam(clipvalue=1.0), False, True),
-        (keras.optimizers.SGD(clipvalue=1.0), False, True),
-        (keras.optimizers.Adamax(), False, True),
-        (Own(clipnorm=1.0), False, True),
-        (type("Mine", (keras.optimizers.Adam,), {})(), False, True),
+        (keras.optimizers.SGD(momentum=0.9), (), False),
+        (keras.optimizers.SGD(clipvalue=1.0), ("sums",), False),
+        (keras.optimizers.SGD(clipnorm=0.0), (), False),  # Keras does not clip.
+        (keras.optimizers.Lion(), (), False),
+        (keras.optimizers.Nadam(gradient_accumulation_steps=2), (), False),
+        (keras.optimizers.Adam(loss_scale_factor=2.0), (), False),
+        (keras.optimizers.Adam(clipvalue=1.0), ("sums", "squares"), False),
+        (keras.optimizers.Adamax(), ("sums", "magnitudes"), False),
+        (keras.optimizers.Adamax(global_clipnorm=1.0), ("sums", "magnitudes", "squares"), False),
+        (Own(clipnorm=1.0), (), True),
+        (Own(clipvalue=1.0), (), True),
+        (type("Mine", (keras.optimizers.Adam,), {})(), (), True),
     ],
 )
-def test_row_moments_are_used_where_they_are_what_keras_of_the_rows(optimizer, usable, differ):
-    assert (row_moments.usable_by(optimizer), row_moments.sums_differ_from_keras(optimizer)) == (usable, differ)
+def test_row_moments_are_used_where_they_are_what_keras_of_the_rows(optimizer, moments, differ):
+    found = row_moments.needed_by(optimizer).moments, row_moments.sums_differ_from_keras(optimizer)
+    assert found == (moments, differ)
+
+
+@pytest.mark.parametrize(("skips", "expected"), [(False, 1.0), (True, np.inf)])
+def test_rows_that_overflow_are_clipped_as_in_keras_unless_their_step_is_skipped(skips, expected):
+    needs = row_moments.needed_by(keras.optimizers.Adam(clipvalue=0.5), skips_nonfinite=skips).scaled(2.0)
+    moments = needs.of_rows(tf.IndexedSlices(tf.constant([[np.inf], [-3.0], [0.25]]), tf.constant([0, 1, 1]), [2, 1]))
+    np.testing.assert_array_equal(moments.sums, [[expected], [-0.75]])
+    np.testing.assert_array_equal(moments.squares, [[expected], [1.0625]])
 
 
 @pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Lion])
@@ -204,7 +222,7 @@ def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        keras.optimizers.Adamax(),
+        type("Mine", (keras.optimizers.Adamax,), {})(),
         type("Mine", (keras.optimizers.Adam,), {})(0.1),
     ],
 )

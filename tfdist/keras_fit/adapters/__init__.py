@@ -8,7 +8,8 @@
     data_errors.py          TensorFlow's errors about data, explained
     inspect_dataset.py      properties of a user's tf.data pipeline
     shard_before_map.py     shards a tf.data pipeline before its maps, if possible
-    without_shuffles.py     a tf.data pipeline without its shuffles, to look at it before training
+    rebuilt_pipeline.py     a tf.data pipeline without its shuffles, or with new ones
+    shuffle_passes.py       the passes that earlier calls have taken from a shuffle
 
 Data with random access is sharded before it is read; other pipelines are sharded after batching.
 """

@@ -36,6 +36,8 @@ class DataAdapter(Protocol):
     most_rows: int | None
     # Why an exact resume is not guaranteed with this data; None: it is.
     resume_caveat: str | None
+    # Whether an earlier call may have left workers at different passes over a shuffle.
+    order_unknown: bool
 
     def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """Returns this worker's elements of the steps [first_step, last_step), and more after them."""
@@ -54,6 +56,7 @@ class RandomAccessAdapter:
     seed: int
     shuffle: bool
     resume_caveat: str | None = None
+    order_unknown: bool = False
 
     @property
     def pass_steps(self) -> int:
@@ -181,6 +184,9 @@ class BatchAdapter:
     sharded: Callable[[ReplicaShard, int, int], tf.data.Dataset] | None = None
     # Whether nothing is read behind the last step: the next pass would take seeds from a shuffle.
     stops: bool = False
+    # count_passes(steps, ended_early): counts the passes over a shuffle in a finished call; None: nothing is shuffled.
+    count_passes: Callable[[int, bool], None] | None = None
+    order_unknown: bool = False
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For batches that may be others when they are read once more.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None
@@ -222,6 +228,12 @@ class BatchAdapter:
         return elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
 
 
+def count_passes(adapter: DataAdapter, steps: int, *, ended_early: bool = False) -> None:
+    """Counts the passes over a shuffle in a finished call of `steps` steps, for the calls that follow."""
+    if isinstance(adapter, BatchAdapter) and adapter.count_passes is not None:
+        adapter.count_passes(steps, ended_early)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """Options for reading the data, from the arguments of `fit`, `evaluate` or `predict`."""
@@ -232,6 +244,8 @@ class DataOptions:
     shuffle: bool = False
     class_weight: dict[int, float] | None = None
     seed: int = 0
+    # Whether a shuffle continues after the passes of earlier calls, as in Keras.
+    continues: bool = False
     # Rank of each model input, including the batch dimension; None: unknown.
     input_ranks: tuple[int, ...] | None = None
     # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.

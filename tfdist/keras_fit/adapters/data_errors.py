@@ -1,12 +1,58 @@
-"""Errors of TensorFlow that data of a script causes, in the words of the script."""
+"""Errors of TensorFlow and Keras that data of a script causes, in the words of the script."""
 
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
+import keras
 import tensorflow as tf
 
+from tfdist.config import user_code
+
 _LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
+
+# The reason in a message of Keras, which lists the arguments of the call after it.
+_REASON = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)
+
+
+@contextlib.contextmanager
+def shapes_named(model: keras.Model, element_spec: Any) -> Iterator[None]:
+    """In the block, which calls `model`, raises one paragraph with the shapes of the data if Keras refuses them.
+
+    Args:
+        element_spec: nested specs of a batch.
+    """
+    try:
+        yield
+    except ValueError as error:
+        reason = _REASON.search(str(error))
+        own_step = type(model).train_step is not keras.Model.train_step  # It gets batches in any form.
+        if reason is None or own_step or user_code.place(error):  # It may be raised in a layer of the user's.
+            raise
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+        inputs = getattr(model, "inputs", None)
+        if inputs and not _fit(x, inputs):
+            text = f"The model {model.name!r} takes examples of shape {_shapes(inputs)}. Received: x {_shapes(x)}"
+            text += ("" if y is None else f", y {_shapes(y)}") + (". Are x and y exchanged?" if _fit(y, inputs) else "")
+        else:
+            text = f"The model {model.name!r} cannot be called with examples of shape {_shapes(x)}: "
+            text += " ".join(reason[1].split())
+        raise ValueError(text) from None
+
+
+def _fit(data: Any, inputs: list[Any]) -> bool:
+    """Returns whether specs of data have the shapes of a model's inputs."""
+    specs = tf.nest.flatten(data)
+    return len(specs) == len(inputs) and all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.is_compatible_with([None, *one.shape[1:]])
+        for spec, one in zip(specs, inputs, strict=True)
+    )
+
+
+def _shapes(specs: Any) -> str:
+    """Returns the shapes of an example as text: "(8,)", or "(8,), (28, 28, 1)"."""
+    return ", ".join(str(tuple(one.shape[1:])) for one in tf.nest.flatten(specs) if one is not None)
 
 
 @contextlib.contextmanager

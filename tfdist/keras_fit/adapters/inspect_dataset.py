@@ -15,27 +15,40 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset
 
 
-def reshuffles(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a shuffle orders each pass: a cache behind it would keep the order of the first."""
-    kinds, waiting = set(), [dataset]
+def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the shuffles that order each pass; none if a cache behind them keeps the order of the first."""
+    found, waiting = [], [dataset]
     while waiting:
         one = waiting.pop()
-        kinds.add(type(one).__name__)
-        waiting += [] if type(one).__name__ == "_ShuffleDataset" else one._inputs()
-    return "_ShuffleDataset" in kinds and "CacheDataset" not in kinds
+        if type(one).__name__ == "CacheDataset":
+            return []
+        if type(one).__name__ == "_ShuffleDataset":
+            found.append(one)
+        else:
+            waiting += one._inputs()
+    return found
 
 
-def passes_of_keras(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def passes_of_keras(dataset: tf.data.Dataset, *, two_per_epoch: bool, skipped: int) -> tf.data.Dataset:
     """Returns a shuffled `dataset` repeated endlessly, with the order of the epochs of `Model.fit`.
 
     At the end of an epoch Keras makes an iterator that it does not use, and another one for the next epoch. Each of
     them takes the seeds of one pass from the shuffle.
+
+    Args:
+        two_per_epoch: whether Keras does so; not where it finds the end of an epoch by reading.
+        skipped: the passes that earlier calls have taken.
     """
     nothing = tf.data.Dataset.range(0)
     unused = tf.data.Dataset.zip((nothing, dataset)).map(
         tf.autograph.experimental.do_not_convert(lambda number, element: element)
     )
-    return dataset.concatenate(unused).repeat()
+    passes = dataset.concatenate(unused).repeat() if two_per_epoch else dataset.repeat()
+    if not skipped:
+        return passes
+    # Not by `repeat`, which makes one iterator more than it reads.
+    before = tf.data.Dataset.range(skipped).flat_map(tf.autograph.experimental.do_not_convert(lambda number: unused))
+    return before.concatenate(passes)
 
 
 def most_rows(dataset: tf.data.Dataset) -> int | None:

@@ -12,7 +12,15 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base, inspect_dataset, preprocess, py_dataset, shard_before_map, without_shuffles
+from tfdist.keras_fit.adapters import (
+    base,
+    inspect_dataset,
+    preprocess,
+    py_dataset,
+    rebuilt_pipeline,
+    shard_before_map,
+    shuffle_passes,
+)
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, DataOptions, RandomAccessAdapter
 
 # The default of `model.fit`.
@@ -184,6 +192,9 @@ def _batched(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
 
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     dataset = _batched(inspect_dataset.without_prefetch(dataset), options)
+    shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, False
+    if options.continues:
+        dataset, skipped, order_unknown = shuffle_passes.continued(dataset)
     parts = shard_before_map.split_before_maps(dataset)
     most_rows = parts.batch_size if parts else inspect_dataset.most_rows(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
@@ -194,11 +205,10 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     if cardinality == 0:
         raise ValueError("The tf.data.Dataset is empty.")
     length = cardinality if cardinality > 0 else None
-    traits = dataset_traits.dataset_traits(dataset)
-    plain = without_shuffles.without_shuffles(dataset)
+    traits, plain = dataset_traits.dataset_traits(dataset), rebuilt_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
-    stops = inspect_dataset.reshuffles(dataset)
-    as_keras = stops and length is not None and options.steps is None
+    stops = bool(shuffles.shuffles)
+    two_per_epoch = length is not None and options.steps is None
     if length is None and options.steps is None:
         length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
@@ -211,8 +221,14 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
             return dataset.skip(first_step % length).concatenate(dataset.repeat()) if first_step else dataset.repeat()
-        repeated = inspect_dataset.passes_of_keras(dataset) if as_keras else dataset.repeat()
-        return repeated.skip(first_step).take(last_step - first_step if stops else -1)
+        if not stops:
+            return dataset.repeat().skip(first_step)
+        repeated = inspect_dataset.passes_of_keras(dataset, two_per_epoch=two_per_epoch, skipped=skipped)
+        return repeated.skip(first_step).take(last_step - first_step)
+
+    def count_passes(steps: int, ended_early: bool) -> None:
+        passes = length and shuffle_passes.of_keras(steps, length, two_per_epoch=two_per_epoch)
+        shuffles.add(passes, ended_early=ended_early)
 
     def sharded(shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         return shard_before_map.sharded_elements(
@@ -230,5 +246,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         resume_caveat=traits.resume_caveat,
         sharded=None if parts is None else sharded,
         stops=stops,
+        count_passes=count_passes if stops else None,
+        order_unknown=order_unknown,
         finish=(lambda rows: base.finish(rows if in_tuple else rows[0], options)) if own else None,
     )

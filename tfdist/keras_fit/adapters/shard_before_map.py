@@ -177,7 +177,12 @@ def _can_be_batched(spec: Any) -> bool:
     return isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
 
 
+class _ShuffleDataset(dataset_ops.UnaryUnchangedStructureDataset):
+    """A shuffle that `_shuffled` makes; other functions know shuffles by this name."""
+
+
 def _shuffled(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Shuffles `dataset` as the shuffle `one` does, from its first pass on."""
     variant = gen_dataset_ops.shuffle_dataset_v3(
         dataset._variant_tensor,
         buffer_size=one._buffer_size,
@@ -187,4 +192,7 @@ def _shuffled(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
         reshuffle_each_iteration=one._reshuffle_each_iteration,
         **dataset._common_args,
     )
-    return dataset_ops._VariantDataset(variant, dataset.element_spec)
+    made = _ShuffleDataset(dataset, variant)
+    made._buffer_size, made._seed, made._seed2 = one._buffer_size, one._seed, one._seed2
+    made._reshuffle_each_iteration = one._reshuffle_each_iteration
+    return made

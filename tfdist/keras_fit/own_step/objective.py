@@ -172,11 +172,11 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
         )
         if replicas > 1:
             gradients = row_moments.scale(gradients, weight)
-        gradients, _ = average(gradients, [], [], moments=row_moments.usable_by(optimizer))
+        gradients, _ = average(gradients, [], [], needs=row_moments.needed_by(optimizer))
         return original(gradients, variables)
 
     sums = objective.run("train", element, apply)
-    average([], [], statistics, moments=False)
+    average([], [], statistics, needs=row_moments.Needs())
     context.step_count.assign_add(1)
     train_step_lib.add_to_totals(context, sums, None)
     return train_step_lib.after_update(context, sums)

@@ -30,7 +30,7 @@ def sum_over_replicas(
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]],
     weight: tf.Tensor | float,
     *,
-    moments: bool,
+    needs: row_moments.Needs,
     num_replicas: int,
     options: config_lib.Communication,
     communication: tf.Variable,
@@ -45,21 +45,21 @@ def sum_over_replicas(
             replicas. In every step: averaged at a save only, the time of the save would change the last bits of the
             run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
         weight: this replica's weight in that mean; 1 in total over all replicas.
-        moments: whether row moments are enough for the optimizer; see `row_moments.usable_by`.
+        needs: the row moments that the optimizer needs; see `row_moments.needed_by`.
         communication: the seconds that the all-reduce took are added to it.
         clock: returns the time at which tensors are computed.
 
     Returns:
         The sums of gradients and flags.
     """
-    own = row_moments.to_send(gradients, moments=moments, num_replicas=num_replicas)
+    own = row_moments.to_send(gradients, needs=needs, num_replicas=num_replicas)
     if num_replicas == 1:
         return own, flags
     tensors = [*(None if gradient is None else row_moments.sums(gradient) for gradient in own), *flags]
     ready = clock(tensors)
     # Always sent in float32: in shorter types, the squares of small gradients are 0.
     exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
-    exact += [gradient.squares for gradient in own if isinstance(gradient, row_moments.RowMoments)]
+    exact += [part for gradient in own for part in row_moments.further(gradient)]
     if options.dtype == "float32":
         reduced = all_reduce([*tensors, *exact], options)
         tensors, exact = reduced[: len(tensors)], reduced[len(tensors) :]
@@ -69,10 +69,9 @@ def sum_over_replicas(
     communication.assign_add(clock([*tensors, *exact]) - ready)
     for (variable, old), change in zip(statistics, exact, strict=False):
         variable.assign(old + change)
-    squares = iter(exact[len(statistics) :])
-    num_gradients = len(own)
+    further, num_gradients = iter(exact[len(statistics) :]), len(own)
     sums = [
-        row_moments.RowMoments(total, next(squares)) if isinstance(gradient, row_moments.RowMoments) else total
+        row_moments.rebuilt(gradient, total, further)
         for gradient, total in zip(own, tensors[:num_gradients], strict=True)
     ]
     return sums, tensors[num_gradients:]

@@ -57,7 +57,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
             [],
             statistics,
             1 / replicas,
-            moments=False,
+            needs=row_moments.Needs(),
             num_replicas=replicas,
             options=context.communication_options,
             communication=context.communication,

@@ -31,7 +31,7 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
         nonfinite_flags(context, sums),
         list(zip(context.statistics, statistics, strict=True)),
         weight,
-        moments=row_moments.usable_by(context.optimizer),
+        needs=context.row_needs.scaled(loss_scale),
         num_replicas=context.cluster.num_replicas,
         options=context.communication_options,
         communication=context.communication,

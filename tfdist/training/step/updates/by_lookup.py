@@ -1,8 +1,9 @@
 """The updates of Keras' optimizers from row moments, by Keras' own formulas.
 
-In Keras, the gradient of a table is a row for each lookup. In the formulas of the optimizers, squares and products with
-a tensor of the table's shape apply to each of these rows; all other operations first add the rows of an entry. So the
-formulas need only the sums of rows and of their squares. A factor f multiplies these by f and by f squared.
+In Keras, the gradient of a table is a row for each lookup. In the formulas of the optimizers, clipping, squares,
+absolute values and products with a tensor of the table's shape apply to each of these rows; all other operations first
+add the rows of an entry. So the formulas need only the sums of (clipped) rows, and of their squares or absolute values.
+A factor f multiplies these by f, by f squared and by the absolute value of f.
 """
 
 import contextlib
@@ -19,13 +20,16 @@ from tfdist.training.step.updates import row_moments
 
 def install_update(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer of Keras update weights from row moments, and add the rows of lookups in a fixed order."""
-    if row_moments.can_update(optimizer):  # On the object: Keras writes the class into a saved model.
+    if row_moments.used_by(optimizer):  # On the object: Keras writes the class into a saved model.
         optimizer.update_step = functools.partial(_update, optimizer)
 
 
 def install_clipping(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer that clips by norm clip row moments: as in Keras, the norm is over the rows of all lookups."""
-    if row_moments.clips_by_norm(optimizer):
+    """Makes an optimizer that clips take row moments.
+
+    As in Keras, a norm is over the rows of all lookups. By value, rows are clipped before their moments are taken.
+    """
+    if row_moments.clips(optimizer):
         optimizer._clip_gradients = functools.partial(_clip, optimizer)
 
 
@@ -40,16 +44,21 @@ def _update(
     if isinstance(gradient, tf.Tensor):
         step(gradient, variable, learning_rate)
         return
-    moments = row_moments.of_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-    rows = _Rows(*(tf.cast(part, variable.dtype) for part in moments))
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = row_moments.Needs(moments=row_moments.used_by(optimizer)).of_rows(gradient)
+    rows = _Rows(row_moments.RowMoments(*(None if one is None else tf.cast(one, variable.dtype) for one in gradient)))
     with _ops_of(type(optimizer)):
         step(rows, variable, learning_rate)
 
 
 def _clip(optimizer: keras.optimizers.Optimizer, gradients: list[row_moments.Gradient | None]) -> list[Any]:
-    """Clips as `Optimizer._clip_gradients`: each gradient by its own norm, or all by the global norm."""
+    """Clips as `Optimizer._clip_gradients`: each gradient by value or by its own norm, or all by the global norm."""
     if not any(isinstance(gradient, row_moments.RowMoments) for gradient in gradients):
         return type(optimizer)._clip_gradients(optimizer, gradients)
+    if not row_moments.clips_by_norm(optimizer):
+        others = [None if isinstance(gradient, row_moments.RowMoments) else gradient for gradient in gradients]
+        clipped = type(optimizer)._clip_gradients(optimizer, others)
+        return [old if new is None else new for old, new in zip(gradients, clipped, strict=True)]
     if optimizer.clipnorm is None:
         halves = [row_moments.half_square(gradient) for gradient in gradients if gradient is not None]
         norm = tf.sqrt(2.0 * tf.add_n(halves))
@@ -66,19 +75,18 @@ def _clip(optimizer: keras.optimizers.Optimizer, gradients: list[row_moments.Gra
 
 
 class _Rows:
-    """The rows of all lookups in a table, represented by two sums; as a tensor, the sum of the rows of each entry."""
+    """The rows of all lookups in a table, represented by their moments; as a tensor, the sums of the rows."""
 
-    def __init__(self, sums: tf.Tensor, squares: tf.Tensor) -> None:
-        self.sums, self.squares = sums, squares
-        self.dtype, self.shape = sums.dtype, sums.shape
+    def __init__(self, moments: row_moments.RowMoments) -> None:
+        self.moments = moments
+        self.dtype, self.shape = moments.sums.dtype, moments.sums.shape
 
     def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
-        return tf.convert_to_tensor(self.sums, dtype, name=name)
+        return tf.convert_to_tensor(self.moments.sums, dtype, name=name)
 
     def map(self, linear: Callable[[Any], tf.Tensor]) -> "_Rows":
         """Returns the rows after a function that multiplies each by the same factor."""
-        # Twice: each square has the factor's square.
-        return _Rows(linear(self.sums), linear(linear(self.squares)))
+        return _Rows(row_moments.mapped(self.moments, linear))
 
 
 class _RowOps:
@@ -91,7 +99,10 @@ class _RowOps:
         return x if isinstance(x, _Rows) else keras.ops.cast(x, dtype)
 
     def square(self, x: Any) -> Any:
-        return x.squares if isinstance(x, _Rows) else keras.ops.square(x)
+        return x.moments.squares if isinstance(x, _Rows) else keras.ops.square(x)
+
+    def abs(self, x: Any) -> Any:
+        return x.moments.magnitudes if isinstance(x, _Rows) else keras.ops.abs(x)
 
     def negative(self, x: Any) -> Any:
         return x.map(keras.ops.negative) if isinstance(x, _Rows) else keras.ops.negative(x)

@@ -19,7 +19,7 @@ from tfdist.training.step.updates import by_lookup, row_moments
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels.
 
-    These, SGD of any kind and the optimizers of `row_moments.can_update` add the rows of sparse gradients in a
+    These, SGD of any kind and the optimizers of `row_moments.used_by` add the rows of sparse gradients in a
     fixed order; all but subclasses of SGD also take row moments. Others are not changed.
     """
     kind = type(optimizer)
@@ -140,8 +140,9 @@ def _shared_by_weights(
 def _adam_by_lookup(optimizer, gradient, variable, learning_rate):
     """Updates a table as Keras does: the row of each lookup is squared, then the squares are added."""
     if isinstance(gradient, tf.IndexedSlices):
-        gradient = row_moments.of_rows(tf.cast(gradient, variable.dtype))
-    sums, squares = (tf.cast(part, variable.dtype) for part in gradient)
+        needs = row_moments.Needs(moments=row_moments.used_by(optimizer))
+        gradient = needs.of_rows(tf.cast(gradient, variable.dtype))
+    sums, squares = (tf.cast(part, variable.dtype) for part in gradient[:2])
     index = optimizer._get_variable_index(variable)
     m, v = optimizer._momentums[index], optimizer._velocities[index]
     optimizer.assign_add(m, (1 - optimizer.beta_1) * (sums - m.value))
