@@ -50,6 +50,7 @@ LONGEST_FUNCTION, LONGEST_FILE, LONGEST_CONTRACT = 60, 300, 14
 MOST_ENTRIES = 15
 # Private names of TensorFlow and Keras: imports, and attributes with a leading underscore. TensorFlow 2.21 and Keras 3
 # have no public replacement for them. A name that is no longer used must go from here: the list can only shrink.
+# In brackets an issue of keras-team/keras or tensorflow/tensorflow; without one, none was found in November 2026.
 PRIVATE_NAMES = {
     "tfdist.cluster.collective_guard": {"_distribute_strategy": "Model.predict on one worker only"},
     "tfdist.cluster.distributed_dataset": {
@@ -59,7 +60,7 @@ PRIVATE_NAMES = {
     "tfdist.cluster.strategy": {
         "tensorflow.core.protobuf.config_pb2": "the type of the coordination service's options",
         "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
-        "tensorflow.python.distribute.collective_all_reduce_strategy": "logical CPU devices, for tests",
+        "tensorflow.python.distribute.collective_all_reduce_strategy": "logical CPUs, for tests (tensorflow#57743)",
         "_config": "the coordination service's options are not all public",
         "_initialize_local_devices": "patched while the strategy is made: logical CPU devices, for tests",
     },
@@ -101,7 +102,7 @@ PRIVATE_NAMES = {
             *("_aggregate_additional_loss", "_call_has_training_arg", "_compile_loss", "_compile_metrics"),
             *("_compute_loss", "_loss_tracker"),
         ),
-        "the losses and metrics that compile() made",
+        "the losses and metrics that compile() made (tensorflow#38269)",
     ),
     "tfdist.keras_fit.adapters.rebuilt_pipeline": dict.fromkeys(
         ("tensorflow.python.data.util.structure", "_datasets", "_inputs", "_map_func", "_predicate"),
@@ -119,10 +120,10 @@ PRIVATE_NAMES = {
         "_trainable_variables": "the variables of an optimizer that is applied without naming them",
     },
     "tfdist.keras_fit.replacements.optimizer_branches": {
-        "keras.src.ops": "an optimizer that accumulates gradients updates weights in a branch of a replica",
+        "keras.src.ops": "gradients that an optimizer accumulates are applied in a replica's branch (keras#20582)",
     },
     "tfdist.keras_fit.replacements.shard_losses": {
-        "keras.src.losses.loss": "Keras divides a loss by the examples of one replica",
+        "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
         "_compile_loss": "the losses that compile() made",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},
@@ -131,8 +132,8 @@ PRIVATE_NAMES = {
         "_non_trainable_variables": "variables made non-trainable, not those of frozen layers",
     },
     "tfdist.training.step.optimizer": {
-        "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping",
-        "_learning_rate": "the schedule; Optimizer.learning_rate is its value",
+        "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping (tensorflow#33929)",
+        "_learning_rate": "the schedule, by the notes of TensorFlow 2.11; Optimizer.learning_rate is its value",
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
     },
     "tfdist.training.step.updates.by_lookup": {
@@ -148,11 +149,11 @@ PRIVATE_NAMES = {
     },
     "tfdist.training.step.random_numbers.seed_generators": {
         "_flatten_layers": "layers of all depths",
-        "_seed_generators": "a layer's seed generators, whose `next` is replaced",
+        "_seed_generators": "a layer's seed generators, whose `next` is replaced (keras#20611)",
     },
     "tfdist.training.step.random_numbers.stateful_random": {
-        "keras.src.random.seed_generator": "keras.random without a seed would create a variable in the step",
-        "tensorflow.python.ops.gen_random_ops": "tf.random's functions call it: their ops become stateless in a step",
+        "keras.src.random.seed_generator": "keras.random without a seed makes a variable in the step (keras#20611)",
+        "tensorflow.python.ops.gen_random_ops": "tf.random's ops become stateless in a step (tensorflow#58433)",
     },
     "tfdist.training.step.normalization.synchronized_norm": {"_flatten_layers": "layers of all depths"},
     "tfdist.zoo.normalization": {"_flatten_layers": "layers of all depths"},

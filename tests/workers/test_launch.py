@@ -124,7 +124,8 @@ def undisturbed(tmp_path_factory):
     return topologies.arrays(workdir, STEPS)
 
 
-@pytest.mark.parametrize("stops", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [0, 1])
 def test_sigterm_to_the_launcher_saves_and_a_killed_worker_is_replaced_and_nothing_changes(
     undisturbed, tmp_path, stops
 ):

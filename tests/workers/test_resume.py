@@ -156,7 +156,7 @@ def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:
     }
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_finished_run_says_so_and_changes_nothing(uninterrupted, workers):
     workdir = uninterrupted(workers)
     before = content(workdir)
