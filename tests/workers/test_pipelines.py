@@ -126,6 +126,11 @@ def endless(split):
     return as_tuples(split).repeat()
 
 
+def batched(split):
+    """Batches, as keras.utils.image_dataset_from_directory makes by default."""
+    return as_tuples(split).batch(8)
+
+
 def shuffled(split):
     """A dataset that cannot be used."""
     return as_tuples(split).shuffle(10, seed=1)
@@ -153,6 +158,7 @@ def test_a_dataset_of_the_users_trains_as_the_source_does_and_resumes_to_the_bit
         ({"source": {"target": f"{__name__}:as_tuples"}}, r'no random access: set config.data.pipeline to "textbook"'),
         ({"source": {"target": f"{__name__}:endless"}, "pipeline": "textbook"}, r"never ends: remove repeat\(\)"),
         ({"source": {"target": f"{__name__}:shuffled"}, "pipeline": "textbook"}, r"shuffles.*remove shuffle\(\)"),
+        ({"source": {"target": f"{__name__}:batched"}, "pipeline": "textbook"}, r"has batches.*remove batch\(\)"),
         ({"pipeline": "textbook", "auto_shard": "file"}, r'auto_shard="file" needs .* set it to "data"'),
         ({"pipeline": "textbook", "shards": "fixed"}, r'data.shards="fixed" needs data.pipeline="stream"'),
         ({"auto_shard": "hint"}, r"data.auto_shard='hint' has no effect"),

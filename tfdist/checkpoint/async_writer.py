@@ -61,6 +61,8 @@ class AsyncCheckpointer:
         # The best checkpoint, if it could not be written: its record, and its values until they are on disk. Written
         # again after the next checkpoint.
         self._failed_best: tuple[dict[str, Any], _Snapshot | None] | None = None
+        # The step of the best checkpoint of which `wait` has said that it could not be written.
+        self._reported_best: int | None = None
         # The last snapshot, if it could not be written: `mark_best` may name it later.
         self._failed: _Snapshot | None = None
         # The step of the last `save`.
@@ -112,10 +114,13 @@ class AsyncCheckpointer:
             self._wait_until_idle(None)
         self._retry_best()
         self._report_results()
-        if self._failed_best is not None:
-            step = self._failed_best[0]["step"]
-            self._warn(f"WARNING: the best checkpoint, of step {step}, could not be written to {self._directory}.")
-        return self._newest_step is None or self._newest_step in self._valid_steps
+        saved = self._newest_step is None or self._newest_step in self._valid_steps
+        failed = None if self._failed_best is None else self._failed_best[0]["step"]
+        # Once, and not if it is the newest one: the caller reports that.
+        if failed not in (None, self._reported_best) and (saved or failed != self._newest_step):
+            self._reported_best = failed
+            self._warn(f"WARNING: the best checkpoint, of step {failed}, could not be written to {self._directory}.")
+        return saved
 
     def mark_best(self, step: int, metric: str, value: float) -> None:
         """Writes best.json for `step` once its checkpoint is written; called before or after its `save`.

@@ -32,13 +32,20 @@ class DatasetSource:
         """Counts the examples by a pass, if their number is not known.
 
         Raises:
-            ValueError: the dataset shuffles, never ends, or its elements are not examples.
+            ValueError: the dataset shuffles, never ends, or its elements are no single examples.
         """
         traits = dataset_traits.dataset_traits(dataset)
         if traits.shuffles:
             raise ValueError(
                 f"{name}: the tf.data.Dataset shuffles, so that a resume would read another order: remove shuffle(), "
-                "and pass shuffle=False to list_files(). tfdist shuffles each epoch: config.data.shuffle."
+                "and pass shuffle=False to list_files() or keras.utils.image_dataset_from_directory(). tfdist shuffles "
+                "each epoch: config.data.shuffle."
+            )
+        specs = tf.nest.flatten(dataset.element_spec)
+        if specs and all(one.shape.rank is not None and one.shape.rank > 0 and one.shape[0] is None for one in specs):
+            raise ValueError(
+                f"{name}: the tf.data.Dataset has batches, and must have single examples: remove batch(), and pass "
+                "batch_size=None to keras.utils.image_dataset_from_directory(). tfdist batches: config.data.batch_size."
             )
         # Why a resume may read other examples; None: it does not.
         self.resume_caveat = traits.resume_caveat

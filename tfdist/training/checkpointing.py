@@ -222,7 +222,8 @@ def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
     with tools.run.cluster.paused():
         saved = tools.checkpointer is None or tools.checkpointer.wait()
     if not saved:
-        raise OSError(f"The last checkpoint, of step {state.step}, could not be written: the run is not saved.")
+        left = directory.safe_state(tools.run.checkpoints)
+        raise OSError(f"The last checkpoint, of step {state.step}, could not be written; {left}.")
 
 
 def close(tools: LoopTools) -> None:

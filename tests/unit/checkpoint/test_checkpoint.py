@@ -251,6 +251,7 @@ def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     assert saver.wait()
     assert "best.json could not be written: Is a directory. Training continues" in said[0]
     assert said[-1] == f"WARNING: the best checkpoint, of step 1, could not be written to {tmp_path}."
+    assert saver.wait() and sum("the best checkpoint" in line for line in said) == 1
     assert newest(tmp_path) == (1, [])
     (tmp_path / "best.json").rmdir()
     saver.save(2, arrays_of(2), STATE)
@@ -266,6 +267,18 @@ def small_disk(tmp_path):
         pytest.skip("only root may mount a small disk")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_is_reported_once_for_a_last_checkpoint_that_is_the_best(small_disk):
+    said, checkpoints = [], small_disk / "checkpoints"
+    saver = async_writer.AsyncCheckpointer(checkpoints, config.Checkpoint(), said.append)
+    checkpoints.mkdir()
+    with open(small_disk / "other", "wb") as other, contextlib.suppress(OSError):
+        other.write(b"x" * (1 << 20))
+    saver.mark_best(1, "accuracy", 0.9)
+    saver.save(1, arrays_of(1), STATE)
+    assert not saver.wait() and not saver.wait()
+    assert len(said) == 1 and "step 1 could not be written" in said[0]
 
 
 @pytest.mark.parametrize("mark_first", [True, False])
