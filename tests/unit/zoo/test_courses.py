@@ -190,6 +190,8 @@ LOSSES = [
     ),
     ("categorical_crossentropy", PROBABILITIES, (4,), "one_hot", keras.losses.CategoricalCrossentropy(), "accuracy"),
     ("huber", {"delta": 0.3}, (5, 2), "numbers", keras.losses.Huber(0.3), "mean_absolute_error"),
+    ("mse", {}, (5, 2), "numbers", keras.losses.MeanSquaredError(), "mae"),
+    ("kld", {}, (4,), "one_hot", keras.losses.KLDivergence(), None),
 ]
 
 
@@ -223,7 +225,8 @@ def test_a_keras_loss_has_the_mean_that_keras_computes(name, arguments, shape, k
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "binary_crossentropie"}, r"has no 'binary_crossentropie'.*All: BinaryCrossentropy"),
+        ({"loss": "binary_crossentropie"}, r"has no 'binary_crossentropie'. Did you mean 'Binary.*All: BinaryCrosse"),
+        ({"loss": "xyz"}, r"keras.losses has no 'xyz'. All: BinaryCrossentropy"),
         ({"loss": "huber", "arguments": {"dleta": 1}}, r"config.objective.arguments=\{'dleta': 1\} .*'dleta'"),
         ({"loss": "mean_squared_error", "metrics": ["AUC"]}, r"no function 'AUC'.* All: accuracy"),
         ({"loss": "mean_squared_error", "labels": "y"}, r"reads batch\['y'\], but the batch has: image, label"),

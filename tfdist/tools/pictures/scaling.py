@@ -40,11 +40,14 @@ def draw(studies: Sequence[Study]) -> Any:
                 for number, times in zip(examples, seconds, strict=True)
             ]
             place = "upper right" if axes is panels[0] else "lower right"  # Away from the ideal.
-            if len(studies) > 1:  # Own values away from the published ones, and above the axis.
-                published, yours = ("upper right", "above") if axes is panels[0] else ("upper left", "upper right")
-                place = published if study.published else yours
-            _draw_points(axes, study, middle, ends, index, values=len(own) == 1, place=place)
-    _draw_ideals(panels, own)
+            if len(studies) > 1 and not study.published:  # Away from the published values.
+                place = "upper right"
+            elif len(studies) > 1 and axes is panels[1]:
+                place = "upper left"
+            # The first speedup is 1.
+            named = list(range(axes is panels[2], len(middle))) if len(own) == 1 or study.published else []
+            _draw_points(axes, study, middle, ends, index, named=named, place=place)
+    _draw_ideals(panels, own, max(study.points[-1].replicas for study in studies))
     titles = (
         ("Time of an epoch", "seconds"),
         ("Throughput", "examples per second"),
@@ -83,16 +86,24 @@ def has_details(studies: Sequence[Study]) -> bool:
 
 
 def _draw_points(
-    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, values: bool, place: str
+    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, named: list[int], place: str
 ) -> None:
+    """Draws the curve of a study, and the values at the points `named`: at `place`, where no curve rises to it."""
     looks = _looks(study, index)
     numbers = [point.replicas for point in study.points]
     lower = [value - low for value, (low, _) in zip(middle, ends, strict=True)]
     upper = [high - value for value, (_, high) in zip(middle, ends, strict=True)]
     axes.errorbar(numbers, middle, yerr=[lower, upper], **looks, label=study.name, elinewidth=1.3, capthick=1.3)
-    for number, value in zip(numbers, middle, strict=True):
-        if values or study.published:
-            style.value(axes, number, value, _short(value), color=looks["color"], place=place)
+    for point in named:
+        rises = place == "upper right" and middle[point] < middle[min(point + 1, len(middle) - 1)]
+        style.value(
+            axes,
+            numbers[point],
+            middle[point],
+            _short(middle[point]),
+            color=looks["color"],
+            place="upper left" if rises else place,
+        )
 
 
 def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
@@ -119,7 +130,8 @@ def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
         axes.legend(loc="upper left")
 
 
-def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study]) -> None:
+def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study], most: int) -> None:
+    """Draws the ideal time and throughput of each study, and the ideal speedup up to `most` replicas."""
     import numpy as np
 
     for index, study in enumerate(studies):
@@ -130,8 +142,8 @@ def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study]) -> None:
         rate = study.points[0].examples_per_second / first
         panels[0].plot(numbers, study.ideal_seconds(numbers), **look)
         panels[1].plot(numbers, rate * numbers, **look)
-        if index == 0:
-            panels[2].plot(numbers, numbers, **look | {"color": style.GREY}, label="ideal")
+    speedup = {"color": style.GREY, "linestyle": "--", "linewidth": 1.6, "zorder": 1, "label": "ideal"}
+    panels[2].plot([1, most], [1, most], **speedup)
 
 
 def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:

@@ -31,7 +31,8 @@ def keras_loss(
         model: called as `model(batch[inputs], training=training)`; returns one tensor [n, ...].
         batch: holds `inputs` and `labels`.
         training: True in a training step, False in evaluation.
-        loss: the name of a loss of `keras.losses`, such as "binary_crossentropy", "huber" or "BinaryCrossentropy".
+        loss: the name of a loss of `keras.losses`, such as "binary_crossentropy", "huber", "BinaryCrossentropy" or
+            "mse".
         metrics: names of functions of `keras.metrics`, such as "mean_absolute_error", or "accuracy": binary,
             categorical or sparse, by the shapes of outputs and labels, as in Keras. With a cross-entropy they get
             probabilities, also from a model that returns logits.
@@ -111,13 +112,24 @@ def _loss_class(name: str) -> type[keras.losses.Loss]:
     }
     # "mean_squared_error" and "MeanSquaredError" name the same loss.
     plain = {key.lower(): value for key, value in classes.items()}
-    loss = plain.get(name.replace("_", "").lower())
+    loss = plain.get(_long_name(name).replace("_", "").lower())
     if loss is None:
-        known = sorted(classes)
-        raise ValueError(
-            f"config.objective.loss: keras.losses has no {name!r}.{specs.nearest(name, known)} All: {', '.join(known)}"
-        )
+        raise ValueError(f"config.objective.loss: keras.losses has no {name!r}.{_nearest(name, sorted(classes))}")
     return loss
+
+
+def _long_name(name: str) -> str:
+    """Returns the name of the function that Keras means by a short one: "mean_squared_error" for "mse"."""
+    try:
+        return getattr(keras.losses.get(name), "__name__", name)
+    except ValueError:  # Keras has no loss of this name.
+        return name
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """Returns sentences with the nearest name, if one is near, and with all names."""
+    near = specs.nearest(name, known)
+    return f"{near if 'Did you mean' in near else ''} All: {', '.join(known)}"
 
 
 def _make(kind: type[keras.losses.Loss], name: str, arguments: Mapping[str, Any]) -> keras.losses.Loss:
@@ -135,13 +147,11 @@ def _metric(name: str, targets: tf.Tensor, outputs: tf.Tensor) -> Any:
         for key, value in vars(keras.metrics).items()
         if callable(value) and not isinstance(value, type) and key not in ("get", "serialize", "deserialize")
     }
-    if name not in functions:
-        known = sorted(functions)
-        raise ValueError(
-            f"config.objective.metrics: keras.metrics has no function {name!r}.{specs.nearest(name, known)} "
-            f"All: accuracy, {', '.join(known)}"
-        )
-    return functions[name]
+    found = functions.get(name) or functions.get(_long_name(name))
+    if found is None:
+        known = ["accuracy", *sorted(functions)]
+        raise ValueError(f"config.objective.metrics: keras.metrics has no function {name!r}.{_nearest(name, known)}")
+    return found
 
 
 def _accuracy(targets: tf.Tensor, outputs: tf.Tensor) -> str:
