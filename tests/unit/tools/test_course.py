@@ -145,6 +145,10 @@ def test_what_is_run_depends_on_data_and_allocation():
     values = {"runs": pathlib.Path("runs"), "data": "cifar", "env": IN_ALLOCATION}
     assert [line.split()[0] for line in command.command_lines(ring, PAGE, **values)] == ["srun"]
     [study] = command.command_lines(seven, PAGE, **values)
+    one = command.find_task(command.COURSES["jean_zay"], "1")
+    for where, devices in ((IN_ALLOCATION, False), ({}, True)):
+        [line] = command.command_lines(one, LAPTOP, **values | {"env": where})
+        assert ("logical_devices=2" in line) == devices and line.endswith(f"--workdir=runs/{LAPTOP}/1")
     assert study.startswith("python -m tfdist scaling ") and "path=cifar --replicas=1,2,4 " in study
 
 

@@ -37,6 +37,8 @@ USAGE = "[NAME] [flags]"
 COURSES = {course.COURSE.name: course.COURSE for course in (cte_power, it4innovations, jean_zay, piz_daint)}
 # Commands that every task of an allocation runs; a study starts its own job steps.
 _PARALLEL = re.compile(r"python -m (tfdist\.main|tfdist doctor|tfdist all_reduce)\b")
+# Replaced in an allocation by its tasks.
+_DEVICES = re.compile(r" --config\.cluster\.logical_devices=\d+")
 _LOG = "course.log"
 
 
@@ -106,11 +108,14 @@ def choose_size(task: Task, size: str, data: str | None, env: Mapping[str, str])
 
 
 def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[str, str]) -> list[str]:
-    """Returns the commands of a task as they are typed here: in an allocation with `srun` where every task runs it."""
+    """Returns the commands of a task as they are typed here.
+
+    In an allocation, `srun` precedes what every task runs, and its tasks are the replicas instead of logical devices.
+    """
     lines = task.lines(size, runs=runs, data=data)
     if not slurm.in_allocation(env):
         return lines
-    return [f"srun {line}" if _PARALLEL.match(line) else line for line in lines]
+    return [f"srun {_DEVICES.sub('', line)}" if _PARALLEL.match(line) else line for line in lines]
 
 
 def overview(courses: Sequence[Course], *, runs: Path, with_commands: bool) -> str:

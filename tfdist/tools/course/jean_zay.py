@@ -13,7 +13,9 @@ _SHORT = (
     "--config.report.every.steps=4 --config.evaluation.every.steps=4 --config.checkpoint.every.steps=4 "
     "--config.cluster.logical_devices=2"
 )
-_RANDOM = "128 random images instead of CIFAR-10, 16 for each of two logical devices, 8 steps."
+_RANDOM = (
+    "128 random images instead of CIFAR-10, 8 steps of 32 on two logical devices (in an allocation: on its tasks)."
+)
 _PRINTS_NOTHING = "not printed"
 _ANSWERS = (
     Answer(quantity="loss at the end", page=_PRINTS_NOTHING, yours=report("loss", -1)),

@@ -40,10 +40,9 @@ def draw(studies: Sequence[Study]) -> Any:
                 for number, times in zip(examples, seconds, strict=True)
             ]
             place = "upper right" if axes is panels[0] else "lower right"  # Away from the ideal.
-            if len(studies) > 1 and not study.published:  # Away from the published values.
-                place = "upper right"
-            elif len(studies) > 1 and axes is panels[1]:
-                place = "upper left"
+            if len(studies) > 1 and axes is not panels[0]:  # Away from the published values, and above the axis.
+                above = not study.published and (axes is panels[1] or _is_fastest(study, studies))
+                place = "upper right" if above else "upper left" if study.published else "lower right"
             # The first speedup is 1.
             named = list(range(axes is panels[2], len(middle))) if len(own) == 1 or study.published else []
             _draw_points(axes, study, middle, ends, index, named=named, place=place)
@@ -106,6 +105,13 @@ def _draw_points(
         )
 
 
+def _is_fastest(study: Study, studies: Sequence[Study]) -> bool:
+    """Returns whether no other study has a higher speedup on the same number of replicas."""
+    found = [dict(zip((point.replicas for point in each.points), each.speedups(), strict=True)) for each in studies]
+    own = found[studies.index(study)]
+    return all(own[number] >= other.get(number, 0.0) for other in found for number in own)
+
+
 def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
     """Draws a value of the objective, such as the loss, after the same epochs of each training."""
     found = [(index, point) for index, study in enumerate(studies) for point in study.points if name in point.values]
@@ -118,10 +124,12 @@ def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
             **looks,
             label=studies[index].name,
         )
-        for point in points:
+        before = [points[0], *points[:-1]]
+        for last, point in zip(before, points, strict=True):
             value = point.values[name]
             beside = [other.values[name] for _, other in found if other.replicas == point.replicas]
-            place = "above" if value == max(beside) else "below" if value == min(beside) else "right"
+            above = "upper right" if last.values[name] > value else "above"  # A falling curve passes above its point.
+            place = above if value == max(beside) else "below" if value == min(beside) else "right"
             style.value(axes, point.replicas, value, f"{value:.3g}", color=looks["color"], place=place)
     style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
     top = (1.6 if len(studies) > 1 else 1.15) * axes.get_ylim()[1]  # Room for the legend.
