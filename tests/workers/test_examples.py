@@ -17,7 +17,7 @@ from topologies import environments
 RUN_EACH = REPOSITORY / "tests/scripts/examples/run_each.py"
 ON_DEVICES = REPOSITORY / "tests/support/run_on_devices.py"
 # In these nothing is drawn at random on a replica, and the data is not shuffled.
-EXACT = ("distillation", "simsiam", "simclr", "ocr_ctc", "seq2seq_transformer")
+EXACT = ("distillation", "simsiam", "simclr", "siamese", "metric_learning", "ocr_ctc", "seq2seq_transformer")
 # How far losses may be from Keras' in the last epoch, relative to it.
 SIMILAR = {
     # The loss falls from 175 to 6 in 40 epochs. Over 10 seeds of the noise, from the same weights, it ends at 6.2 under
@@ -32,6 +32,8 @@ SIMILAR = {
     # It reports the critic's loss on the last batch only, which falls from 2.
     "wgan_gp": {"d_loss": 1.0},
 }
+# Keras starts a pipeline again in each epoch: its random operation repeats its numbers, and under tfdist it goes on.
+EPOCHS_OF_EQUAL_DRAWS = {"mixup": 1}
 # Workers, and devices of each.
 TOPOLOGIES = {"one device": (1, 1), "two devices": (1, 2), "two workers": (2, 1)}
 # As EXACT, with keras-hub.
@@ -41,18 +43,20 @@ QUICK = ("distillation",)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """(how, names) -> name -> history and weights, under Keras alone or under tfdist.run on a topology."""
+    """(how, names, options of run_each.py) -> name -> history and weights; how: "keras" or a topology of tfdist.run."""
 
     @functools.cache
-    def results(how: str, names: tuple[str, ...] = (*EXACT, *SIMILAR)) -> dict[str, tuple[dict, list[np.ndarray]]]:
+    def results(
+        how: str, names: tuple[str, ...] = (*EXACT, *SIMILAR), *options: str
+    ) -> dict[str, tuple[dict, list[np.ndarray]]]:
         out = tmp_path_factory.mktemp("examples")
         workers, devices = TOPOLOGIES.get(how, (1, 1))
         launcher = [] if how == "keras" else [str(ON_DEVICES), str(devices)]
-        line = [sys.executable, *launcher, str(RUN_EACH), str(out), *names]
+        line = [sys.executable, *launcher, str(RUN_EACH), str(out), *options, *names]
         paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
         where = [worker_environment()] if how == "keras" else environments(workers)
         run_all([line] * workers, [env | paths for env in where], timeout=3000.0, cwd=out)
-        return {name: read(out, name) for name in names}
+        return {name: read(out, name) for name in (text.partition(":")[0] for text in names)}
 
     return results
 
@@ -102,6 +106,14 @@ def test_with_random_numbers_the_losses_are_similar(found, topology, name):
     assert [one.shape for one in weights] == [one.shape for one in expected_weights]
     for key, part in SIMILAR[name].items():
         np.testing.assert_allclose(history[key][-1], expected[key][-1], rtol=0, atol=part * abs(expected[key][0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMILAR)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_with_the_same_random_numbers_the_numbers_are_those_of_keras(found, topology, name):
+    names = tuple(f"{one}:{EPOCHS_OF_EQUAL_DRAWS.get(one, 2)}" for one in SIMILAR)
+    assert_close(found(topology, names, "--same_draws")[name], found("keras", names, "--same_draws")[name])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ MIN_SIGNAL, MAX_SIGNAL = 0.02, 0.95
 @keras.saving.register_keras_serializable()
 def sinusoidal_embedding(x):
     frequencies = ops.exp(ops.linspace(ops.log(1.0), ops.log(1000.0), EMBEDDING // 2))
-    angular_speeds = ops.cast(2.0 * math.pi * frequencies, "float32")
+    angular_speeds = ops.cast(2.0 * math.pi * frequencies, x.dtype)
     return ops.concatenate([ops.sin(angular_speeds * x), ops.cos(angular_speeds * x)], axis=3)
 
 

@@ -1,16 +1,20 @@
 """Runs examples one after another, each as `python EXAMPLE.py` does, and writes down what came of them.
 
-usage: python tests/scripts/examples/run_each.py OUT [--kill] NAME...
+usage: python tests/scripts/examples/run_each.py OUT [--kill] [--same_draws] [--seed=N] NAME[:EPOCHS]...
 
 --kill ends every worker by SIGKILL in the second epoch of the first fit.
+--same_draws makes random numbers functions of the step and the example; see same_draws.py.
+--seed=N adds N to all seeds, also to those of tfdist.
 """
 
+import argparse
+import contextlib
+import functools
 import json
 import os
 import pathlib
 import runpy
 import signal
-import sys
 
 import keras
 import numpy as np
@@ -30,27 +34,57 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def with_kill(fit):
-    """Returns `fit` with one more callback."""
+def with_options(fit, kill, epochs):
+    """Returns `fit` for so many epochs instead of the script's, if `epochs` is not "", and with one more callback."""
 
     def call(model, *args, callbacks=None, **keywords):
-        return fit(model, *args, callbacks=[*(callbacks or []), Kill()], **keywords)
+        callbacks = [*(callbacks or []), *([Kill()] if kill else [])]
+        return fit(model, *args, callbacks=callbacks, **keywords | ({"epochs": int(epochs)} if epochs else {}))
 
     return call
 
 
-def main(out: pathlib.Path, *names: str) -> None:
-    if names[0] == "--kill":
-        keras.Model.fit, names = with_kill(keras.Model.fit), names[1:]
+def add_to_seeds(number):
+    """Adds `number` to the seeds of weights and of generators, and makes it tfdist's."""
+    from tfdist.keras_fit import api
+
+    set_random_seed, begin = keras.utils.set_random_seed, keras.random.SeedGenerator.__init__
+
+    def begin_with(generator, seed=None, **keywords):
+        begin(generator, seed + number if isinstance(seed, int) else seed, **keywords)
+
+    keras.utils.set_random_seed = lambda seed: set_random_seed(seed + number)
+    keras.random.SeedGenerator.__init__ = begin_with
+    api.fit = functools.partial(api.fit, seed=number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--same_draws", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    flags = parser.parse_args()
+    fit, drawing = keras.Model.fit, contextlib.nullcontext
+    if flags.same_draws:
+        import same_draws
+
+        drawing = same_draws.installed
+    if flags.seed:
+        add_to_seeds(flags.seed)
     # Graph optimizers take longer than these small trainings.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    for name in names:
+    for name, _, epochs in (text.partition(":") for text in flags.names):
         keras.utils.clear_session()
-        script = runpy.run_path(f"{FOLDER / name}.py", run_name="__main__")
-        with open(out / f"{name}.json", "w") as file:
+        keras.Model.fit = with_options(fit, flags.kill, epochs) if flags.kill or epochs else fit
+        path = f"{FOLDER / name}.py"
+        with drawing(path):
+            script = runpy.run_path(path, run_name="__main__")
+        with open(flags.out / f"{name}.json", "w") as file:
             json.dump(script["history"].history, file)
-        np.savez(out / f"{name}.npz", *script["model"].get_weights())
+        np.savez(flags.out / f"{name}.npz", *script["model"].get_weights())
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]), *sys.argv[2:])
+    main()

@@ -76,7 +76,13 @@ class RandomAccessAdapter:
     @property
     def element_spec(self) -> Any:
         """Nested tf.TensorSpec of a global batch."""
-        return tf.data.Dataset.from_tensors(tf.zeros([1], tf.int64)).map(self._read_any).element_spec
+        return self._spec(self.batch_size)
+
+    def _spec(self, rows: int) -> Any:
+        # The number of rows is static if all batches are full, as in Keras: `ops.squeeze(labels)` depends on it.
+        full = self.num_examples % self.batch_size == 0
+        ids = tf.data.Dataset.range(rows).batch(rows, drop_remainder=full)
+        return ids.map(tf.autograph.experimental.do_not_convert(lambda ids: self.read(ids))).element_spec
 
     def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
         """Returns this worker's elements; see `DataAdapter`."""
@@ -89,7 +95,7 @@ class RandomAccessAdapter:
         elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas).repeat()
         load = tf.autograph.experimental.do_not_convert(load)
         rows = -(-self.batch_size // shard.num_replicas)
-        calls, buffer = read_ahead.limits(self.element_spec, rows=rows, local_replicas=shard.local_replicas)
+        calls, buffer = read_ahead.limits(self._spec(rows), rows=rows, local_replicas=shard.local_replicas)
         return elements.map(load, num_parallel_calls=calls, deterministic=True).prefetch(buffer)
 
     def ids(self, step: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -104,9 +110,6 @@ class RandomAccessAdapter:
         if self.shuffle:
             positions = order.permuted(positions, epoch, seed=self.seed, num_examples=self.num_examples)
         return positions, count, total
-
-    def _read_any(self, ids: tf.Tensor) -> Any:
-        return self.read(tf.ensure_shape(tf.reshape(ids, [-1]), [None]))
 
 
 def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor]:

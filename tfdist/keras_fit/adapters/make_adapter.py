@@ -198,7 +198,11 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     parts = shard_before_map.split_before_maps(dataset)
     most_rows = parts.batch_size if parts else inspect_dataset.most_rows(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
-    dataset = dataset.map(lambda *given: base.finish(given if in_tuple else given[0], options))
+    dataset = dataset.map(
+        tf.autograph.experimental.do_not_convert(
+            lambda *given: base.finish(given if in_tuple else given[0], options),
+        )
+    )
     cardinality = int(dataset.cardinality())
     if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")

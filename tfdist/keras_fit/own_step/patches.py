@@ -66,8 +66,21 @@ def _assign(step: ReplicaStep, original: Callable, variable: keras.Variable, val
     return original(variable, value)
 
 
-def _gradient(step: ReplicaStep, original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **options: Any):
+def _gradient(
+    step: ReplicaStep,
+    original: Callable,
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Sums a target with one value per example over the global batch, as the tape does on one device."""
     flat = tf.nest.flatten(sources)
-    if step.without_effect and any(isinstance(source, keras.Variable | tf.Variable) for source in flat):
-        return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
-    return original(tape, target, sources, *args, **options)
+    if any(isinstance(source, keras.Variable | tf.Variable) for source in flat):
+        if step.without_effect:
+            return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
+        if output_gradients is None and step.replicas > 1:
+            output_gradients = [step.upstream(tf.convert_to_tensor(one)) for one in tf.nest.flatten(target)]
+    return original(tape, target, sources, output_gradients, *args, **options)

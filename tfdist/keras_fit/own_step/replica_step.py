@@ -70,6 +70,19 @@ class ReplicaStep:
         finally:
             self.applying = False
 
+    def upstream(self, target: tf.Tensor) -> tf.Tensor:
+        """Returns the upstream gradient of a target of `tf.GradientTape.gradient`, in its shape.
+
+        The tape sums the elements of a target, and `apply` takes the mean over replicas. If the target has one value or
+        row per example of this shard, the sum over the global batch is meant: its gradient is divided by the weight,
+        with which `apply` multiplies. A gathered target has the rows of the global batch.
+        """
+        ones = tf.ones_like(target)
+        if not target.shape.rank or target.shape[0] not in (None, self.most // self.replicas):
+            return ones
+        per_example = tf.equal(tf.shape(target, out_type=tf.int64)[0], self.count)
+        return ones * tf.cast(tf.where(per_example, tf.math.divide_no_nan(1.0, self.weight), 1.0), target.dtype)
+
     def note_assignment(self, variable: keras.Variable) -> None:
         """Records the line that assigns `variable`."""
         if not self.applying:

@@ -1,0 +1,126 @@
+"""Calls of tfdist that are refused on two devices: python tests/support/refused_calls.py OUT writes {name: message}."""
+
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import fits
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist import config
+from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit.script import model_methods
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
+WORDS = np.array([[1, 2, 0], [3, 0, 0]] * 4)
+
+
+class Own(keras.Model):
+    """Its step computes gradients and calls `STEP(model, gradients)`."""
+
+    def __init__(self, step: Callable[..., Any]):
+        super().__init__()
+        self.net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        self.step = step
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.losses.mean_squared_error(y, self.net(x)))
+        self.step(self, tape.gradient(loss, self.net.trainable_variables))
+        return {"loss": loss}
+
+    def test_step(self, data):
+        return self.train_step(data)
+
+
+def applies(model: Own, gradients: list[Any]) -> None:
+    model.optimizer.apply(gradients, model.net.trainable_variables)
+
+
+def applies_in_loop(model: Own, gradients: list[Any]) -> None:
+    def body(i: tf.Tensor) -> tuple[tf.Tensor]:
+        applies(model, gradients)
+        return (i + 1,)
+
+    tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
+
+
+def applies_in_function(model: Own, gradients: list[Any]) -> None:
+    tf.function(lambda: applies(model, gradients), autograph=False)()
+
+
+def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
+    """Returns the calls by name."""
+
+    def made(build: Callable[[], keras.Model], **keywords: Any) -> keras.Model:
+        with cluster.scope():
+            model = build()
+            model.compile(**{"optimizer": "sgd", "loss": "mse"} | keywords)
+        return model
+
+    def plain(**keywords: Any) -> keras.Model:
+        return made(lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), **keywords)
+
+    def own(step: Callable[..., Any]) -> keras.Model:
+        return made(lambda: Own(step))
+
+    def counting() -> keras.Model:
+        model = own(applies)
+        model.steps = tf.Variable(0)
+        return model
+
+    def reads_words(**keywords: Any) -> keras.Model:
+        def build() -> keras.Model:
+            layers = [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.GRU(2, return_sequences=True)]
+            return keras.Sequential([keras.Input((3,)), *layers])
+
+        return made(build, **keywords)
+
+    def on_batch(name: str) -> None:
+        with model_methods.distributed(cluster, None):
+            getattr(plain(), name)(X, Y)
+
+    def two_outputs() -> keras.Model:
+        inputs = keras.Input((3,))
+        return keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(2)(inputs)])
+
+    def fit(model: keras.Model, *data: Any, **keywords: Any) -> None:
+        tfdist.fit(cluster, model, *data, verbose=0, **keywords)
+
+    ragged = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), Y[:2])).batch(2)
+    return {
+        "applies_in_loop": lambda: fit(own(applies_in_loop), X, Y),
+        "applies_in_function": lambda: fit(own(applies_in_function), X, Y),
+        "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(applies), X, Y, verbose=0),
+        "variable_outside": lambda: fit(counting(), X, Y),
+        "gathers_outside": lambda: cluster.strategy.run(lambda: tfdist.all_gather(tf.zeros([2, 1]))),
+        "no_loss": lambda: fit(plain(loss=None), X, Y),
+        "eager_ragged": lambda: fit(reads_words(run_eagerly=True), ragged),
+        "masks_by_xla": lambda: fit(reads_words(jit_compile=True), WORDS, np.ones((8, 3, 2))),
+        "weights_alone": lambda: fit(plain(), X, sample_weight=np.ones(8)),
+        "class_weight_alone": lambda: fit(
+            plain(), tf.data.Dataset.from_tensor_slices(X).batch(4), class_weight={0: 1.0, 1: 2.0}
+        ),
+        "class_weight_of_two": lambda: fit(made(two_outputs), X, [Y, Y], class_weight={0: 1.0, 1: 2.0}),
+        "train_on_batch": lambda: on_batch("train_on_batch"),
+        "test_on_batch": lambda: on_batch("test_on_batch"),
+        "outputs": lambda: tfdist.predict(cluster, plain(), X, outputs="some"),
+        "no_batches": lambda: fit(plain(), iter([]), steps_per_epoch=2),
+        "batch_of_text": lambda: fit(plain(), iter(["text", "text"]), steps_per_epoch=2),
+    }
+
+
+def main() -> None:
+    cluster = tfdist.connect(config.Cluster(logical_devices=2))
+    messages = fits.messages_of(attempts(cluster))
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(messages))
+
+
+if __name__ == "__main__":
+    main()

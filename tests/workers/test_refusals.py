@@ -1,0 +1,70 @@
+"""What tfdist.fit, evaluate, predict and all_gather refuse on two devices, each with one message."""
+
+import json
+import re
+import sys
+
+import processes
+import pytest
+from launching import REPOSITORY, run_all, worker_environment
+from topologies import environments
+
+IN_A_GRAPH = (
+    r"An optimizer is applied inside a tf\.cond, a tf\.while_loop or a function .*refused_calls\.py:\d+: model\."
+)
+REFUSED = {
+    "applies_in_loop": IN_A_GRAPH,
+    "applies_in_function": IN_A_GRAPH,
+    "applies_in_evaluation": r"^test_step applies the optimizer 'sgd\w*': an evaluation must not train\.",
+    "variable_outside": r"^The variable Own\.steps was made outside of cluster\.scope\(\): build the model within",
+    "gathers_outside": r"^tfdist\.all_gather works in a train_step or test_step .* Call tfdist\.fit\(cluster, model",
+    "no_loss": r"^There is no loss to minimise: pass a loss to compile, or call add_loss in the model\.",
+    "eager_ragged": r"^compile\(run_eagerly=True\) needs dense tensors\. Received: RaggedTensorSpec",
+    "masks_by_xla": r"compile\(jit_compile=True\) is not supported with masks .* on several replicas: .* Remove jit",
+    "weights_alone": r"^Weights need targets\. Received: y=None",
+    "class_weight_alone": r"^class_weight needs targets, but the data has none\.",
+    "class_weight_of_two": r"^class_weight is for models with a single output\. Received: 2 arrays of targets",
+    "train_on_batch": r"^train_on_batch trains or evaluates on one device only\. .* Received: 2 replicas",
+    "test_on_batch": r"^test_on_batch trains or evaluates on one device only\. .* Received: 2 replicas",
+    "outputs": r'^outputs must be "all" or "chief"\. Received: \'some\'',
+    "no_batches": r"^The generator has no batches\.",
+    "batch_of_text": r"^A batch must be x, \(x,\), \(x, y\) or \(x, y, sample_weight\) of arrays\. Received: str",
+}
+
+OF_KERAS = """import keras
+import numpy as np
+
+import tfdist
+
+cluster = tfdist.connect()
+with cluster.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+
+model.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    out = tmp_path_factory.mktemp("refused") / "messages.json"
+    script = REPOSITORY / "tests/support/refused_calls.py"
+    run_all([[sys.executable, str(script), str(out)]], [worker_environment()])
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_cannot_be_made_is_refused_with_a_reason(found, name):
+    assert re.search(REFUSED[name], found[name]), found[name]
+
+
+@pytest.mark.slow
+def test_fit_of_keras_on_several_workers_is_refused_with_its_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(OF_KERAS)
+    codes, outputs = processes.run([[sys.executable, str(script)]] * 2, environments(2), timeout=900.0)
+    words = (
+        r"model\.fit, model\.evaluate and model\.predict are Keras' own, .*: call tfdist\.fit\(cluster, model, \.\.\.\)"
+    )
+    assert 1 in codes and any(re.search(words, output) for output in outputs), outputs
+    assert any("script.py, line 11" in output for output in outputs), outputs
