@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -190,6 +190,14 @@ def _batched(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
     return dataset.batch(options.batch_size) if single else dataset
 
 
+def _finishing(dataset: tf.data.Dataset, options: DataOptions) -> Callable[..., tuple]:
+    """Returns a function for `dataset.map` that finishes a batch."""
+    in_tuple = isinstance(dataset.element_spec, tuple)
+    return tf.autograph.experimental.do_not_convert(
+        lambda *given: base.finish(given if in_tuple else given[0], options),
+    )
+
+
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     dataset = _batched(inspect_dataset.without_prefetch(dataset), options)
     shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, False
@@ -198,11 +206,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     parts = shard_before_map.split_before_maps(dataset)
     most_rows = parts.batch_size if parts else inspect_dataset.most_rows(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
-    dataset = dataset.map(
-        tf.autograph.experimental.do_not_convert(
-            lambda *given: base.finish(given if in_tuple else given[0], options),
-        )
-    )
+    dataset = dataset.map(_finishing(dataset, options))
     cardinality = int(dataset.cardinality())
     if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
