@@ -149,6 +149,10 @@ def test_what_is_run_depends_on_data_and_allocation():
     for where, devices in ((IN_ALLOCATION, False), ({}, True)):
         [line] = command.command_lines(one, LAPTOP, **values | {"env": where})
         assert ("logical_devices=2" in line) == devices and line.endswith(f"--workdir=runs/{LAPTOP}/1")
+    both = command.find_task(command.COURSES["piz_daint"], "3")
+    for size in (LAPTOP, PAGE):
+        lines = command.command_lines(both, size, **values)
+        assert [line.partition(" python ")[0] for line in lines] == ["srun --ntasks=1", "srun"]
     assert study.startswith("python -m tfdist scaling ") and "path=cifar --replicas=1,2,4 " in study
 
 

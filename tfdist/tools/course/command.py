@@ -37,6 +37,8 @@ USAGE = "[NAME] [flags]"
 COURSES = {course.COURSE.name: course.COURSE for course in (cte_power, it4innovations, jean_zay, piz_daint)}
 # Commands that every task of an allocation runs; a study starts its own job steps.
 _PARALLEL = re.compile(r"python -m (tfdist\.main|tfdist doctor|tfdist all_reduce)\b")
+# A run whose directory has this name is that of one worker.
+_ALONE = re.compile(r" --workdir=\S+/one\b")
 # Replaced in an allocation by its tasks.
 _DEVICES = re.compile(r" --config\.cluster\.logical_devices=\d+")
 _LOG = "course.log"
@@ -115,7 +117,11 @@ def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[
     lines = task.lines(size, runs=runs, data=data)
     if not slurm.in_allocation(env):
         return lines
-    return [f"srun {_DEVICES.sub('', line)}" if _PARALLEL.match(line) else line for line in lines]
+    typed = []
+    for line in lines:
+        srun = "srun --ntasks=1" if _ALONE.search(line) else "srun"
+        typed.append(f"{srun} {_DEVICES.sub('', line)}" if _PARALLEL.match(line) else line)
+    return typed
 
 
 def overview(courses: Sequence[Course], *, runs: Path, with_commands: bool) -> str:
