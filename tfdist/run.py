@@ -42,7 +42,8 @@ def parse(arguments: list[str]) -> tuple[Path | None, Path, list[str]]:
         sys.exit(f"tfdist.run needs a script. {_USAGE}")
     script, *rest = arguments
     if not Path(script).is_file():
-        sys.exit(f"tfdist.run: there is no file {script}. {_USAGE}")
+        meant = f" Did you mean {script}.py?" if Path(f"{script}.py").is_file() else ""
+        sys.exit(f"tfdist.run: there is no file {script}.{meant} {_USAGE}")
     return workdir, Path(script), rest
 
 

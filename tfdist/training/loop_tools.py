@@ -1,6 +1,7 @@
 """`LoopTools`: what the loop works with, made once per start."""
 
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -78,7 +79,9 @@ def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
     def check() -> tf.Tensor:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
 
-    return lambda: bool(check())
+    # Traced once, at its first call. TensorFlow would warn about the calls of `check` in a script with many fits.
+    traced = functools.cache(check.get_concrete_function)
+    return lambda: bool(traced()())
 
 
 def make_silent_tools(run: run_lib.Run) -> LoopTools:
