@@ -112,6 +112,7 @@ def test_errors_show_the_script(tmp_path, fail, words):
     [
         ([], r"tfdist\.run needs a script\. usage: python -m tfdist\.run \[--workdir=DIR\] SCRIPT\.py"),
         (["missing.py"], r"there is no file missing\.py"),
+        ([SCRIPT.removesuffix(".py")], r"there is no file .*\. Did you mean \S+\.py\? usage: "),
         (["--epochs=3", SCRIPT], r"has no flag --epochs: flags of the script follow its name"),
     ],
 )
