@@ -154,6 +154,7 @@ def assert_uninterrupted(directory: pathlib.Path) -> None:
     assert_weights_agree(weights(directory / "run"), weights(directory / "uninterrupted"), atol=0)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_by_a_signal_is_requeued_and_is_the_uninterrupted_run(slurm, tmp_path):
     job, log = submit_long(slurm, tmp_path)
     stop_by_signal(slurm, job, log, 0)

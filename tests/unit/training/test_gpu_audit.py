@@ -1,5 +1,6 @@
 """A step on a GPU: no op on the host, no copy and no wait, except those of a list; see docs/speed.md."""
 
+import functools
 import json
 import sys
 
@@ -104,34 +105,35 @@ def test_every_config_optimizer_and_schedule_is_audited(monkeypatch):
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    return {n: audited(tmp_path_factory.mktemp("quick"), n, names) for n, names in QUICK.items()}
+    """(replicas) -> what the audit finds in the steps of `QUICK`."""
+    return functools.cache(lambda n: audited(tmp_path_factory.mktemp("quick"), n, QUICK[n]))
 
 
 @pytest.mark.workers
 def test_a_step_runs_on_the_device_alone(quick):
-    assert unexpected(quick[1], ["digits", "finish"]) == []
-    assert quick[1]["digits"] == {"training": [], "evaluation": []}
+    assert unexpected(quick(1), ["digits", "finish"]) == []
+    assert quick(1)["digits"] == {"training": [], "evaluation": []}
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_random_seeds_are_computed_without_waiting_for_the_device(quick):
-    assert unexpected(quick[2], ["dropout"]) == []
+    assert unexpected(quick(2), ["dropout"]) == []
     # Two layers on two replicas; a key and a counter for each.
-    rows = [row for row in quick[2]["dropout"]["training"] if row[0] != "loop variable"]
+    rows = [row for row in quick(2)["dropout"]["training"] if row[0] != "loop variable"]
     assert rows == [
         ["host to device", "StatelessRandomGetKeyCounter", "StatelessRandomUniformV2", 8],
         ["on the host", "_seed", "", 4],
     ]
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_a_compiled_model_runs_on_the_device_alone(quick):
-    assert unexpected(quick[2], ["compiled"]) == []
+    assert unexpected(quick(2), ["compiled"]) == []
 
 
 @pytest.mark.workers
 def test_the_audit_finds_steps_that_are_timed(quick):
-    found = {tuple(row[:3]) for row in quick[1]["timed"]["training"]}
+    found = {tuple(row[:3]) for row in quick(1)["timed"]["training"]}
     assert ("on the host", "Timestamp", "") in found
     assert ("wait", "ResourceApplyKerasMomentum", "Timestamp") in found
 
