@@ -61,7 +61,7 @@ class AsyncCheckpointer:
         # The best checkpoint, if it could not be written: its record, and its values until they are on disk. Written
         # again after the next checkpoint.
         self._failed_best: tuple[dict[str, Any], _Snapshot | None] | None = None
-        # The step of the best checkpoint of which `wait` has said that it could not be written.
+        # The step of the best checkpoint, if `wait` has reported that it could not be written.
         self._reported_best: int | None = None
         # The last snapshot, if it could not be written: `mark_best` may name it later.
         self._failed: _Snapshot | None = None

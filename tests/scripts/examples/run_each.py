@@ -35,7 +35,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def with_options(fit, kill, epochs):
-    """Returns `fit` for so many epochs instead of the script's, if `epochs` is not "", and with one more callback."""
+    """Returns `fit` with the callback that kills if `kill`, and with other `epochs` than the script's unless ""."""
 
     def call(model, *args, callbacks=None, **keywords):
         callbacks = [*(callbacks or []), *([Kill()] if kill else [])]

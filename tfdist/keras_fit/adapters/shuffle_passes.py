@@ -8,7 +8,6 @@ before.
 
 import dataclasses
 import weakref
-from typing import Self
 
 import tensorflow as tf
 
@@ -35,7 +34,7 @@ class ShufflePasses:
     shuffles: tuple[tf.data.Dataset, ...]
 
     @classmethod
-    def of(cls, dataset: tf.data.Dataset) -> Self:
+    def of(cls, dataset: tf.data.Dataset) -> "ShufflePasses":
         """Finds the shuffles; those before another one are not among them."""
         return cls(tuple(inspect_dataset.shuffles(dataset)))
 

@@ -79,7 +79,7 @@ class Needs:
 
 
 def used_by(optimizer: keras.optimizers.Optimizer) -> tuple[str, ...]:
-    """Returns the moments from which `optimizer` can be updated; empty for others than Keras' own classes.
+    """Returns the moments that the update of `optimizer` uses; empty unless its class is one of Keras' own.
 
     A subclass may compute anything.
     """
