@@ -204,6 +204,10 @@ def test_a_task_that_cannot_run_here_is_one_message(tmp_path):
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(ValueError, match="there is no sbatch on this machine"):
             command.run("sbatch launch/slurm/cte_power.sbatch", tmp_path / "log")
+    code, output, error = course("bsc", "--task=2", "--dry_run", f"--workdir={tmp_path}/dry", cwd=tmp_path)
+    assert (code, error, (tmp_path / "dry").exists()) == (0, "", False)
+    assert "$ python -m tfdist.main" in output and re.search(r"^parameters +62,346$", output, re.MULTILINE)
+    assert "A run prints its own values beside these." in output and "yours" not in output
     # The exit code and the output of a command that fails.
     assert command.run("python -c 'print(5); raise SystemExit(3)'", tmp_path / "log") == 3
     assert (tmp_path / "log").read_text() == "5\n"

@@ -104,6 +104,30 @@ def test_scaling_of_several_studies_with_published_results(tmp_path):
     assert any("the speedup is 3.31 and not 4, mainly because of" in text for text in found)
 
 
+def test_values_touch_neither_each_other_nor_an_axis_or_a_falling_curve():
+    def two(*seconds):
+        points = [
+            Point(replicas=n, batch_size=8 * n, first_epoch_seconds=20.0, later_epoch_seconds=[time], examples=32)
+            for n, time in zip((1, 2), seconds, strict=True)
+        ]
+        return Study(name="net", described="net, made up", points=points)
+
+    def boxes(axes):
+        return {text.get_text(): text.get_window_extent().padded(2) for text in axes.texts}
+
+    figure = scaling.draw([two(3.67, 2.23), published.study("cscs_inceptionv3")])  # Far higher on more replicas.
+    figure.canvas.draw()
+    assert figure.get_supxlabel().startswith("net, made up; 32 examples in an epoch.\nInceptionV3, Piz Daint")
+    for axes, value in zip(figure.axes[:2], ("3.67", "8.72"), strict=True):
+        found = boxes(axes)
+        assert len(found) == 6 and found[value].x0 > axes.get_window_extent().x0
+        assert [name for name, box in found.items() if box.overlaps(found[value])] == [value]
+    figure = scaling.draw([two(2.0, 4.0)])
+    figure.canvas.draw()
+    throughput = figure.axes[1]
+    assert boxes(throughput)["16"].x1 < throughput.transData.transform((1, 0))[0]
+
+
 def test_trajectories_with_start_minimum_and_colour_bar(tmp_path):
     x = RANDOM.uniform(-1, 1, 64)
     y = 2 * x + 0.5

@@ -157,6 +157,15 @@ def comparison(task: Task, size: str, workdir: Path) -> str:
     return f"{tables.text(('', 'page', 'yours'), rows)}\n{hardware}yours: {measure.machine()}.{note}"
 
 
+def page_answers(task: Task) -> str:
+    """Returns a table of the page's answers, with their hardware; "": there are none."""
+    if not task.answers:
+        return ""
+    table = tables.text(("", "page"), [(each.quantity, each.page) for each in task.answers])
+    hardware = f"page: {task.hardware}\n" if task.hardware else ""
+    return f"{table}\n{hardware}Not run (--dry_run). A run prints its own values beside these."
+
+
 def run(line: str, log: Path) -> int:
     """Runs a command, and writes what it prints to the terminal and to the end of `log`; returns its exit code.
 
@@ -227,7 +236,7 @@ def study(names: Sequence[str]) -> int:
         if code:
             print(f"\ntfdist course: the command above exited with code {code}.", flush=True)
             return code
-    answers = comparison(task, size, workdir)
+    answers = page_answers(task) if options.dry_run else comparison(task, size, workdir)
     print(f"\n{answers}" if answers else "")
     return 0
 

@@ -10,6 +10,8 @@ from tfdist.tools.studies.results import Study
 
 # Points of a curve.
 _FINE = 200
+# A curve that rises or falls by less than this fraction of the panel is flat.
+_FLAT = 0.05
 
 
 def draw(studies: Sequence[Study]) -> Any:
@@ -20,32 +22,18 @@ def draw(studies: Sequence[Study]) -> Any:
     title = f"Scaling of {studies[0].name}" if len(studies) == 1 else "Scaling"
     figure, panels = style.figure(title, _caption(studies), columns=3, size=(15.0, 4.6))
     own = [study for study in studies if not study.published] or list(studies)
-    for index, study in enumerate(studies):
-        base = study.points[0].examples_per_second / study.points[0].replicas
-        seconds = [sorted(point.later_epoch_seconds) for point in study.points]
-        medians = [point.epoch_seconds for point in study.points]
-        examples = [point.examples for point in study.points]
-        for axes, amount in zip(
-            panels,
-            (
-                lambda number, time: time,
-                lambda number, time: number / time,
-                lambda number, time, b=base: number / time / b,
-            ),
-            strict=True,
-        ):
-            middle = [amount(number, time) for number, time in zip(examples, medians, strict=True)]
-            ends = [
-                sorted((amount(number, times[0]), amount(number, times[-1])))
-                for number, times in zip(examples, seconds, strict=True)
-            ]
+    amounts = [_amounts(study) for study in studies]
+    for number, axes in enumerate(panels):
+        top = max(max(each[number][0]) for each in amounts)
+        for index, study in enumerate(studies):
+            middle, ends = amounts[index][number]
             place = "upper right" if axes is panels[0] else "lower right"  # Away from the ideal.
             if len(studies) > 1 and axes is not panels[0]:  # Away from the published values, and above the axis.
                 above = not study.published and (axes is panels[1] or _is_fastest(study, studies))
                 place = "upper right" if above else "upper left" if study.published else "lower right"
             # The first speedup is 1.
             named = list(range(axes is panels[2], len(middle))) if len(own) == 1 or study.published else []
-            _draw_points(axes, study, middle, ends, index, named=named, place=place)
+            _draw_points(axes, study, middle, ends, index, places=_places(middle, top, place, named))
     _draw_ideals(panels, own, max(study.points[-1].replicas for study in studies))
     titles = (
         ("Time of an epoch", "seconds"),
@@ -84,25 +72,53 @@ def has_details(studies: Sequence[Study]) -> bool:
     return any(point.shares or point.values for study in studies for point in study.points)
 
 
+def _amounts(study: Study) -> list[tuple[list[float], list[tuple[float, float]]]]:
+    """Returns, for each panel, the median of each point and the range of its later epochs."""
+    base = study.points[0].examples_per_second / study.points[0].replicas
+    found = []
+    for amount in (
+        lambda number, time: time,
+        lambda number, time: number / time,
+        lambda number, time: number / time / base,
+    ):
+        middle = [amount(point.examples, point.epoch_seconds) for point in study.points]
+        every = [[amount(point.examples, time) for time in point.later_epoch_seconds] for point in study.points]
+        found.append((middle, [(min(values), max(values)) for values in every]))
+    return found
+
+
+def _places(middle: list[float], top: float, place: str, named: list[int]) -> dict[int, str]:
+    """Returns where each of the points `named` has its value: at `place`, or where the curve does not cross it.
+
+    Args:
+        middle: of all points.
+        top: the largest value in the panel.
+        place: for a point that the curve leaves on another side.
+        named: indices of points.
+    """
+    places = {}
+    for point in named:
+        last = point == len(middle) - 1
+        rise = 0.0 if last else (middle[point + 1] - middle[point]) / top
+        places[point] = place
+        if place == "upper right" and not last and rise > -_FLAT:
+            places[point] = "upper left" if rise > _FLAT else "above"  # Above: apart from the value of the next point.
+        elif place == "lower right" and rise < 0:
+            places[point] = "lower left"
+    return places
+
+
 def _draw_points(
-    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, named: list[int], place: str
+    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, places: Mapping[int, str]
 ) -> None:
-    """Draws the curve of a study, and the values at the points `named`: at `place`, where no curve rises to it."""
+    """Draws the curve of a study, and the values at the points of `places`."""
     looks = _looks(study, index)
     numbers = [point.replicas for point in study.points]
     lower = [value - low for value, (low, _) in zip(middle, ends, strict=True)]
     upper = [high - value for value, (_, high) in zip(middle, ends, strict=True)]
     axes.errorbar(numbers, middle, yerr=[lower, upper], **looks, label=study.name, elinewidth=1.3, capthick=1.3)
-    for point in named:
-        rises = place == "upper right" and middle[point] < middle[min(point + 1, len(middle) - 1)]
-        style.value(
-            axes,
-            numbers[point],
-            middle[point],
-            _short(middle[point]),
-            color=looks["color"],
-            place="upper left" if rises else place,
-        )
+    for point, place in places.items():
+        style.value(axes, numbers[point], middle[point], _short(middle[point]), color=looks["color"], place=place)
 
 
 def _is_fastest(study: Study, studies: Sequence[Study]) -> bool:
@@ -191,8 +207,10 @@ def _looks(study: Study, index: int) -> dict[str, Any]:
 
 
 def _caption(studies: Sequence[Study]) -> str:
+    names = ["" if study.described.startswith(study.name) else f"{study.name}: " for study in studies]
     return "\n".join(
-        f"{study.name}: {study.described}; {study.points[0].examples:,} examples in an epoch." for study in studies
+        f"{name}{study.described}; {study.points[0].examples:,} examples in an epoch."
+        for name, study in zip(names, studies, strict=True)
     )
 
 

@@ -29,6 +29,7 @@ _PLACES = {
     "upper left": ((-6, 5), "right", "bottom"),
     "upper right": ((6, 5), "left", "bottom"),
     "lower right": ((6, -5), "left", "top"),
+    "lower left": ((-6, -5), "right", "top"),
 }
 _SETTINGS = {
     "font.family": ["DejaVu Sans", "sans-serif"],
