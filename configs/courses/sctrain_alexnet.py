@@ -10,7 +10,8 @@
 | `fit(epochs=100)` | the same |
 | the data set is not named | CIFAR-10, enlarged to 256x256 |
 
-The page prints no results and no batch; 128 is this config's choice. For GPUs: one step takes seconds on a CPU.
+The page prints no results and no batch; 128 is this config's choice. For GPUs: one step takes seconds on a CPU. Another
+size: `--config.model.input_shape=[224,224,3] --config.data.prepare.resize=[224,224]`.
 """
 
 from tfdist import config as c
@@ -19,7 +20,12 @@ from tfdist import config as c
 def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
-        model={"target": "tfdist.zoo.courses:alexnet", "classes": 10, "form": "sequential"},
+        model={
+            "target": "tfdist.zoo.courses:alexnet",
+            "classes": 10,
+            "input_shape": (256, 256, 3),
+            "form": "sequential",
+        },
         data=c.Data(
             source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
             prepare={"target": "tfdist.zoo.courses:images", "resize": (256, 256)},

@@ -141,7 +141,8 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
     if data.cache == "none" and data.cache_dir is not None:
         yield f'data.cache_dir={data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
     if (train.epochs is None) == (train.steps is None):
-        yield f"train: set exactly one of epochs and steps. Received: epochs={train.epochs}, steps={train.steps}"
+        unset = "" if train.epochs is None else ". To train by steps add --config.train.epochs=none"
+        yield f"train: set exactly one of epochs and steps. Received: epochs={train.epochs}, steps={train.steps}{unset}"
     if config.cluster.port_base < 1024 or config.cluster.port_base + config.cluster.port_count > 65536:
         yield (
             "cluster: [port_base, port_base + port_count) must be within 1024..65535. "
