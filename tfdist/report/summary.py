@@ -49,7 +49,10 @@ def end_lines(config: Any, workdir: Path, *, seconds: float, best: float | None,
     exported = "model.keras, " if config.checkpoint.export else ""
     lines.append(f"results    {workdir}: {exported}metrics.jsonl, checkpoints")
     if config.data.evaluation_split is not None:
-        lines.append(f"evaluate   the same command with --mode=eval{'' if best is None else ' --checkpoint=best'}")
+        # `tfdist asynchronous` has no --mode.
+        other = "python -m tfdist.main, with the same config and workdir, and"
+        command = other if config.train.asynchronous else "the same command with"
+        lines.append(f"evaluate   {command} --mode=eval{'' if best is None else ' --checkpoint=best'}")
     if config.report.tensorboard:
         lines.append(f"curves     tensorboard --logdir {workdir / 'tensorboard'}")
     return lines
