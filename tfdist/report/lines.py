@@ -8,8 +8,6 @@ from tfdist.report import formats
 
 # The longest line of a file, in characters; on a terminal it is the terminal's width.
 COLUMNS = 100
-# Written once, before the first line of a short form.
-LEGEND = "values     training/evaluation"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -69,8 +67,8 @@ class LineFormat:
     evaluates: bool = False
     # The index in `FORMS` of the last line's form: later lines are not longer.
     form: int = 0
-    # Whether the legend was written.
-    explained: bool = False
+    # The parts of the legend that were written, each before the first line of a form that needs it.
+    explained: frozenset[str] = frozenset()
 
     def lines(self, row: Row, width: int) -> list[str]:
         """Returns the line of a row; several, the others indented, if one would be longer than `width` characters."""
@@ -80,9 +78,10 @@ class LineFormat:
             while self.form < len(FORMS) - 1 and not self._fits(longest, FORMS[self.form], width):
                 self.form += 1
         form, lines = FORMS[self.form], []
-        if form.between == "/" and (self.evaluates or row.evaluation) and not self.explained:
-            speed = "" if form.examples else f", speed in {self.examples}/s"
-            lines, self.explained = [f"{LEGEND}{speed}"], True
+        both = form.between == "/" and (self.evaluates or row.evaluation)
+        legend = ["training/evaluation"] * bool(both) + [f"speed in {self.examples}/s"] * (not form.examples)
+        if not self.explained.issuperset(legend):
+            lines, self.explained = [f"values     {', '.join(legend)}"], self.explained.union(legend)
         start, values, evaluation = self._parts(row, form)
         lines.append(start)
         add(lines, values, width, len(start) + 2)

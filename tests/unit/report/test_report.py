@@ -132,10 +132,14 @@ def test_the_lines_of_a_run_have_the_longest_form_that_fits(width, first, second
     reporter.train(200, {"loss": 0.04, "accuracy": 0.9879}, seconds=0.22, **report)
     reporter.close()
     written = stream.getvalue().splitlines()
-    assert written[0].startswith("values     training/evaluation") == ("/" in first.rpartition("/s")[2])
+    parts = ["training/evaluation"] * ("/" in first.rpartition("/s")[2]) + ["speed in images/s"] * (
+        "images" not in first
+    )
+    legend = [f"values     {', '.join(parts)}"] * bool(parts)
+    assert [line for line in written if line.startswith("values")] == legend == written[: len(legend)]
     assert [line.partition("/4  ")[2] for line in written if "/4  " in line] == [first, second]
     if width <= 90:  # The evaluation has the second line.
-        assert written[1].split() == ["val_loss", "0.07686", "val_accuracy", "0.9859", "best"]
+        assert written[len(legend) + 1].split() == ["val_loss", "0.07686", "val_accuracy", "0.9859", "best"]
     assert max(map(len, written)) <= width
 
 
