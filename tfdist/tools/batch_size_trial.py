@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from tfdist import config as config_lib
+from tfdist.config import user_code
 from tfdist.report import files
 from tfdist.tools import measure
 
@@ -65,7 +66,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
         try:
             run = setup.build_run(config, folder / "run")
         except ValueError as error:
-            _write(folder, rank, found | {"result": REFUSED, "reason": " ".join(str(error).split())})
+            _write(folder, rank, found | {"result": REFUSED, "reason": user_code.message(error)})
             return 0
         seconds = measure.step_seconds(run, _STEPS)
     except (tf.errors.OpError, MemoryError) as error:

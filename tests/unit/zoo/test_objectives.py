@@ -139,6 +139,26 @@ def test_classification_refuses(outputs, labels, arguments, message):
         classification(model(outputs), batch(labels), training=True, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            [keras.Input((9,)), keras.layers.Dense(7)],
+            r"takes examples of shape \(9,\), and the data has examples of shape \(4, 4, 1\): change config\.model",
+        ),
+        ([keras.layers.Flatten(), keras.layers.Conv2D(2, 3)], r"examples of shape \(4, 4, 1\): Input 0 .* min_ndim=4"),
+        (
+            [keras.layers.Flatten(), keras.layers.Reshape((5, 5))],
+            r"shape \(4, 4, 1\): Exception encountered when calling Reshape\.call\(\)\. The total .*=\(5, 5\)$",
+        ),
+    ],
+)
+def test_refuses_a_model_for_other_shapes_in_one_line(layers, message):
+    data = {"image": tf.zeros([2, 4, 4, 1]), "label": tf.zeros([2], tf.int64)}
+    with pytest.raises(ValueError, match=message):
+        classification(keras.Sequential(layers), data, training=False)
+
+
 def test_refuses_a_model_with_several_outputs():
     with pytest.raises(ValueError, match=r"a model with one output. Received: a dict"):
         classification(lambda x, training: {"a": x}, batch(LABELS), training=True)

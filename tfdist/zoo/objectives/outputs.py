@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.config import user_code
+
 # Operations that compute probabilities, and operations behind them that change no value.
 _ACTIVATIONS = ("Softmax", "Sigmoid")
 _CONVERSIONS = ("Cast", "Identity")
@@ -47,9 +49,9 @@ def call(model: Any, inputs: tf.Tensor, *, training: bool) -> tf.Tensor:
     """Returns the outputs of a model with one output, float32 [n, ...].
 
     Raises:
-        ValueError: the model has several outputs.
+        ValueError: the model has several outputs, or takes inputs of another shape.
     """
-    return tf.cast(_one_output(model(inputs, training=training)), tf.float32)
+    return tf.cast(_called(model, inputs, training), tf.float32)
 
 
 def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
@@ -59,9 +61,9 @@ def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
     whose outputs may be probabilities is traced once more.
 
     Raises:
-        ValueError: the model has several outputs.
+        ValueError: the model has several outputs, or takes inputs of another shape.
     """
-    outputs = _one_output(model(inputs, training=training))
+    outputs = _called(model, inputs, training)
     if not tf.executing_eagerly():
         return _split(outputs)
     values = tf.cast(outputs, tf.float32)
@@ -83,6 +85,29 @@ def last_layer(model: Any) -> str:
     """Returns the name of the last layer for a message: "the layer 'probabilities'", or "the model" without layers."""
     layers = getattr(model, "layers", None)
     return f"the layer {layers[-1].name!r}" if layers else "the model"
+
+
+def _called(model: Any, inputs: tf.Tensor, training: bool) -> tf.Tensor:
+    """Returns the only output of a model; raises ValueError with the shapes if the model refuses the inputs.
+
+    A run calls it outside of a graph at its start, with two examples.
+    """
+    try:
+        return _one_output(model(inputs, training=training))
+    except ValueError as error:
+        refused = str(error).startswith(("Exception encountered when calling", "Input 0 "))
+        # It may be raised in a layer of the user's, whose line is then shown.
+        if not refused or not tf.executing_eagerly() or user_code.place(error):
+            raise
+        examples = f"examples of shape {tuple(inputs.shape[1:])}"
+        expected = [tuple(one.shape[1:]) for one in getattr(model, "inputs", None) or ()]
+        if expected and expected != [tuple(inputs.shape[1:])]:
+            taken = ", ".join(map(str, expected))
+            text = f"takes examples of shape {taken}, and the data has {examples}: change config.model or config.data"
+        else:
+            reason = user_code.message(error).partition(" Arguments received by ")[0]
+            text = f"cannot be called with {examples}: {reason}"
+        raise ValueError(f"The model {model.name!r} {text}") from None
 
 
 def _one_output(outputs: Any) -> tf.Tensor:
