@@ -113,6 +113,7 @@ PRIVATE_NAMES = {
         "_compile_loss": "the losses that compile() made",
         "_compile_metrics": "the metrics that compile() made",
         "_user_loss": "the losses that compile() was given",
+        "_user_loss_weights": "the loss_weights that compile() was given",
         "_symbolic_build": "builds the model and its metrics as Model.fit does",
     },
     "tfdist.keras_fit.own_step.eager_steps": {"_call_has_training_arg": "whether the model's call takes `training`"},

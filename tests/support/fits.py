@@ -457,6 +457,10 @@ def refused(cluster: Cluster) -> dict[str, str]:
         frozen = dense(3)
         frozen.trainable = False
         compiled(frozen, loss="mse")
+        shapeless = compiled(keras.Sequential([keras.layers.Dense(3)]), loss="mse")
+        flat = compiled(keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(3)]))
+        weighted = dense(3)
+        weighted.compile("sgd", "mse", ["accuracy"])
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS))
     endless_data = dataset.batch(8).repeat()
     attempts = {
@@ -481,6 +485,9 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "half_a_batch": lambda: tfdist.fit(cluster, good, X, LABELS, batch_size=16.5),
         "number_for_workdir": lambda: tfdist.fit(cluster, good, X, LABELS, workdir=3),
         "exchanged": lambda: tfdist.fit(cluster, unused, LABELS, X),
+        "exchanged_shapeless": lambda: tfdist.fit(cluster, shapeless, LABELS, X),
+        "exchanged_flat": lambda: tfdist.fit(cluster, flat, LABELS, X[..., None]),
+        "metrics_for_weights": lambda: tfdist.fit(cluster, weighted, X, X[:, :3]),
         "columns": lambda: tfdist.evaluate(cluster, unused, X[:, :5], LABELS),
         "large_split": lambda: tfdist.fit(cluster, good, X, LABELS, validation_split=1.5),
         "no_targets": lambda: tfdist.fit(cluster, good, X),

@@ -180,6 +180,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     "_trainable_variables": (lambda m: len(m.optimizer._trainable_variables), lambda found: found == 6),
     "_use_weight_decay": (lambda m: m.optimizer._use_weight_decay, ("variable",)),
     "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
+    "_user_loss_weights": (lambda m: m._compile_loss._user_loss_weights, lambda found: found is None),
     "_variant_tensor": (lambda m: dataset("map")._variant_tensor.dtype, lambda found: found == tf.variant),
     "_velocities": (lambda m: len(m.optimizer._velocities), lambda found: found == 6),
 }

@@ -140,6 +140,12 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
             "exchanged",
             r"^The model '\w+' takes examples of shape \(6,\)\. Received: x \(\), y \(6,\)\. Are x and y exchanged\?$",
         ),
+        (
+            "exchanged_shapeless",
+            r"^The model '\w+' cannot be used with .* x \(\), y \(6,\): Input 0 .*\. Are x and y exchanged\?$",
+        ),
+        ("exchanged_flat", r" x \(\), y \(6, 1\): Argument `output` must have rank .*\. Are x and y exchanged\?$"),
+        ("metrics_for_weights", r"^The third argument of compile is loss_weights: write metrics=\['accuracy'\]\. "),
         ("columns", r"^The model '\w+' takes examples of shape \(6,\)\. Received: x \(5,\), y \(\)$"),
         ("large_split", r"validation_split must be between 0 and 1\. Received: 1\.5"),
         ("no_targets", r"^The loss of compile\(loss=\.\.\.\) needs targets, and the data has none: pass y"),

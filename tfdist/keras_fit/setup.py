@@ -267,6 +267,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
+    _check_loss_weights(model)
     if any(not cluster.created_here(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
         raise ValueError(
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
@@ -289,3 +290,10 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
         raise ValueError(
             'A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size", the default.'
         )
+
+
+def _check_loss_weights(model: keras.Model) -> None:
+    """Raises ValueError if metrics were passed in the place of loss_weights, the third argument of compile."""
+    given = None if model._compile_loss is None else model._compile_loss._user_loss_weights
+    if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):
+        raise ValueError(f"The third argument of compile is loss_weights: write metrics={given!r}. Received: {given!r}")

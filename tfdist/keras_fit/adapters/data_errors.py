@@ -1,7 +1,9 @@
 """Errors of TensorFlow and Keras that data of a script causes, in the words of the script."""
 
 import contextlib
+import os
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ _LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid
 
 # The reason in a message of Keras, which lists the arguments of the call after it.
 _REASON = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)
+_KERAS = os.path.join(os.path.dirname(keras.__file__), "")
 
 
 @contextlib.contextmanager
@@ -26,19 +29,35 @@ def shapes_named(model: keras.Model, element_spec: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        reason = _REASON.search(str(error))
+        reason = _reason(error)
         own_step = type(model).train_step is not keras.Model.train_step  # It gets batches in any form.
-        if reason is None or own_step or user_code.place(error):  # It may be raised in a layer of the user's.
+        if not reason or own_step or user_code.place(error):  # It may be raised in a layer of the user's.
             raise
         x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
         inputs = getattr(model, "inputs", None)
+        received = f"x {_shapes(x)}" + ("" if y is None else f", y {_shapes(y)}")
         if inputs and not _fit(x, inputs):
-            text = f"The model {model.name!r} takes examples of shape {_shapes(inputs)}. Received: x {_shapes(x)}"
-            text += ("" if y is None else f", y {_shapes(y)}") + (". Are x and y exchanged?" if _fit(y, inputs) else "")
+            text = f"The model {model.name!r} takes examples of shape {_shapes(inputs)}. Received: {received}"
+            exchanged = _fit(y, inputs)
         else:
-            text = f"The model {model.name!r} cannot be called with examples of shape {_shapes(x)}: "
-            text += " ".join(reason[1].split())
-        raise ValueError(text) from None
+            text = f"The model {model.name!r} cannot be used with examples of shape {received}: {reason}"
+            exchanged = _has_more_dimensions(y, x)
+        raise ValueError(f"{text.removesuffix('.')}. Are x and y exchanged?" if exchanged else text) from None
+
+
+def _reason(error: ValueError) -> str:
+    """Returns the reason that Keras gives for refusing a shape; "" for other errors."""
+    text = str(error)
+    marked = _REASON.search(text)
+    if marked:
+        return " ".join(marked[1].split())
+    of_keras = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_KERAS)
+    return " ".join(text.split()) if of_keras and re.search(r"\b(shape|rank|ndim)\b", text) else ""
+
+
+def _has_more_dimensions(y: Any, x: Any) -> bool:
+    """Returns whether both are the spec of one tensor, and that of `y` has the higher rank."""
+    return all(isinstance(one, tf.TensorSpec) and one.shape.rank for one in (x, y)) and y.shape.rank > x.shape.rank
 
 
 def _fit(data: Any, inputs: list[Any]) -> bool:
