@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import diff, schema, user_code
+from tfdist.config import diff, flag_help, schema, user_code
 
 _OVERRIDE = re.compile(r"(no)?config\.")
 
@@ -35,7 +35,9 @@ def check_names(argv: Sequence[str]) -> None:
         if not match or _is_known(match[1]):
             continue
         first, dot, rest = match[1].partition(".")
-        near = difflib.get_close_matches(first.replace("-", "_"), list(flags.FLAGS), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(
+            first.replace("-", "_"), [*flag_help.own_flags(), "help", "verbosity"], n=1, cutoff=0.5
+        )
         hint = f" Did you mean --{near[0]}{dot}{rest}?" if near else ""
         sys.exit(f"There is no flag --{match[1]}.{hint} --help lists all flags. Received: {word}")
 

@@ -74,3 +74,8 @@ def test_a_flag_that_a_tool_does_not_have_is_one_message():
     code, _, error = tfdist("scaling", "--config=configs/digits.py", "--replica=1,2")
     assert code == 1 and "There is no flag --replica. Did you mean --replicas?" in error
     assert "Traceback" not in error
+
+
+def test_the_nearest_flag_is_one_that_help_shows():
+    _, _, error = tfdist("plot", "runs/digits", "--workdir=x")  # absl has a --log_dir.
+    assert error == "There is no flag --workdir. --help lists all flags. Received: --workdir=x\n"
