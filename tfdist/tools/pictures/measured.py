@@ -47,7 +47,8 @@ def draw_all_reduce(
     observed = [(row[0], row[2]) for row in predictions if row[2] is not None]
     right.plot(*zip(*observed, strict=True), linestyle="none", **style.series(0), label="measured")
     for number, each, row in zip(numbers, predicted, predictions, strict=True):
-        style.value(right, number, each, f"{row[3]:.0%}", place="below")
+        hidden = row[2] is not None and row[2] < each  # Below is the measured point.
+        style.value(right, number, each, f"{row[3]:.0%}", place="above" if hidden else "below")
     style.whole_numbers(right, numbers)
     right.set(title="Time of a step, and efficiency", xlabel="replicas", ylabel="milliseconds")
     right.set_ylim(0, 1.2 * max(predicted + [each for _, each in observed]))
