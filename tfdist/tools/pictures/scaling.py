@@ -173,9 +173,11 @@ def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study], most: int) -> 
 def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
     """Draws a stacked bar for each training: seconds of input, compute and communication in an epoch."""
     labels: list[str] = []
+    middles: list[float] = []
     named: set[str] = set()
     for study in studies:
-        for number, point in enumerate(study.points):
+        middles.append(len(labels) + (len(study.points) - 1) / 2)
+        for point in study.points:
             place, bottom = len(labels), 0.0
             colors = [style.COLORS[color] for color in (4, 0, 1)] if point.shares else ["lightgrey"]
             parts = point.part_seconds() if point.shares else {"not measured in parts": point.epoch_seconds}
@@ -184,10 +186,12 @@ def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
                 bottom, named = bottom + seconds, {*named, name}
             style.value(axes, place, bottom, f"{_short(bottom)} s")
             axes.hlines(study.ideal_seconds(point.replicas), place - 0.42, place + 0.42, color="black", linestyle="--")
-            in_middle = len(studies) > 1 and number == len(study.points) // 2
-            labels.append(f"{point.replicas}\n{textwrap.fill(study.name, 18)}" if in_middle else f"{point.replicas}")
+            labels.append(f"{point.replicas}")
     axes.plot([], [], color="black", linestyle="--", label="ideal")
     axes.set_xticks(range(len(labels)), labels)
+    if len(studies) > 1:  # Each name below the middle of its bars.
+        axes.set_xticks(middles, [textwrap.fill(study.name, 18) for study in studies], minor=True)
+        axes.tick_params(axis="x", which="minor", length=0, pad=22)
     axes.set(title="Time of an epoch", ylabel="seconds", xlabel="replicas", ylim=(0, 1.45 * axes.get_ylim()[1]))
     axes.grid(axis="x", visible=False)
     axes.legend(ncols=2, loc="upper right")
