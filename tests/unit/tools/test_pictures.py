@@ -179,6 +179,8 @@ def test_the_batches_that_fit(tmp_path):
     ]
     found = texts(tmp_path / "batch", lambda: measured.draw_batches(rows, 16, fits="fits", caption="x"))
     assert {"Memory", "Throughput", "out of memory", "largest: 16", "1,100", "MiB per replica"} <= {*found}
+    places = [style.beside_curve([1, 3, 2, 1, 4, 5], index) for index in range(6)]
+    assert places == ["upper left", "above", "upper right", "below", "upper left", "upper left"]
 
 
 def test_the_ratios_of_a_benchmark(tmp_path):

@@ -74,9 +74,9 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
     top = 1.25 * max(memory, default=1.0)
     for axes, y, unit in ((left, memory, "MiB per replica"), (right, speeds, "examples per second")):
         axes.plot([row[0] for row in good], y, **style.series(0), label="fits")
-        for row, each in zip(good, y, strict=True):
-            # The line through the largest batch would cross a label above the point.
-            place = "upper right" if row[0] == best else "above"
+        for index, (row, each) in enumerate(zip(good, y, strict=True)):
+            # The line through the largest batch would cross a label on its left.
+            place = "upper right" if row[0] == best else style.beside_curve(y, index)
             style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0], place=place)
         axes.set(xlabel="batch per replica", ylabel=unit, ylim=(0, 1.25 * max(y, default=1.0)))
         axes.set_xscale("log", base=2)

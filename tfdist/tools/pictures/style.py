@@ -152,3 +152,13 @@ def value(axes: Any, x: float, y: float, text: str, *, color: str = "black", pla
         color=color,
         bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6},
     )
+
+
+def beside_curve(values: Sequence[float], index: int) -> str:
+    """Returns the place, for `value`, at which the lines to both neighbours of a point of a curve do not cross it."""
+    before, own, after = values[max(index - 1, 0)], values[index], values[min(index + 1, len(values) - 1)]
+    if before <= own <= after:
+        return "upper left"
+    if before >= own >= after:
+        return "upper right"
+    return "above" if own > before else "below"
