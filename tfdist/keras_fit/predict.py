@@ -1,5 +1,6 @@
 """Computes the outputs of a model for all examples on all replicas, and gathers them on every worker."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,23 +13,37 @@ from tfdist.keras_fit.compiled_objective import Element
 from tfdist.keras_fit.own_step import eager_steps
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 
+# Takes an iterator of batches, and returns the step that predicts the next one.
+Bind = Callable[[Iterator], Callable[[], Any]]
 
-def make_step(cluster: Cluster, model: keras.Model) -> Callable[[Iterator], Any]:
+
+def make_step(cluster: Cluster, model: keras.Model) -> Bind:
     """Compiles a step of a prediction: runs `model` on one batch, and gathers the outputs of all replicas.
 
     Args:
         cluster: the workers.
         model: the model, created in the cluster's scope.
+
+    Returns:
+        A function of the iterator, which traces the step if the batches have new shapes or dtypes. TensorFlow would
+        warn about tracing in a script with many models if it traced at a call.
     """
+    traced: dict[tf.TypeSpec, Any] = {}
 
     @tf.function(autograph=False)
     def step(iterator: Iterator) -> Any:
         return tf.nest.map_structure(cluster.gather, _outputs(cluster, model, iterator))
 
-    return step
+    def bind(iterator: Iterator) -> Callable[[], Any]:
+        spec = tf.type_spec_from_value(iterator)
+        if spec not in traced:
+            traced[spec] = step.get_concrete_function(iterator)
+        return functools.partial(traced[spec], iterator)
+
+    return bind
 
 
-def make_eager_step(cluster: Cluster, model: keras.Model) -> Callable[[Iterator], Any]:
+def make_eager_step(cluster: Cluster, model: keras.Model) -> Bind:
     """As `make_step`, for `compile(run_eagerly=True)`: `model` runs in Python, one operation after another."""
 
     # TensorFlow has no eager gather of several replicas.
@@ -41,7 +56,7 @@ def make_eager_step(cluster: Cluster, model: keras.Model) -> Callable[[Iterator]
             outputs = _outputs(cluster, model, iterator)
         return gathered(outputs)
 
-    return step
+    return lambda iterator: functools.partial(step, iterator)
 
 
 def _outputs(cluster: Cluster, model: keras.Model, iterator: Iterator) -> Any:
@@ -57,7 +72,7 @@ def _outputs(cluster: Cluster, model: keras.Model, iterator: Iterator) -> Any:
 
 def gather(
     cluster: Cluster,
-    step: Callable[[Iterator], Any],
+    bind: Bind,
     elements: Iterator,
     steps: int,
     callbacks: CallbackRunner,
@@ -68,7 +83,7 @@ def gather(
 
     Args:
         cluster: the workers.
-        step: of `make_step` or `make_eager_step`.
+        bind: of `make_step` or `make_eager_step`.
         elements: what `Cluster.distribute` returned for the dataset of a data adapter.
         steps: number of batches.
         callbacks: their prediction hooks are called.
@@ -79,11 +94,13 @@ def gather(
     """
     batches = []
     callbacks.call("on_predict_begin")
+    with cluster.collective("tfdist.predict"):
+        step = bind(elements)
     for index in range(steps):
         if callbacks.begins_batch("predict", index):
             callbacks.call("on_predict_batch_begin", index)
         with cluster.collective("tfdist.predict"):
-            outputs = tf.nest.map_structure(lambda output: output.numpy(), step(elements))
+            outputs = tf.nest.map_structure(lambda output: output.numpy(), step())
         if keep:
             batches.append(outputs)
         cluster.heartbeat(index + 1)
