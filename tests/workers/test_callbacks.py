@@ -1,5 +1,6 @@
 """Keras callbacks under tfdist.fit: the same calls, decisions and files as under Keras' own fit."""
 
+import fcntl
 import functools
 import json
 import os
@@ -7,8 +8,10 @@ import pathlib
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from typing import NamedTuple
 
@@ -30,6 +33,7 @@ from tfdist.training.callbacks import broadcast
 def on_a_terminal(command: list[str]) -> str:
     """Runs a command whose output is a terminal; returns the output."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = forked.Popen(
         command,
         cwd=REPOSITORY,

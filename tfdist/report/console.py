@@ -160,5 +160,12 @@ def open_console(
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Returns True if lines of `stream` can be redrawn in place."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    """Returns True if lines of `stream` can be redrawn in place.
+
+    Open MPI gives rank 0 a terminal without a size, also if its own output is a file.
+    """
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return False
+    return stream.isatty() and columns > 0 and os.environ.get("TERM") != "dumb"

@@ -576,7 +576,9 @@ def terminal(monkeypatch):
 
 def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     stream, resize, read = terminal
+    assert not console.is_terminal(stream)  # Without a size, as that of mpirun.
     resize(160)
+    assert console.is_terminal(stream) and not console.is_terminal(io.StringIO())
     reporter, screen = open_quiet(None, stream=stream), Screen(160)
     reporter.workers(["worker 0"])
     train(reporter, 100, loss=0.5)
