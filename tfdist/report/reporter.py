@@ -115,7 +115,7 @@ class Reporter:
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(tensorboard_events.TRAIN, step, values, rates, speeds, steps=steps)
-        waiting = [] if wait_share is None else [f"input wait {wait_share:.0%}"]
+        waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
         shares = time_shares.describe(worker_shares) if workers else waiting
         row = Row(
             step=step,

@@ -17,7 +17,7 @@ from tfdist.config import user_code
 from tfdist.report import files
 from tfdist.tools import measure
 
-FITS, OUT_OF_MEMORY, TOO_FEW, REFUSED = "fits", "out of memory", "more than the examples", "refused"
+FITS, OUT_OF_MEMORY, TOO_FEW, REFUSED = "fits", "out of memory", "larger than the data set", "refused"
 # Exit code of a worker that exceeded its limit: that of a process killed by the kernel (128 + SIGKILL).
 _EXIT_OUT_OF_MEMORY = 137
 _POLL_SECONDS = 0.01

@@ -186,7 +186,7 @@ def test_a_verbose_report_has_a_second_line():
     reporter.event("saved")
     *_, details, saved = stream.getvalue().splitlines()
     assert (
-        details == "  0:00:15 left  learning rate 0.1  640 examples/s per replica  input wait 3%" and saved == "saved"
+        details == "  0:00:15 left  learning rate 0.1  640 examples/s per replica  waiting for data 3%" and saved == "saved"
     )
 
 
@@ -589,7 +589,7 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
         "worker 0",
         "epoch 1/4  10 steps  0.5 s  1,280 examples/s  loss 0.5000  val_loss 0.2500",
     ]
-    rest = r"200/400  0:\d\d:\d\d left  loss 0\.1250  1,280 examples/s  input wait 3%"
+    rest = r"200/400  0:\d\d:\d\d left  loss 0\.1250  1,280 examples/s  waiting for data 3%"
     assert re.fullmatch(rf" 50% \|#{{10}} {{10}}\| {rest}", screen.lines[2]) and len(screen.lines) == 3
     time.sleep(console.REDRAW_SECONDS)
     reporter.progress(300, "evaluating")
