@@ -186,7 +186,8 @@ def test_a_verbose_report_has_a_second_line():
     reporter.event("saved")
     *_, details, saved = stream.getvalue().splitlines()
     assert (
-        details == "  0:00:15 left  learning rate 0.1  640 examples/s per replica  waiting for data 3%" and saved == "saved"
+        details == "  0:00:15 left  learning rate 0.1  640 examples/s per replica  waiting for data 3%"
+        and saved == "saved"
     )
 
 
