@@ -89,6 +89,12 @@ def search(
             break
         elif trial.result == batch_size_trial.TOO_FEW and not good:
             batch = _power_up_to(ceiling // unit) * unit or None
+        elif trial.result == batch_size_trial.REFUSED:  # Not too large: no multiple of what the model needs.
+            while batch % unit == 0:
+                unit *= 2
+            following = _next_batch(good, bad, ceiling, unit, powers_of_two)
+            bad = batch if following == batch else bad
+            batch = _next_batch(good, bad, ceiling, unit, powers_of_two)
         else:
             good, bad = (batch, bad) if trial.result == batch_size_trial.FITS else (good, batch)
             batch = _next_batch(good, bad, ceiling, unit, powers_of_two)

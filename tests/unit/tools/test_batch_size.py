@@ -45,6 +45,10 @@ def test_the_search_finds_the_largest_that_fits_and_asks_for_none_twice(smallest
         # Refused until the group divides the batch; no batch is larger than the number of examples.
         (16, 1442, {"smallest": 8}, [8, 16, 32, 64, 128, 256, 512, 1024, 1440], 1440),
         (16, 1442, {"smallest": 8, "powers_of_two": True}, [8, 16, 32, 64, 128, 256, 512, 1024], 1024),
+        # One that is refused after a smaller one fits is not too large.
+        (16, 1442, {"smallest": 16}, [16, 32, 64, 128, 256, 512, 1024, 1442, 1440], 1440),
+        (16, 1442, {"smallest": 2048}, [2048, 1024, 1442, 1440], 1440),
+        (16, 100, {"smallest": 48}, [48, 96, 100], 96),
         (1, 40, {"smallest": 64, "multiple_of": 8}, [64, 32, 40], 40),
         (1, 40, {"smallest": 64, "powers_of_two": True}, [64, 32], 32),
         (1, 40, {"smallest": 8, "multiple_of": 48}, [48], None),
