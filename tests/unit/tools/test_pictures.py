@@ -122,10 +122,14 @@ def test_values_touch_neither_each_other_nor_an_axis_or_a_falling_curve():
         found = boxes(axes)
         assert len(found) == 6 and found[value].x0 > axes.get_window_extent().x0
         assert [name for name, box in found.items() if box.overlaps(found[value])] == [value]
+    ideal = figure.axes[2].transData.transform(np.linspace(1, 8, 500)[:, None].repeat(2, 1))
+    assert boxes(figure.axes[2])["7.37"].count_contains(ideal) == 0
     figure = scaling.draw([two(2.0, 4.0)])
     figure.canvas.draw()
     throughput = figure.axes[1]
     assert boxes(throughput)["16"].x1 < throughput.transData.transform((1, 0))[0]
+    speedup = scaling.draw([two(2.0, 40.0), published.study("cscs_inceptionv3")]).axes[2]
+    assert boxes(speedup)["0.05"].y0 > speedup.get_window_extent().y0
 
 
 def test_trajectories_with_start_minimum_and_colour_bar(tmp_path):

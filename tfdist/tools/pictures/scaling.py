@@ -45,6 +45,7 @@ def draw(studies: Sequence[Study]) -> Any:
         axes.set(title=title, ylabel=label, xlabel="replicas", ylim=(0, 1.12 * axes.get_ylim()[1]))
     handles = panels[2].get_legend_handles_labels()[0]
     style.legend(figure, handles)
+    style.separate_values(figure, panels)
     return figure
 
 

@@ -6,6 +6,7 @@ distinguish. Each series also has its own marker. Surfaces use matplotlib's civi
 """
 
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ _PLACES = {
     "lower right": ((6, -5), "left", "top"),
     "lower left": ((-6, -5), "right", "top"),
 }
+# Pixels at 100 dpi between a value and what is next to it.
+_GAP = 2.0
 _SETTINGS = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 13.0,
@@ -152,6 +155,40 @@ def value(axes: Any, x: float, y: float, text: str, *, color: str = "black", pla
         color=color,
         bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6},
     )
+
+
+def separate_values(figure: Any, panels: Sequence[Any]) -> None:
+    """Moves values that cover a curve, another value or an axis to another side of their point, if one is free.
+
+    Call it last: afterwards nothing may change the layout or the limits of the axes.
+    """
+    figure.draw_without_rendering()  # Computes the layout.
+    for axes in panels:
+        frame, curves, settled = axes.get_window_extent(), _pixels_of_curves(axes), []
+        for text in axes.texts:
+            first = (text.xyann, text.get_ha(), text.get_va())
+            for shift, horizontal, vertical in (first, *_PLACES.values(), first):
+                text.set(ha=horizontal, va=vertical)
+                text.xyann = shift
+                box = text.get_window_extent().padded(_GAP)
+                inside = frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
+                if inside and not box.count_contains(curves) and not box.count_overlaps(settled):
+                    break
+            settled.append(box)
+
+
+def _pixels_of_curves(axes: Any) -> Any:
+    """Returns points on the lines of the axes, at most 2 pixels apart, [n, 2] in pixels."""
+    import numpy as np
+
+    found = [np.zeros((0, 2))]
+    for line in axes.lines:
+        points = line.get_transform().transform(line.get_xydata())
+        found.append(points)
+        for start, end in itertools.pairwise(points):
+            fractions = np.linspace(0, 1, 2 + int(np.abs(end - start).max() / 2))[:, None]
+            found.append(start + fractions * (end - start))
+    return np.concatenate(found)
 
 
 def beside_curve(values: Sequence[float], index: int) -> str:
