@@ -69,7 +69,7 @@ def _override_call(layer: keras.layers.BatchNormalization, group_size: int | Non
         if type(group_size) is not int or group_size < 1:
             raise ValueError(f"group_size must be a positive number of examples or None. Received: {group_size!r}")
         for name in ("synchronized", "renorm"):
-            if getattr(layer, name):
+            if getattr(layer, name, False):  # Keras 3.12 has no renorm.
                 raise ValueError(
                     f"group_size={group_size} and {name}=True are mutually exclusive: each group has separate "
                     f"statistics. Remove one (layer {layer.name!r})."
@@ -85,7 +85,7 @@ def _call(layer, group_size, inputs, training=None, mask=None):
         return type(layer).call(layer, inputs, training=training, mask=mask)
     channels_last = layer.axis in (-1, inputs.shape.rank - 1)
     if group_size is None:
-        plain = layer.synchronized or layer.renorm or mask is not None or not channels_last
+        plain = layer.synchronized or getattr(layer, "renorm", False) or mask is not None or not channels_last
         if plain or not _fusable(inputs):
             return type(layer).call(layer, inputs, training=training, mask=mask)
         outputs, mean, variance = _normalise(layer, inputs)

@@ -33,9 +33,7 @@ BY_LOOKUP = {
     "adagrad": lambda: keras.optimizers.Adagrad(SCHEDULE),
     "ftrl": lambda: keras.optimizers.Ftrl(SCHEDULE, l2_shrinkage_regularization_strength=0.1),
     "lamb": lambda: keras.optimizers.Lamb(SCHEDULE),
-    "muon": lambda: keras.optimizers.Muon(SCHEDULE, exclude_layers=["."]),
     "nadam": lambda: keras.optimizers.Nadam(SCHEDULE),
-    "schedule_free": lambda: keras.optimizers.ScheduleFreeAdamW(0.05),
     "clipped_sgd": lambda: keras.optimizers.SGD(SCHEDULE, momentum=0.9, clipnorm=1.0),
     "clipped_lion": lambda: keras.optimizers.Lion(SCHEDULE, global_clipnorm=1.0),
     "clipped_adam": lambda: keras.optimizers.Adam(SCHEDULE, clipnorm=1.0),
@@ -46,6 +44,9 @@ BY_LOOKUP = {
     "sgd_by_value": lambda: keras.optimizers.SGD(SCHEDULE, clipvalue=0.5),
     "adamax_by_value": lambda: keras.optimizers.Adamax(SCHEDULE, clipvalue=0.5),
 }
+if hasattr(keras.optimizers, "ScheduleFreeAdamW"):  # Not in Keras 3.12, whose Muon fails on TensorFlow.
+    BY_LOOKUP["schedule_free"] = lambda: keras.optimizers.ScheduleFreeAdamW(0.05)
+    BY_LOOKUP["muon"] = lambda: keras.optimizers.Muon(SCHEDULE, exclude_layers=["."])
 
 
 def train(optimizer, sparse=False, moments=False, summed=False):

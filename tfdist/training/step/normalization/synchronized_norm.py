@@ -47,8 +47,9 @@ def layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     return [
         layer
         for layer in normalizations(model)
-        # Not those whose class computes something else.
-        if layer.synchronized and not layer.renorm and type(layer).call is keras.layers.BatchNormalization.call
+        # Not those whose class computes something else. Keras 3.12 has no renorm.
+        if layer.synchronized and not getattr(layer, "renorm", False)
+        if type(layer).call is keras.layers.BatchNormalization.call
     ]
 
 
