@@ -34,7 +34,7 @@ class ProgressBar(keras.callbacks.Callback):
         """Shows `done` steps of the epoch, evaluation or prediction, and its `logs` so far."""
         self._done = done
         if self._bar is not None and self._bar.verbose == 1:
-            self._bar.update(done, sorted(logs.items()), finalize=False)
+            _update(self._bar, done, dict(sorted(logs.items())), finalize=False)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._in_fit = True
@@ -65,8 +65,7 @@ class ProgressBar(keras.callbacks.Callback):
 
     def _open(self, title: str = "") -> None:
         verbose = self._verbose if self._terminal else 2
-        # An empty set of stateless metrics makes Progbar show each value as it is given.
-        self._bar = keras.utils.Progbar(self.params["steps"], verbose=verbose, stateless_metrics=set())
+        self._bar = keras.utils.Progbar(self.params["steps"], verbose=verbose, stateful_metrics=())
         self._done = 0
         self._title = title
         if title and self._terminal:
@@ -78,8 +77,14 @@ class ProgressBar(keras.callbacks.Callback):
         self._bar.target = self._bar.target or self._done
         if self._title and not self._terminal:
             print(self._title, end=" - ", flush=True)
-        self._bar.update(self._bar.target, list((logs or {}).items()), finalize=True)
+        _update(self._bar, self._bar.target, logs or {}, finalize=True)
         self._bar = None
+
+
+def _update(bar: keras.utils.Progbar, done: int, logs: dict[str, Any], *, finalize: bool) -> None:
+    """Shows each value of `logs` as it is: Progbar averages those that it does not know to be stateful."""
+    bar.stateful_metrics.update(logs)
+    bar.update(done, list(logs.items()), finalize=finalize)
 
 
 def open_bar(verbose: int | str, *, chief: bool) -> ProgressBar | None:
