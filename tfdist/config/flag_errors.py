@@ -77,7 +77,7 @@ def load(path: str) -> Any:
 
 
 def explain(argv: Sequence[str]) -> None:
-    """Exits with a message if the config file fails, or with the nearest field if the config lacks one that is set."""
+    """Exits with a message if the config file fails, or if the command line sets what is no field of the config."""
     path = config_path(argv)
     file = path.partition(":")[0]
     try:
@@ -115,6 +115,9 @@ def _check_field(config: schema.Config, name: str, file: str) -> None:
         else:
             hint = diff.nearest_field(config, name)
         sys.exit(f"--config.{name}: {file} has no such field.{hint}")
+    inner = ", ".join(f"--config.{name}.{field.name}" for field in section_fields(holder))
+    if inner:
+        sys.exit(f"--config.{name} is a group of fields. Set one of them: {inner}")
 
 
 def _argument_hint(spec: dict[str, Any], field: str, argument: str, file: str) -> str:

@@ -154,7 +154,7 @@ def parse(argv: list[str]) -> list[str]:
     try:
         rest = flags.FLAGS(argv)
     except flags.Error as error:
-        if "Traceback" in str(error):  # Of the config file.
+        if has_config:
             flag_errors.explain(argv)
         text = _INTEGER.sub("must be a whole number", str(error).removeprefix("flag "))
         sys.exit(_NUMBER.sub("must be a number", text))

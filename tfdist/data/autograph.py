@@ -13,6 +13,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
 from tfdist.config import user_code
+from tfdist.data import description
 
 _OWN = __name__.partition(".")[0]
 
@@ -48,5 +49,29 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def convert_read(source: Any) -> Callable[..., Any]:
-    """Returns `source.read`, converted; see `convert`."""
-    return convert(source.read, "config.data.source: read(ids)")
+    """Returns `source.read`, converted by `convert`; its batches are checked as in `_checked`."""
+    return _checked(source.read, "config.data.source: read(ids)")
+
+
+def convert_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `config.data.prepare`, converted by `convert`; its batches are checked as in `_checked`."""
+    return _checked(prepare, "config.data.prepare")
+
+
+def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns `function`, converted; a ValueError if it returns no batch with a row for each row of its last argument.
+
+    Functions of tfdist are unchanged.
+    """
+    converted = convert(function, name)
+    if converted is function:
+        return function
+
+    @functools.wraps(converted)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        batch = converted(*args, **keywords)
+        description.check_batch(batch, name, args[-1].shape[0])
+        return batch
+
+    checked.__module__ = __name__  # Not converted twice.
+    return checked

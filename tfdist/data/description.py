@@ -1,10 +1,39 @@
-"""Checks and describes the output of `config.data.prepare`: for the log, and as words and code for users."""
+"""Checks batches, and describes the output of `config.data.prepare`: for the log, and as words and code for users."""
 
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+
+
+def check_batch(batch: Any, name: str, rows: int | None) -> None:
+    """Checks what a user's function returned while it was traced.
+
+    Args:
+        batch: the returned value; must be a dict of tensors [rows, ...].
+        name: the function, such as "config.data.prepare".
+        rows: the number of examples; None: not known.
+
+    Raises:
+        ValueError: it is no such dict.
+    """
+    if not isinstance(batch, dict) or not batch:
+        raise ValueError(
+            f'{name} must return a dict of tensors with one row per example, such as {{"image": ..., "label": ...}}. '
+            f"Received: {type(batch).__name__}"
+        )
+    for key, value in batch.items():
+        if not tf.is_tensor(value):
+            raise ValueError(
+                f"{name} returns {key!r} as {type(value).__name__}, which is the same in every batch: the function "
+                "runs once, in graph mode. Return a tensor, from TensorFlow's functions such as tf.gather; Python "
+                "code needs tf.numpy_function."
+            )
+        if None not in (rows, value.shape.rank) and value.shape[:1] not in ([rows], [None]):
+            raise ValueError(
+                f"{name} returns {key!r} of shape {value.shape} for {rows} examples: row i must be of example i."
+            )
 
 
 def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:

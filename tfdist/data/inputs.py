@@ -45,8 +45,8 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
     inputs = Inputs(
-        prepare=autograph.convert(prepare, "config.data.prepare"),
-        prepare_all=device_part.after(autograph.convert(prepare, "config.data.prepare"), finish),
+        prepare=autograph.convert_prepare(prepare),
+        prepare_all=device_part.after(autograph.convert_prepare(prepare), finish),
         objective=device_part.before(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
     )

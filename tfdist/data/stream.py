@@ -88,7 +88,7 @@ def training(
         dataset(first_step, last_step): prepared batches [global_batch / num_replicas, ...] of the steps [first_step,
         last_step), repeated endlessly; see `_pipeline`. `prepare` is traced once for all calls.
     """
-    read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
+    read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
     part = order.Part(total=len(source)) if part is None else part
     locate = locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
 
@@ -126,7 +126,7 @@ def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -
     """Returns the first `count` examples of epoch 0 (or all), prepared without augmentation."""
     num_examples = len(source)
     slots = tf.range(min(count, num_examples), dtype=tf.int64)
-    read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
+    read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
 
     @tf.autograph.experimental.do_not_convert
     def load(step: tf.Tensor) -> Batch:
@@ -159,7 +159,7 @@ def evaluation(
     part = order.Part(total=len(source)) if part is None else part
     num_examples = len(source)
     steps = -(-part.total // (global_batch * part.count))
-    read, prepare = autograph.convert_read(source), autograph.convert(prepare, "config.data.prepare")
+    read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> tuple[Batch, tf.Tensor]:

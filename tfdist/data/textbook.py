@@ -123,7 +123,7 @@ def training(
         batches(first_step, last_step) -> (dataset, drop): prepared batches [batch_size, ...] of these steps, repeated
         endlessly, after `drop` steps that the workers must take and drop.
     """
-    prepare = autograph.convert(prepare, "config.data.prepare")
+    prepare = autograph.convert_prepare(prepare)
     epoch_steps = order.steps_per_epoch(len(source), options.batch_size)
     examples = _numbered(source)
 
@@ -228,7 +228,7 @@ def evaluation(
 ) -> tuple[tf.data.Dataset, int]:
     """Returns the evaluation dataset of one worker, as `stream.evaluation` does; every worker reads all examples."""
     size = global_batch // shard.num_replicas
-    prepare = autograph.convert(prepare, "config.data.prepare")
+    prepare = autograph.convert_prepare(prepare)
 
     @tf.autograph.experimental.do_not_convert
     def load(local: tf.Tensor, number: tf.Tensor, batch: Batch) -> tuple[Batch, tf.Tensor]:

@@ -340,6 +340,11 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         ("--config.model.sizes=[3", "--config.model.sizes=[3: must be a list in Python notation, or none"),
         ("--config.model.sizes=3", "--config.model.sizes=3: must be a list in Python notation, or none"),
         ("--config.train.epochs=none", "exactly one of epochs and steps. Received: epochs=None, steps=None"),
+        (
+            "--config.report.every=5",
+            "--config.report.every is a group of fields. Set one of them: --config.report.every.steps, "
+            "--config.report.every.epochs",
+        ),
         ("--confg.seed=3", "There is no flag --confg.seed. Did you mean --config.seed? "),
     ],
 )

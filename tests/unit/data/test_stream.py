@@ -238,3 +238,26 @@ def test_positions_of_ten_million_examples_are_found_without_a_table():
 def test_what_is_no_source_is_refused_by_name(source):
     with pytest.raises(ValueError, match=r"config\.data\.source: lab:made must return an object with len\(\) and read"):
         stream.check_source(source("train"), "lab:made", "train")
+
+
+@pytest.mark.parametrize(
+    ("function", "returned", "message"),
+    [
+        ("read", lambda x: (x, x), r"read\(ids\) must return a dict of tensors with one row .*Received: tuple"),
+        ("read", lambda x: {}, r"read\(ids\) must return a dict of tensors with one row .*Received: dict"),
+        ("read", lambda x: {"image": np.zeros(24)}, r"read\(ids\) returns 'image' as ndarray, which is the same in"),
+        ("read", lambda x: {"image": x[:3]}, r"read\(ids\) returns 'image' of shape \(3,\) for 24 examples"),
+        ("prepare", lambda x: {"image": tf.reduce_sum(x)}, r"data\.prepare returns 'image' of shape \(\) for 24 ex"),
+    ],
+)
+def test_a_batch_without_a_row_for_each_example_is_refused(function, returned, message):
+    class Source(Images):
+        def read(self, ids):
+            return returned(ids) if function == "read" else super().read(ids)
+
+    def prepare(batch, seeds, *, training):
+        return returned(batch["label"]) if function == "prepare" else batch
+
+    dataset = stream.training(Source(), prepare, shares(1)[0], global_batch=BATCH, seed=SEED, shuffle=True)
+    with pytest.raises(ValueError, match=message):
+        dataset(0, 1)
