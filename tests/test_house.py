@@ -64,6 +64,9 @@ PRIVATE_NAMES = {
         "_config": "the coordination service's options are not all public",
         "_initialize_local_devices": "patched while the strategy is made: logical CPU devices, for tests",
     },
+    "tfdist.cluster.devices.variable_numbers": {
+        "tensorflow.python.distribute.values": "MirroredVariable has no __float__ and __int__, as tf.Variable has",
+    },
     "tfdist.data.autograph": {
         "tensorflow.python.autograph.core.ag_ctx": "AutoGraph for users' functions only",
         "tensorflow.python.autograph.impl.api": "tf_convert, for the same reason",
@@ -156,6 +159,7 @@ PRIVATE_NAMES = {
         "keras.src.random.seed_generator": "keras.random without a seed makes a variable in the step (keras#20611)",
         "tensorflow.python.ops.gen_random_ops": "tf.random's ops become stateless in a step (tensorflow#58433)",
     },
+    "tfdist.training.step.normalization.activity_penalties": {"_flatten_layers": "layers of all depths"},
     "tfdist.training.step.normalization.synchronized_norm": {"_flatten_layers": "layers of all depths"},
     "tfdist.zoo.normalization": {"_flatten_layers": "layers of all depths"},
 }

@@ -96,7 +96,7 @@ class Disagreeing(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = 0.5 / (epoch + 1)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+        self.rates.append(float(self.model.optimizer.learning_rate))
         if self.rank == self.last_rank and epoch == 1:
             self.model.stop_training = True
 
@@ -181,7 +181,7 @@ class Trials:
             "history": history.history,
             "epochs": history.epoch,
             "weights": [weight.tolist() for weight in model.get_weights()],
-            "rate": float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),
+            "rate": float(model.optimizer.learning_rate),
         }
 
     def epochs(self) -> dict:

@@ -74,6 +74,7 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": {
         "CollectiveAllReduceExtended._initialize_local_devices": ("self", "cluster_resolver", "worker_device")
     },
+    "tensorflow.python.distribute.values": {"MirroredVariable.numpy": ("self",)},
     "tensorflow.python.eager.context": {
         "Context.configure_coordination_service": (
             *("service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"),

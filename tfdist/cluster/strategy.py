@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 from tfdist import config as config_lib
 from tfdist.cluster import first_collective, interruption, malloc
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import first_operation, gpu_software
+from tfdist.cluster.devices import first_operation, gpu_software, variable_numbers
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -143,6 +143,7 @@ def connect(
     else:
         strategy = _mirrored_strategy(planned)
     assert strategy.num_replicas_in_sync == planned.num_replicas
+    variable_numbers.enable()
     monitor = None
     if planned.num_workers > 1:
         monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)

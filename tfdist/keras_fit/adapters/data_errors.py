@@ -28,7 +28,7 @@ def shapes_named(model: keras.Model, element_spec: Any) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # Keras 3.12 raises a RuntimeError.
         reason = _reason(error)
         own_step = type(model).train_step is not keras.Model.train_step  # It gets batches in any form.
         if not reason or own_step or user_code.place(error):  # It may be raised in a layer of the user's.

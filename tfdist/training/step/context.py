@@ -12,7 +12,7 @@ from tfdist.training.step import gradients, micro_batches, timing
 from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.normalization import spanning_groups, synchronized_norm
+from tfdist.training.step.normalization import activity_penalties, spanning_groups, synchronized_norm
 from tfdist.training.step.updates import fused_updates, row_moments, work_sharing
 
 
@@ -147,6 +147,7 @@ def build_context(
         slots: whether to make the optimizer's slots; an evaluation needs none.
     """
     model = objective.model
+    activity_penalties.check(model, cluster.num_replicas)
     optimizer_lib.take_over_reduction(optimizer)
     fused_updates.fuse(optimizer)
     synchronized_norm.make_exact(model)
