@@ -28,7 +28,8 @@ def topology_can_be_had(request: pytest.FixtureRequest) -> None:
 
 
 recorded_names = pytest.mark.skipif(
-    keras.optimizers.SGD().name != "sgd", reason="the optimizers' variables have other names in Keras 3.12"
+    keras.__version__.startswith(("3.12", "3.13", "3.14")),
+    reason="the optimizers' variables have other names before Keras 3.15",
 )
 
 
