@@ -45,7 +45,7 @@ def shapes_named(model: keras.Model, element_spec: Any) -> Iterator[None]:
         raise ValueError(f"{text.removesuffix('.')}. Are x and y exchanged?" if exchanged else text) from None
 
 
-def _reason(error: ValueError) -> str:
+def _reason(error: Exception) -> str:
     """Returns the reason that Keras gives for refusing a shape; "" for other errors."""
     text = str(error)
     marked = _REASON.search(text)
