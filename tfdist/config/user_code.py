@@ -59,13 +59,14 @@ def describe(batch: Mapping[str, Any]) -> str:
 
 
 def message(error: BaseException) -> str:
-    """Returns the message of an error in one line, without colours, and without the stack that TensorFlow prepends."""
+    """Returns the message of an error in one line, without colours, arguments of Keras, and TensorFlow's stack."""
     traced = getattr(error, "ag_error_metadata", None)
     text = traced.cause_message.removeprefix(f"{type(error).__name__}: ") if traced is not None else str(error)
     _, found, inner = text.rpartition(f"{type(error).__name__}: ")
     if found and text.lstrip().startswith("in user code:"):
         text = inner
-    return " ".join(without_colours(text).split())
+    # Keras lists the arguments of its call, with their values.
+    return " ".join(without_colours(text).split()).partition(" Arguments received by ")[0]
 
 
 def without_colours(text: str) -> str:

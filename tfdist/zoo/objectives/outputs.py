@@ -105,8 +105,7 @@ def _called(model: Any, inputs: tf.Tensor, training: bool) -> tf.Tensor:
             taken = ", ".join(map(str, expected))
             text = f"takes examples of shape {taken}, and the data has {examples}: change config.model or config.data"
         else:
-            reason = user_code.message(error).partition(" Arguments received by ")[0]
-            text = f"cannot be called with {examples}: {reason}"
+            text = f"cannot be called with {examples}: {user_code.message(error)}"
         raise ValueError(f"The model {model.name!r} {text}") from None
 
 
