@@ -240,10 +240,11 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
 def describe(monitor: HeartbeatMonitor, rank: int) -> str:
     """Notes that this worker detected the loss of another one, and returns it in words."""
     step, seconds = monitor.last_step[rank], time.monotonic() - monitor.last_heartbeat[rank]
-    when = "no heartbeat since the rendezvous" if step is None else f"last heartbeat at step {step}"
+    when = "no heartbeat since the rendezvous" if step is None else "last heartbeat"
+    then = "" if step is None else f", then at step {step}"
     if not monitor.loss_known.is_set():
         monitor.timed_out.add(rank)
-    return f"{worker_name(monitor, rank)} is lost: {when}, {seconds:.1f} s ago"
+    return f"{worker_name(monitor, rank)} is lost: {when} {seconds:.1f} s ago{then}"
 
 
 def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
