@@ -125,6 +125,8 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
         ("arrays_for_model", r"^tfdist\.evaluate\(.*\): `model` must be a keras\.Model\. Received: ndarray"),
         ("lists", r"^Lists are several inputs, .* use numpy\.array\(.*Received: a list of 6 values of type float"),
         ("objects", r"Data must be arrays .* Received: ndarray of object"),
+        ("object_rows", r"convert it, such as array\.astype\('float32'\), .*\. Received: shape \(\d+, 6\)"),
+        ("validation_lengths", r"^validation_data: All arrays must have .* Received: x \d+; y 9"),
         ("targets_twice", r"Dataset contains targets and weights: remove y"),
         ("weights_twice", r"either class_weight or sample_weight"),
         ("single", r"has single examples: pass batch_size"),

@@ -88,7 +88,10 @@ def fit(
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
         if y is not None and parts[1] is None and make_adapter.is_arrays(parts[0]):
             raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
-        validation = _data_adapter(model, *parts, validation_batch_size or batch_size, validation_steps)
+        try:
+            validation = _data_adapter(model, *parts, validation_batch_size or batch_size, validation_steps)
+        except ValueError as error:
+            raise ValueError(f"validation_data: {error}") from None
     config = _config(model, type(x).__name__, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
     return _train(cluster, model, config, data, validation, callbacks, verbose, workdir, initial_epoch)
 

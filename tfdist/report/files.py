@@ -27,7 +27,7 @@ def make_workdir(workdir: str | os.PathLike[str]) -> None:
             ) from None
         raise type(error)(
             f"The workdir {os.path.abspath(workdir)!r} cannot be written: {error.strerror}. "
-            "Free space, fix its permissions, or choose another one with --workdir."
+            "Free space, fix its permissions, or choose another workdir."
         ) from None
 
 

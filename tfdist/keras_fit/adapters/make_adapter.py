@@ -138,7 +138,12 @@ def _tensor(array: Any) -> Any:
             f"tf.data.Dataset.from_tensor_slices((x, y)).batch(32). Received: shape {tuple(array.shape)}"
         )
     array = array if tf.is_tensor(array) else np.asarray(array)
-    if (isinstance(array, np.ndarray) and array.dtype == object) or len(array.shape) == 0:
+    if isinstance(array, np.ndarray) and array.dtype == object and len(array.shape):
+        raise ValueError(
+            "An array of Python objects is no tensor: convert it, such as array.astype('float32'), or make its rows "
+            f"equally long. Received: shape {array.shape}"
+        )
+    if len(array.shape) == 0:
         raise ValueError(
             "Data must be arrays with one row per example, a tf.data.Dataset, a keras.utils.PyDataset, a generator or "
             f"a source with len() and read(ids). Received: {type(array).__name__} of {array.dtype} {array.shape}"
