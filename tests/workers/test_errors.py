@@ -256,7 +256,7 @@ def test_a_workdir_that_cannot_be_written_is_named(fails, tmp_path):
     (tmp_path / "file").write_text("")
     for workdir in (tmp_path / "file" / "run", pathlib.Path("/proc/run")):
         said = fails(workdir, config())
-        assert f"The workdir {str(workdir)!r} cannot be written: " in said and "another one with --workdir" in said
+        assert f"The workdir {str(workdir)!r} cannot be written: " in said and "choose another workdir" in said
 
 
 def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_path):

@@ -289,9 +289,8 @@ def _send_in_large_chunks() -> None:
 
 def _roster_line(worker: dict, planned: ClusterPlan) -> str:
     if planned.num_workers == 1:
-        communication = "in this process"
-    else:
-        communication = f"{'NCCL' if planned.implementation == 'nccl' else 'RING over gRPC'} at {worker['address']}"
+        return f"1 worker: host {worker['host']}, pid {worker['pid']}, {worker['devices']}"
+    communication = f"{'NCCL' if planned.implementation == 'nccl' else 'RING over gRPC'} at {worker['address']}"
     return (
         f"worker {worker['rank']} of {planned.num_workers}{' (chief)' if worker['rank'] == 0 else ''}: "
         f"host {worker['host']}, pid {worker['pid']}, {worker['devices']}, {communication}"

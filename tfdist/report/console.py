@@ -166,6 +166,6 @@ def is_terminal(stream: TextIO) -> bool:
     """
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
+    except (AttributeError, OSError, ValueError):
         return False
     return stream.isatty() and columns > 0 and os.environ.get("TERM") != "dumb"

@@ -247,7 +247,7 @@ def test_the_time_left_counts_everything_between_reports():
 
 def test_metrics_hold_every_number(tmp_path):
     reporter = open_quiet(tmp_path)
-    reporter.workers(["worker 0 of 1: host a, 2 CPU devices"])
+    reporter.workers(["1 worker: host a, 2 CPU devices"])
     values = {"loss": np.float32(0.1), "accuracy": 0.875}
     reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.25)
     reporter.evaluation(100, {"accuracy": 0.9}, seconds=0.5, num_examples=1797, best=True)
@@ -258,7 +258,7 @@ def test_metrics_hold_every_number(tmp_path):
     workers, interval, evaluation, saved, stopped = read_lines(tmp_path)
     now = time.time()
     assert all(now - 60 < line.pop("time") < now + 1 for line in (workers, interval, evaluation, saved, stopped))
-    assert workers == {"kind": "workers", "workers": ["worker 0 of 1: host a, 2 CPU devices"]}
+    assert workers == {"kind": "workers", "workers": ["1 worker: host a, 2 CPU devices"]}
     assert interval == {
         "kind": "train",
         "step": 100,
@@ -455,7 +455,9 @@ def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_pa
 
 def test_a_workdir_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file/run' cannot be written: .*--workdir"):
+    with pytest.raises(
+        NotADirectoryError, match=r"The workdir '.*/file/run' cannot be written: .* choose another workdir"
+    ):
         open_quiet(tmp_path / "file" / "run")
     with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file' is a file, and not a directory"):
         open_quiet(tmp_path / "file")
