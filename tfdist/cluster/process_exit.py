@@ -95,12 +95,12 @@ def report_exception(error: Exception) -> int:
         place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # A command has no script.
         _print_error(f"{text}\n  Called at {place}." if place else text)
         return 1
-    explained = user_code.explain(error) if flags.FLAGS.is_parsed() and not _verbose() else ""
-    if explained:
+    explained = user_code.explain(error)
+    if explained and flags.FLAGS.is_parsed() and not _verbose():
         _print_error(f"{explained} --verbosity=1 shows the whole stack.")
     else:
         _print_stack(error)
-        _print_error(f"{type(error).__name__}: {reason}")
+        _print_error(explained or f"{type(error).__name__}: {reason}")
     return 1
 
 

@@ -68,8 +68,12 @@ def _report_user_error(
 ) -> None:
     if process_exit.is_user_error(error):
         process_exit.report_exception(error)
-    else:
-        otherwise(kind, error, traceback)
+        return
+    otherwise(kind, error, traceback)
+    explained = user_code.explain(error)
+    # The last frames of a stack within tfdist's are often those of TensorFlow.
+    if explained and any(frame.filename.startswith(_PACKAGE) for frame in traceback_lib.extract_tb(traceback)):
+        print(f"tfdist: {explained}", file=sys.stderr)
 
 
 def _end_all_workers(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:

@@ -1,0 +1,43 @@
+"""What a script's last lines say after an error: the user's line, if the error passed through tfdist."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from tfdist.keras_fit import connect, replaced
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A module of the user's with a metric that fails in a function of a library."""
+    file = tmp_path / "lab.py"
+    file.write_text("import json\n\n\ndef metric(predictions):\n    return json.loads(predictions)\n")
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("lab", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reported(function, capsys):
+    """Calls `function` and returns the types that the usual hook got, and what was printed for the error."""
+    hooked = []
+    try:
+        function("{")
+    except Exception as error:
+        connect._report_user_error(lambda kind, *rest: hooked.append(kind), type(error), error, error.__traceback__)
+    return [kind.__name__ for kind in hooked], capsys.readouterr().err
+
+
+def test_an_error_in_a_function_that_tfdist_called_names_the_users_line(lab, capsys):
+    with replaced.replaced(lab, "metric", lambda original, *args: original(*args)):
+        hooked, printed = reported(lab.metric, capsys)
+    assert hooked == ["JSONDecodeError"] and "File" not in printed
+    assert printed.startswith("tfdist: lab.py, line 5, `return json.loads(predictions)`: JSONDecodeError: Expecting")
+    assert printed.count("\n") == 1
+
+
+def test_an_error_elsewhere_has_pythons_stack_only(lab, capsys):
+    assert reported(lab.metric, capsys) == (["JSONDecodeError"], "")
+    assert sys.excepthook is not connect._report_user_error
