@@ -228,11 +228,9 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
         ValueError: the checkpoint belongs to another model or optimizer; lists the variables that differ.
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
-    found = saved.arrays
+    found = {name: array for name, array in saved.arrays.items() if not name.startswith(CALLBACKS)}
     problems = [f"{name} is missing in the checkpoint" for name in expected if name not in found]
-    problems += [
-        f"{name} is not in this model" for name in found if name not in expected and not name.startswith(CALLBACKS)
-    ]
+    problems += [f"{name} is not in this model" for name in found if name not in expected]
     problems += [
         f"{name} is {found[name][1]}{found[name][0]} in the checkpoint, {expected[name][1]}{expected[name][0]} here"
         for name in expected
@@ -241,7 +239,14 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
     if problems:
         shown = "".join(f"\n  {problem}" for problem in problems[:10])
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ValueError(f"{saved.path} is a checkpoint of another model or optimizer:{shown}{more}")
+        owner = "model or optimizer"
+        if found.keys() != expected.keys() and {*map(_without_spelling, found)} == {*map(_without_spelling, expected)}:
+            owner = "release of Keras, whose variables have other names (environment.json has the release)"
+        raise ValueError(f"{saved.path} is a checkpoint of another {owner}:{shown}{more}")
+
+
+def _without_spelling(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -364,6 +364,16 @@ def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, mon
         assert_holds(directory_lib.step_path(tmp_path, step), step)
 
 
+def test_the_checkpoint_of_another_release_of_keras_is_called_that(tmp_path):
+    (path,) = saved(tmp_path, 1)
+    variables = variables_like(arrays_of(1))
+    variables["model/Ker_nel"] = variables.pop("model/kernel")
+    with pytest.raises(
+        ValueError, match="is a checkpoint of another release of Keras, whose variables have other names"
+    ):
+        checkpoint_format.check_variables(checkpoint_format.verify(path), variables)
+
+
 def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path):
     (path,) = saved(tmp_path, 1)
     variables = variables_like(arrays_of(1))
