@@ -79,7 +79,7 @@ def test_what_is_refused_whatever_the_batch_is_said_after_two_trials():
     assert batches == [8, 16]
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path):
     options = ["--smallest=8", "--powers_of_two", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
     options += ["--config.model.group_size=32"]
