@@ -35,7 +35,9 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         OSError: the data cannot be read.
     """
     validate.validate(config)
-    prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    prepare = autograph.convert_prepare(
+        specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
+    )
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     finish = config.data.finish and specs.partial(
         config.data.finish, field="config.data.finish", positional=1, training=True
@@ -45,8 +47,8 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
     inputs = Inputs(
-        prepare=autograph.convert_prepare(prepare),
-        prepare_all=device_part.after(autograph.convert_prepare(prepare), finish),
+        prepare=prepare,
+        prepare_all=device_part.after(prepare, finish),
         objective=device_part.before(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
     )
