@@ -15,6 +15,7 @@ from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.workdir_lock import WorkdirLock
+from tfdist.cluster import malloc
 from tfdist.cluster.devices import gpu_software
 from tfdist.config import diff
 from tfdist.report import opening, run_info, summary
@@ -112,7 +113,7 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
         **resumed,
     )
     verbose, roster = run.config.report.verbose, list(run.cluster.roster)
-    report.workers(roster, [line for line in roster if verbose or not line.startswith("malloc")])
+    report.workers(roster, roster if verbose else malloc.without_note(roster))
     if run.preparation:
         report.event(run.preparation)
     for note in run.notes if run.cluster.is_chief else ():
