@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # Line counts in the picture and the page may be out of date by this fraction.
 OUTDATED = 0.2
 # Lines of the files that an engineer reads who wants the core.
-LONGEST_PATH = 2500
+LONGEST_PATH = 2700
 
 
 @pytest.fixture(scope="module")
