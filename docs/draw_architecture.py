@@ -3,7 +3,7 @@
 usage: python docs/draw_architecture.py
 
 An arrow means "imports". Imports that follow from other arrows are not drawn; the last line of each box lists all of
-them. Boxes and captions are chosen here; rows, arrows, sub-packages and line counts are read from the source.
+them. Boxes and captions are chosen here; arrows and lists of imports are read from the source.
 """
 
 import ast
@@ -64,12 +64,12 @@ SUBPACKAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """Read from the source: lines per wing and sub-package, and the imports between them.
+    """Read from the source: the wings and sub-packages, and the imports between them.
 
     `imports` maps every wing and entry point to the wings that it imports, within functions too.
     """
 
-    lines: dict[str, int]
+    wings: frozenset[str]
     imports: dict[str, frozenset[str]]
 
     def drawn(self) -> list[tuple[str, str]]:
@@ -96,17 +96,16 @@ def read_package(package: pathlib.Path) -> Architecture:
     Args:
       package: the folder of the package. Its folders are the wings, its top-level modules entry points.
     """
-    lines, imports = {}, {}
+    wings, imports = set(), {}
     for path in sorted(package.rglob("*.py")):
         source, parts = path.read_text(), path.relative_to(package).with_suffix("").parts
         names = [".".join(parts[:length]) for length in range(1, len(parts))] or [parts[0]]
-        for name in names:
-            lines[name] = lines.get(name, 0) + source.count("\n")
+        wings.update(names)
         found = {wing for wing in _imported_wings(source, package) if wing != parts[0]}
         imports[parts[0]] = imports.get(parts[0], frozenset()) | found
     if (package / "launch" / "__main__.py").exists():
         imports["launch.__main__"] = frozenset({"launch"})
-    return Architecture(lines, imports)
+    return Architecture(frozenset(wings), imports)
 
 
 def _imported_wings(source: str, package: pathlib.Path) -> set[str]:
@@ -130,7 +129,7 @@ def draw(architecture: Architecture) -> str:
     Raises:
       ValueError: a wing or an entry point has no box, a box has no wing, or an import points upwards.
     """
-    found = {name for name in architecture.lines if "." not in name} | {"launch.__main__"}
+    found = {name for name in architecture.wings if "." not in name} | {"launch.__main__"}
     if found != DOORS.keys() | WINGS.keys():
         raise ValueError(f"boxes and wings differ: {sorted(found ^ (DOORS.keys() | WINGS.keys()))}")
     boxes = WINGS | {name: box for name, (_, box) in DOORS.items()}
@@ -153,10 +152,8 @@ def draw(architecture: Architecture) -> str:
 
 
 def _wing(name: str, box: Box, architecture: Architecture) -> list[str]:
-    """One box: name and lines, caption, sub-packages, and the wings that it imports."""
+    """One box: name, caption, sub-packages, and the wings that it imports."""
     parts = [_rectangle(box), _text(box.x + 14, box.y + 28, f"{name}/", 18, mono=True, weight="bold")]
-    lines = f"{architecture.lines[name]:,} lines"
-    parts.append(_text(box.x + box.width - 14, box.y + 27, lines, 13, anchor="end", color="#5b6675"))
     parts += _wrapped(box, box.y + 50, box.caption)
     subpackages = {key: text for key, text in SUBPACKAGES.items() if key.split(".")[0] == name}
     parts += _side_by_side(box, subpackages)

@@ -24,7 +24,6 @@ TOOLS = {
     "course": ("tfdist.tools.course.command", "Run an exercise of a course, with the page's answer beside yours."),
     "plot": ("tfdist.tools.pictures.command", "Draw curves of one or several runs, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
-    "benchmark": ("tfdist.tools.benchmark.command", "Compare tfdist with a minimal loop, Keras fit and PyTorch DDP."),
     "asynchronous": ("tfdist.tools.parameter_server.command", "Train asynchronously with parameter servers."),
 }
 # Training: name -> (the module that is run, its line in the list).

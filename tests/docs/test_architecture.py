@@ -9,8 +9,6 @@ import pytest
 pytestmark = pytest.mark.unit
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Line counts in the picture and the page may be out of date by this fraction.
-OUTDATED = 0.2
 # Lines of the files that an engineer reads who wants the core.
 LONGEST_PATH = 2700
 
@@ -23,17 +21,9 @@ def drawing():
     return module
 
 
-def split_counts(picture):
-    """The picture without its line counts, and these."""
-    pattern = re.compile(r">([\d,]+) lines<")
-    return pattern.sub("> lines<", picture), [int(count.replace(",", "")) for count in pattern.findall(picture)]
-
-
 def test_the_picture_is_that_of_the_source(drawing):
-    committed, old = split_counts(drawing.PICTURE.read_text())
-    drawn, new = split_counts(drawing.draw(drawing.read_package(ROOT / "tfdist")))
-    assert committed == drawn, "run python docs/draw_architecture.py"
-    assert new == [pytest.approx(count, rel=OUTDATED) for count in old], "run python docs/draw_architecture.py"
+    drawn = drawing.draw(drawing.read_package(ROOT / "tfdist"))
+    assert drawing.PICTURE.read_text() == drawn, "run python docs/draw_architecture.py"
 
 
 def test_every_wing_and_its_imports_are_in_the_picture(drawing):
@@ -48,10 +38,9 @@ def test_every_wing_and_its_imports_are_in_the_picture(drawing):
 
 def test_the_reading_path_of_the_core_is_short():
     page = (ROOT / "docs" / "architecture.md").read_text().split("## Reading path")[1]
-    rows = re.findall(r"^\| `(\S+\.py)` \| (\d+) \|", page, re.MULTILINE)
-    lines = [(ROOT / "tfdist" / path).read_text().count("\n") for path, _ in rows]
+    rows = re.findall(r"^\| `(\S+\.py)` \|", page, re.MULTILINE)
+    lines = [(ROOT / "tfdist" / path).read_text().count("\n") for path in rows]
     assert len(rows) > 10 and sum(lines) <= LONGEST_PATH
-    assert lines == [pytest.approx(int(count), rel=OUTDATED) for _, count in rows], "count the lines again"
 
 
 def test_the_page_names_what_its_files_define():
@@ -75,7 +64,7 @@ def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
     (package / "high" / "a.py").write_text("import mine.low.b\nfrom mine import middle\n")
     (package / "main.py").write_text('import importlib\nimportlib.import_module("mine.high.a")\n')
     architecture = drawing.read_package(package)
-    assert architecture.lines == {"low": 0, "middle": 2, "high": 2, "main": 2}
+    assert architecture.wings == {"low", "middle", "high", "main"}
     assert architecture.imports == {
         **{"low": frozenset(), "middle": frozenset({"low"}), "high": frozenset({"low", "middle"})},
         "main": frozenset({"high"}),
@@ -85,9 +74,9 @@ def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
 
 def test_what_has_no_box_or_points_upwards_is_noticed(drawing):
     architecture = drawing.read_package(ROOT / "tfdist")
-    upwards = drawing.Architecture(architecture.lines, architecture.imports | {"config": frozenset({"training"})})
+    upwards = drawing.Architecture(architecture.wings, architecture.imports | {"config": frozenset({"training"})})
     with pytest.raises(ValueError, match="config -> training points upwards"):
         drawing.draw(upwards)
-    attic = drawing.Architecture(architecture.lines | {"attic": 1}, architecture.imports | {"attic": frozenset()})
+    attic = drawing.Architecture(architecture.wings | {"attic"}, architecture.imports | {"attic": frozenset()})
     with pytest.raises(ValueError, match=r"boxes and wings differ: \['attic'\]"):
         drawing.draw(attic)

@@ -1,6 +1,6 @@
-"""Commands other than training: `python -m tfdist doctor`, `prepare`, `batch_size`, `scaling`, `benchmark` and others.
+"""Commands other than training: `python -m tfdist doctor`, `prepare`, `batch_size`, `scaling` and others.
 
 Each is a module with `define_flags()` and `main(argv)`, listed in tfdist/__main__.py, which imports it. Imports every
 wing but keras_fit and zoo. measure.py times steps and all-reduces; child_runs.py runs trainings in child processes;
-tables.py writes tables. benchmark/, course/, doctor/ and parameter_server/ are described in their own files.
+tables.py writes tables. course/, doctor/ and parameter_server/ are described in their own files.
 """

@@ -411,7 +411,7 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_comments(comman
 
 
 def test_modules_that_are_no_commands_say_so(capsys):
-    for module in ("tfdist", "tfdist.main", "tfdist.launch", "tfdist.tools.benchmark.worker", "tests.support.chaos"):
+    for module in ("tfdist", "tfdist.main", "tfdist.launch", "tests.benchmark.worker", "tests.support.chaos"):
         command_names.check(["python", "-u", "-m", module, "--config=configs/digits.py"])
     command_names.check(["python", "script.py"])
     for module, hint in (

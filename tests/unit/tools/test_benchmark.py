@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.tools.benchmark import rounds, workloads
+from tests.benchmark import rounds, workloads
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed; only the benchmark's peer needs it"
@@ -21,7 +21,7 @@ needs_torch = pytest.mark.skipif(
 
 def benchmark(*flags: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "tfdist", "benchmark", *flags],
+        [sys.executable, "-m", "tests.benchmark", *flags],
         cwd=REPOSITORY,
         env=worker_environment(**variables),
         capture_output=True,
@@ -40,7 +40,7 @@ def test_steps_are_measured_beside_baselines_and_peers_and_outlive_a_lost_termin
     with output.open("w") as file:
         process = subprocess.Popen(
             # The tests themselves may run under nohup.
-            ["env", "--default-signal=HUP", sys.executable, "-m", "tfdist", "benchmark", *flags],
+            ["env", "--default-signal=HUP", sys.executable, "-m", "tests.benchmark", *flags],
             cwd=REPOSITORY,
             env=worker_environment(TMPDIR=str(folders)),
             stdout=file,
@@ -79,8 +79,8 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
 @needs_torch
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_pytorchs_networks_learn_as_many_numbers(name):
+    from tests.benchmark.pytorch import models
     from tfdist.config import specs
-    from tfdist.tools.benchmark.pytorch import models
 
     work = workloads.WORKLOADS[name]
     keras_model = specs.build(work.model, field="config.model")
@@ -94,8 +94,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
         [
             sys.executable,
             "-m",
-            "tfdist",
-            "benchmark",
+            "tests.benchmark",
             "--sections=steps",
             "--workloads=mlp",
             "--workers=1",
@@ -124,7 +123,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
             "--peers=ddp: PyTorch is not installed: pip install torch. Or remove ddp.",
             marks=pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed"),
         ),
-        (["--sections=all_reduce", "--link=fast", "--nopin"], "tfdist benchmark: --link"),
+        (["--sections=all_reduce", "--link=fast", "--nopin"], "tests.benchmark: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
         (["--workers=2,5000"], "5000 workers need a CPU core each, and there are"),
         (

@@ -10,6 +10,7 @@ import pytest
 from launching import REPOSITORY, worker_environment
 from PIL import Image
 
+from tests.benchmark import ratios
 from tfdist.tools import all_reduce
 from tfdist.tools.pictures import curves, measured, scaling, stages, style, surface
 from tfdist.tools.studies import published
@@ -193,7 +194,7 @@ def test_the_ratios_of_a_benchmark(tmp_path):
         for title in ("MLP, 1 worker", "MLP, 2 workers", "ResNet-20, 1 worker")
         for name, ratio in (("floor", 0.9), ("Keras fit", 4.5), ("tfdist float32", 1.0))
     ]
-    found = texts(tmp_path / "steps", lambda: measured.draw_ratios(rows, caption="x"))
+    found = texts(tmp_path / "steps", lambda: ratios.draw_ratios(rows, caption="x"))
     assert {"MLP, 2 workers", "Keras fit", "tfdist float32", "4.50  (13.5 ms)"} <= {*found}
 
 

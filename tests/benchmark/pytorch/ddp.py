@@ -17,11 +17,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.benchmark import workloads
+from tests.benchmark.pytorch import models
+from tests.benchmark.workloads import WORKLOADS, Workload
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import environment
-from tfdist.tools.benchmark import workloads
-from tfdist.tools.benchmark.pytorch import models
-from tfdist.tools.benchmark.workloads import WORKLOADS, Workload
 
 
 def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.benchmark import rounds, slow_link, startup_time, workloads
 from tfdist.tools import tables
-from tfdist.tools.benchmark import rounds, slow_link, startup_time, workloads
 
 # Overrides of tfdist's config.
 CHANGES = {
@@ -24,8 +24,6 @@ PEERS = ("keras", "ddp")
 # One dict for each line of a table; see `_rows`.
 Rows = list[dict[str, Any]]
 _SIZES = (0.001, 1, 10, 100)
-# Its module is in the repository only, not in the wheel.
-_PYTORCH = "tfdist.tools.benchmark.pytorch"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +64,7 @@ def measure(section: str, options: Options, folder: Path, hosts: rounds.Hosts | 
 
 def pytorch_problem() -> str:
     """Why the PyTorch peer cannot run, for a message; empty if it can."""
-    if not importlib.util.find_spec("torch"):
-        return "PyTorch is not installed: pip install torch"
-    if not importlib.util.find_spec(_PYTORCH):
-        return "its code is not part of the installed package: run the benchmark in a clone of tfdist's repository"
-    return ""
+    return "" if importlib.util.find_spec("torch") else "PyTorch is not installed: pip install torch"
 
 
 def installed_peers() -> list[str]:

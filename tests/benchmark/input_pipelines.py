@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tests.benchmark import baselines
 from tfdist.config import specs
 from tfdist.data import stream
-from tfdist.tools.benchmark import baselines
 
 BATCH = 128
 SHAPE = (32, 32, 3)

@@ -5,9 +5,9 @@ import threading
 
 import keras
 
+from tests.benchmark import baselines
+from tests.benchmark.workloads import Workload
 from tfdist import config as config_lib
-from tfdist.tools.benchmark import baselines
-from tfdist.tools.benchmark.workloads import Workload
 
 
 def fit(workload: Workload, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:

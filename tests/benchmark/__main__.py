@@ -1,10 +1,10 @@
-"""Measures tfdist on this machine's CPU cores, next to baselines: `python -m tfdist benchmark`.
+"""Measures tfdist on this machine's CPU cores, next to baselines: `python -m tests.benchmark`.
 
 Sections: `steps`, the training step of three networks; `input`, the input pipelines without a model; `all_reduce`, the
 sum over two workers; `start`, the time from the command to the first finished step. Baselines: the floor, one
 `tf.function` with the same arithmetic on a batch in memory; and the textbook loop, as computing centres publish it.
-Peers: Keras' `fit`, and PyTorch's DistributedDataParallel over gloo, which needs PyTorch and a clone of tfdist's
-repository. All take turns in one run, each in its own processes. The tables show medians, and their ratio to tfdist's.
+Peers: Keras' `fit`, and PyTorch's DistributedDataParallel over gloo, which needs PyTorch. All take turns in one run,
+each in its own processes. The tables show medians, and their ratio to tfdist's.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from pathlib import Path
 
 from absl import flags
 
+from tests.benchmark import ratios, rounds, sections, slow_link, workloads
 from tfdist.config import flags as config_flags
 from tfdist.launch import local_workers, processes
 from tfdist.report import files
 from tfdist.tools import measure as measure_lib
-from tfdist.tools.benchmark import rounds, sections, slow_link, workloads
-from tfdist.tools.pictures import measured, style
+from tfdist.tools.pictures import style
 
 
 def define_flags() -> None:
@@ -121,13 +121,18 @@ def measure() -> None:
                 of_section = [row for row in found if row["section"] == section]
                 caption = f"medians, turns: {values.rounds}, {measure_lib.machine()}"
                 path = Path(f"{os.path.splitext(values.json)[0]}-{section}")
-                draw = functools.partial(measured.draw_ratios, of_section, caption=caption)
+                draw = functools.partial(ratios.draw_ratios, of_section, caption=caption)
                 print(style.save(path, draw), flush=True)
 
 
 def main(argv: list[str]) -> None:
     """Runs the benchmark after its flags are parsed; an error of the user ends it with one message."""
     check_flags()
-    with config_flags.one_message("tfdist benchmark"):
+    with config_flags.one_message("tests.benchmark"):
         check_machine()
         measure()
+
+
+if __name__ == "__main__":
+    define_flags()
+    config_flags.run(main, purpose=__doc__, usage="python -m tests.benchmark [flags]")

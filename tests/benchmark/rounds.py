@@ -186,7 +186,7 @@ def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, hosts: Hosts
         with logs[rank].open("w") as log:
             workers.append(
                 subprocess.Popen(
-                    [*prefix, sys.executable, "-m", "tfdist.tools.benchmark.worker", settings],
+                    [*prefix, sys.executable, "-m", "tests.benchmark.worker", settings],
                     # It is killed at the end; TensorFlow's temporary files are removed with the folder.
                     env={"TF_CPP_MIN_LOG_LEVEL": "2", **environments[rank], "TMPDIR": str(folder)},
                     stdin=subprocess.PIPE,

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from tfdist.tools.benchmark.rounds import Hosts
+from tests.benchmark.rounds import Hosts
 
 # The link's name in both namespaces.
 INTERFACE = "link0"

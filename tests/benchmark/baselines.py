@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.benchmark.workloads import Workload
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
-from tfdist.tools.benchmark.workloads import Workload
 from tfdist.training.step.updates import fused_updates
 
 # Runs a number of steps and waits until they are finished.

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tests.benchmark import baselines, input_pipelines, keras_baseline
+from tests.benchmark.baselines import Runner
+from tests.benchmark.workloads import WORKLOADS
 from tfdist import config as config_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
-from tfdist.tools.benchmark import baselines, input_pipelines, keras_baseline
-from tfdist.tools.benchmark.baselines import Runner
-from tfdist.tools.benchmark.workloads import WORKLOADS
 from tfdist.training import execution, setup
 from tfdist.training.step import gradients, train_step
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from tests.benchmark import workloads
+from tests.benchmark.workloads import WORKLOADS
 from tfdist.report import metrics_file
-from tfdist.tools.benchmark import workloads
-from tfdist.tools.benchmark.workloads import WORKLOADS
 
 # The same network, data and step, with TensorFlow and Keras only.
 _BARE = """
@@ -46,7 +46,7 @@ print(time.time())
 _CONFIG = """
 from pathlib import Path
 from tfdist import config as c
-from tfdist.tools.benchmark.workloads import WORKLOADS
+from tests.benchmark.workloads import WORKLOADS
 
 def get_config():
     config = WORKLOADS["mlp"].config(Path({folder!r}), 1, {{"train.steps": 1, "report.every.steps": 1}})

@@ -1,6 +1,6 @@
 """One worker of one participant: a process that runs the requested numbers of steps, and measures them.
 
-`python -m tfdist.tools.benchmark.worker JOB` reads lines of JSON, {"case": name, "steps": number}, and answers each
+`python -m tests.benchmark.worker JOB` reads lines of JSON, {"case": name, "steps": number}, and answers each
 with one line: {"seconds": elapsed, "cpu_seconds": of this process, "peak_mb": resident memory, the highest so far}.
 """
 
@@ -26,9 +26,9 @@ def main() -> None:
     malloc.keep_freed(config.Cluster(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 
     if job["kind"] == "ddp":
-        from tfdist.tools.benchmark.pytorch.ddp import ddp as make_cases
+        from tests.benchmark.pytorch.ddp import ddp as make_cases
     else:
-        from tfdist.tools.benchmark import cases as cases_lib
+        from tests.benchmark import cases as cases_lib
 
         make_cases = cases_lib.KINDS[job["kind"]]
     cases = make_cases(job, Path(job["folder"]))

@@ -1,0 +1,1 @@
+"""PyTorch's networks and DistributedDataParallel, for comparison."""

@@ -1,6 +1,0 @@
-"""`python -m tfdist benchmark`: tfdist next to the floor, the textbook loop, Keras `fit` and PyTorch DDP.
-
-command.py has the flags; sections.py the tables; rounds.py starts processes of worker.py and measures them in turns;
-cases.py names what such a process runs: baselines.py, keras_baseline.py, input_pipelines.py. pytorch/ is in the
-repository only, not in the wheel.
-"""
