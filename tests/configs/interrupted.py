@@ -20,5 +20,4 @@ def get_config() -> c.Config:
         evaluation=c.Evaluation(every=c.Every(steps=13)),
         checkpoint=c.Checkpoint(every=c.Every(steps=8), keep=2, best_metric="accuracy", export=False),
         report=c.Report(every=c.Every(steps=5), tensorboard=False),
-        cluster=c.Cluster(connect_seconds=60.0),
     )

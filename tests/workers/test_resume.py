@@ -1,5 +1,6 @@
 """Promise 2: the same run through any interruption, on real worker processes."""
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -18,7 +19,7 @@ from launching import REPOSITORY, run_all
 from processes import run, started, until
 
 from tfdist import config as c
-from tfdist.checkpoint import directory
+from tfdist.checkpoint import directory, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.training import checkpointing, evaluate, loop, setup
@@ -266,6 +267,22 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(unin
     assert loop.train(run) == 0
     said = capsys.readouterr()
     assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err
+    assert "resumed from" in said.out
+    assert_same_run(uninterrupted(1), workdir)
+
+
+def test_a_run_that_was_killed_on_another_machine_resumes_with_the_default_config(uninterrupted, tmp_path, capsys):
+    """Also after a reboot, and in a new container: this machine cannot know whether the process still runs."""
+    workdir = tmp_path / "run"
+    shutil.copytree(uninterrupted(1), workdir)
+    (workdir / "finished.json").unlink()
+    owner = workdir_lock.Owner(host="n7", pid=7, machine="boot id", start="9", heartbeat_seconds=0.5, nonce="abc")
+    (workdir / workdir_lock.LOCK).write_text(json.dumps(dataclasses.asdict(owner)))
+    run = in_process(workdir)
+    assert run.config.cluster.connect_seconds is None
+    assert loop.train(run) == 0
+    said = capsys.readouterr()
+    assert f"took over {workdir} from a run that no longer exists: host n7, process 7" in said.err
     assert "resumed from" in said.out
     assert_same_run(uninterrupted(1), workdir)
 

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -29,8 +30,8 @@ LOCK = ".tfdist-run"
 _DEAD_HEARTBEATS = 3
 # Seconds between two looks at the file of another run.
 _POLL_SECONDS = 0.5
-# Start times of a process may differ by this many seconds: psutil computes them from the clock.
-_START_TOLERANCE = 5.0
+# The largest process id of Linux, and the longest interval between signs of life that is believed, in seconds.
+_MAX_PID, _MAX_HEARTBEAT = 2**22, 1e6
 
 
 class WorkdirInUseError(OSError):
@@ -47,8 +48,9 @@ class Owner:
     pid: int = 0
     # Boot and process namespace in which `pid` is valid; "" if unknown.
     machine: str = ""
-    # When the process started, and when it acquired the workdir, in seconds since 1970.
-    started: float = 0.0
+    # When the process started; see `_start_of`.
+    start: str = ""
+    # When it acquired the workdir, in seconds since 1970.
     since: float = 0.0
     # Between two signs of life.
     heartbeat_seconds: float = 10.0
@@ -132,6 +134,7 @@ def acquire(
     while not _create(path, mine):
         found = _look(path)
         if found is None:  # Released between the two calls.
+            time.sleep(_POLL_SECONDS / 10)
             continue
         if first is None or first.owner.nonce != found.owner.nonce:
             first, seen = found, time.monotonic()
@@ -161,8 +164,14 @@ class _Found:
 
 
 def _look(path: Path, touch: str | None = None) -> _Found | None:
-    """Reads the file, or returns None if there is none; renews the time of the file whose nonce is `touch`."""
+    """Reads the file, or returns None if there is none; renews the time of the file whose nonce is `touch`.
+
+    Raises:
+        WorkdirInUseError: it is a link, a pipe or a directory, which no run makes.
+    """
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise WorkdirInUseError(f"{path} is not a file of tfdist, so no run can hold its workdir. Remove it.")
         # Opened each time: network file systems then read the current content and time from the server.
         with open(path, "rb") as file:
             owner = _parse(file.read())
@@ -177,9 +186,11 @@ def _parse(content: bytes) -> Owner:
     try:
         values = json.loads(content)
         owner = Owner(**{field.name: type(field.default)(values[field.name]) for field in dataclasses.fields(Owner)})
-        return owner if owner.nonce.isalnum() else _UNREADABLE
-    except (ValueError, KeyError, TypeError):
+        time.localtime(owner.since)
+    except Exception:  # A damaged file may hold anything: numbers of 400 digits, 100,000 brackets.
         return _UNREADABLE
+    in_range = 0 < owner.pid <= _MAX_PID and 0 < owner.heartbeat_seconds <= _MAX_HEARTBEAT
+    return owner if in_range and owner.nonce.isalnum() and len(owner.nonce) <= 64 else _UNREADABLE
 
 
 def _create(path: Path, owner: Owner) -> bool:
@@ -241,12 +252,19 @@ def _runs(owner: Owner) -> bool:
     """Returns whether the owner's process exists on this machine, and its id does not belong to a newer process."""
     try:
         process = psutil.Process(owner.pid)
-        ended = process.status() == psutil.STATUS_ZOMBIE
-        return not ended and abs(process.create_time() - owner.started) < _START_TOLERANCE
-    except psutil.NoSuchProcess:
+        return process.status() != psutil.STATUS_ZOMBIE and _start_of(owner.pid) == owner.start
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return False
     except psutil.AccessDenied:
         return True
+
+
+def _start_of(pid: int) -> str:
+    """Returns when a process started: on Linux in clock ticks since boot, which no change of the clock moves."""
+    if sys.platform != "linux":
+        return f"{psutil.Process(pid).create_time()}"
+    # proc(5), field 22. The second field is the command in parentheses, which may hold spaces and parentheses.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def _server_time(directory: Path) -> float:
@@ -264,7 +282,7 @@ def _this_process(job: str, heartbeat_seconds: float) -> Owner:
         host=socket.gethostname(),
         pid=os.getpid(),
         machine=_machine(),
-        started=psutil.Process().create_time(),
+        start=_start_of(os.getpid()),
         since=time.time(),
         heartbeat_seconds=float(heartbeat_seconds),
         nonce=secrets.token_hex(8),

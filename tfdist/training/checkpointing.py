@@ -11,6 +11,7 @@ from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import slurm_requeue
+from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff
 from tfdist.report import files, run_info
@@ -87,7 +88,7 @@ def _acquire_workdir(run: Run) -> WorkdirLock:
         run.workdir,
         job=slurm_requeue.job_id(os.environ) or "",
         heartbeat_seconds=options.heartbeat_seconds,
-        wait_seconds=options.connect_seconds,
+        wait_seconds=worker_spec.connect_seconds(options.connect_seconds, run.cluster.num_workers),
         lost=_end_second_writer,
         log=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
     )

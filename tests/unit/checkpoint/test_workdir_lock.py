@@ -1,5 +1,6 @@
 """One run at a time writes to a workdir: a live one is named, a dead one is taken over."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from launching import REPOSITORY
 
@@ -86,7 +88,7 @@ def test_a_pid_that_now_belongs_to_another_process_holds_nothing(tmp_path, held)
     path = tmp_path / workdir_lock.LOCK
     values = json.loads(path.read_text())
     held.kill()
-    path.write_text(json.dumps(values | {"pid": os.getpid(), "started": values["started"] - 1000}))
+    path.write_text(json.dumps(values | {"pid": os.getpid()}))
     acquire(tmp_path).release()
 
 
@@ -127,16 +129,53 @@ def test_a_requeued_job_waits_for_its_own_last_processes(tmp_path):
         process.kill()
 
 
-@pytest.mark.parametrize("content", [b"", b'{"job": "1', b"[]", b'{"nonce": "../../x"}'])
+def damaged(**changes) -> bytes:
+    owner = workdir_lock.Owner(host="n1", pid=7, start="9", since=1.0, nonce="abc")
+    return json.dumps(dataclasses.asdict(owner) | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b'{"job": "1', b"[]", b"null", b'{"nonce": "../../x"}', b"[" * 100_000, b"\x00" * 50, b"\xff\xfe"),
+        *(damaged(pid=pid) for pid in (-1, 0, 10**400, "x", None)),
+        *(damaged(since=seconds) for seconds in (float("inf"), float("nan"), 10**400, -(10**300))),
+        *(damaged(heartbeat_seconds=seconds) for seconds in (float("nan"), float("inf"), -1, 0, 10**400)),
+        damaged(nonce="n" * 70_000),
+    ],
+)
+def test_a_damaged_file_is_taken_for_a_half_written_one(tmp_path, content):
+    (tmp_path / workdir_lock.LOCK).write_bytes(content)
+    assert workdir_lock._look(tmp_path / workdir_lock.LOCK).owner == workdir_lock.Owner()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"job": "1'])
 def test_a_half_written_file_does_not_block_the_workdir(tmp_path, content, monkeypatch):
     (tmp_path / workdir_lock.LOCK).write_bytes(content)
-    unreadable = workdir_lock._look(tmp_path / workdir_lock.LOCK).owner
-    assert unreadable == workdir_lock.Owner()
     quick = workdir_lock.Owner(heartbeat_seconds=0.3)
     monkeypatch.setattr(workdir_lock, "_UNREADABLE", quick)
     lock = acquire(tmp_path, wait=20.0)
     lock.release()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["dangling link", "pipe", "directory"])
+def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / workdir_lock.LOCK
+    {"dangling link": lambda: path.symlink_to("nowhere"), "pipe": lambda: os.mkfifo(path), "directory": path.mkdir}[
+        kind
+    ]()
+    started = time.monotonic()
+    with pytest.raises(workdir_lock.WorkdirInUseError, match=r"tfdist-run is not a file of tfdist, .* Remove it"):
+        acquire(tmp_path, wait=20.0)
+    assert time.monotonic() - started < 5
+
+
+def test_a_live_owner_is_known_whatever_its_clock_says(tmp_path, held, monkeypatch):
+    """psutil computes start times from the clock; ticks since boot do not move with it."""
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.time() + 3600)
+    with pytest.raises(workdir_lock.WorkdirInUseError, match=f"process {held.pid}"):
+        acquire(tmp_path)
 
 
 def test_of_many_that_start_together_one_wins(tmp_path, held):
