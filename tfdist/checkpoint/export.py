@@ -1,7 +1,6 @@
 """Writes the final model in Keras' format, and a text about its input."""
 
 import contextlib
-import os
 from pathlib import Path
 
 import keras
@@ -12,7 +11,7 @@ from tfdist.report import files
 def export(model: keras.Model, path: Path, about: str = "") -> str:
     """Writes `model` to `path` (.keras) through a temporary file: complete or absent.
 
-    Nothing is written of a model whose class Keras cannot save, because it has no `get_config`.
+    Nothing is written of a model that Keras cannot save, for example because a class has no `get_config`.
 
     Args:
         model: the model.
@@ -30,9 +29,11 @@ def export(model: keras.Model, path: Path, about: str = "") -> str:
     temporary = path.with_name(f"{path.stem}.writing.keras")
     try:
         model.save(temporary)
-        os.replace(temporary, path)
+        files.move_complete(temporary, path)
         return f"exported {path}"
-    except NotImplementedError as error:
+    except OSError:
+        raise
+    except Exception as error:  # Of the user's `get_config`, or Keras' own: the run is finished all the same.
         why = " ".join(str(error).partition("Example:")[0].split())
         return f"no {path.name}, because Keras cannot save this model; its weights are in the checkpoint. Keras: {why}"
     finally:

@@ -52,13 +52,22 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     try:
         with open(temporary, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        move_complete(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def move_complete(temporary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Renames a written file to `path`, with fsync before and after: a crash leaves the old or the complete new file.
+
+    Raises:
+        OSError: the file cannot be written; the old one is unchanged.
+    """
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
     directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(directory)

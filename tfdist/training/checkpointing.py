@@ -69,9 +69,10 @@ def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, Traini
     if rate_note is not None:
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
-        first = 0 if saved is None else saved.step
+        # Not by the newest step: a damaged checkpoint may be newer than the restored one.
+        before = set(directory.steps(run.checkpoints))
         slurm_requeue.enable_requeue(
-            run.cluster.rank, run.stop, lambda: (directory.newest_step(run.checkpoints) or 0) > first
+            run.cluster.rank, run.stop, lambda: not before.issuperset(directory.steps(run.checkpoints))
         )
     loop_tools.report_start(run, report, None if saved is None else saved.step)
     return loop_tools.make_tools(run, report, checkpointer, lock), state

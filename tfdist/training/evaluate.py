@@ -9,6 +9,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
+from tfdist.report import files
 from tfdist.training import loop_tools, triggers
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
@@ -120,5 +121,5 @@ def evaluate_only(run: Run, which: str) -> int:
     finally:
         report.close()
     if run.cluster.is_chief:
-        print(json.dumps({"step": saved.step, "num_examples": run.evaluation_examples, **values}))
+        print(json.dumps(files.nan_to_null({"step": saved.step, "num_examples": run.evaluation_examples, **values})))
     return 0

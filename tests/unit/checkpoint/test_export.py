@@ -16,6 +16,23 @@ class Wrapping(keras.Model):
         return self.inner(x)
 
 
+class WithAWrongConfig(keras.layers.Layer):
+    """Its `get_config` has a mistake, which shows only when the model is saved."""
+
+    def get_config(self):
+        return super().get_config() + {"units": 1}
+
+    def call(self, x):
+        return x
+
+
+def test_a_mistake_in_a_layers_config_leaves_out_the_model_and_does_not_end_the_run(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), WithAWrongConfig(), keras.layers.Dense(1)])
+    said = export.export(model, tmp_path / "model.keras")
+    assert said.startswith("no model.keras, because Keras cannot save this model") and "unsupported operand" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_that_keras_cannot_save_is_left_out_with_the_reason(tmp_path):
     inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     assert export.export(inner, tmp_path / "model.keras") == f"exported {tmp_path / 'model.keras'}"

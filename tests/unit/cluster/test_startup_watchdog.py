@@ -1,9 +1,14 @@
 """The watchdog of TensorFlow's start, for as many workers as a large job has."""
 
 import contextlib
+import os
+import signal
+import socket
 import socketserver
 import threading
 import time
+
+import psutil
 
 from tfdist.cluster.liveness import startup_watchdog
 
@@ -43,3 +48,14 @@ def test_a_worker_of_a_large_job_checks_only_some_of_the_others_each_second():
             time.sleep(3.5)
         server.shutdown()
     assert 64 <= len(server.seen) <= 4 * 64
+
+
+def test_a_worker_whose_watchdog_is_killed_during_the_start_goes_on():
+    """The out-of-memory killer may choose it; the worker ended with "Broken pipe", and the launcher did not restart."""
+    members = [{"rank": rank, "address": f"127.0.0.1:{1 + rank}", "host": "n9", "pid": rank} for rank in range(2)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        before = {child.pid for child in psutil.Process().children()}
+        with startup_watchdog.deadline(0, members, 600.0, listener):
+            (watchdog,) = {child.pid for child in psutil.Process().children()} - before
+            os.kill(watchdog, signal.SIGKILL)
+            psutil.wait_procs([psutil.Process(watchdog)], timeout=0.5)

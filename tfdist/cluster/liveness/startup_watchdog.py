@@ -72,18 +72,24 @@ def deadline(
     )
     try:
         # Not on the command line: it is limited to 128 KiB, about 1,100 workers, and others can read it.
-        watchdog.stdin.write(f"{arguments}\n")
-        watchdog.stdin.flush()
+        _tell(watchdog, arguments)
         yield
     except BaseException:
         listener = None
         raise
     finally:
         if listener is None:
-            watchdog.stdin.close()
+            with contextlib.suppress(OSError):
+                watchdog.stdin.close()
             watchdog.wait()
     if listener is not None:
-        watchdog.stdin.write("started\n")
-        watchdog.stdin.flush()
+        _tell(watchdog, "started")
         listener.close()
         _running.append(watchdog)
+
+
+def _tell(watchdog: subprocess.Popen, line: str) -> None:
+    """Sends a line to the watchdog. If it was killed, the worker starts without one."""
+    with contextlib.suppress(OSError):
+        watchdog.stdin.write(f"{line}\n")
+        watchdog.stdin.flush()
