@@ -61,7 +61,7 @@ def convert_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Returns `function`, converted; a ValueError if it returns no batch with a row for each row of its last argument.
 
-    Functions of tfdist are unchanged.
+    The number of rows becomes static, which `tf.numpy_function` forgets. Functions of tfdist are unchanged.
     """
     converted = convert(function, name)
     if converted is function:
@@ -70,8 +70,14 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(converted)
     def checked(*args: Any, **keywords: Any) -> Any:
         batch = converted(*args, **keywords)
-        description.check_batch(batch, name, args[-1].shape[0])
-        return batch
+        rows = args[-1].shape[0]
+        description.check_batch(batch, name, rows)
+        return {key: _with_rows(value, rows) for key, value in batch.items()}
 
     checked.__module__ = __name__  # Not converted twice.
     return checked
+
+
+def _with_rows(value: Any, rows: int | None) -> Any:
+    known = isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None and rows is not None
+    return tf.ensure_shape(value, [rows, *value.shape[1:]]) if known else value

@@ -240,6 +240,22 @@ def test_what_is_no_source_is_refused_by_name(source):
         stream.check_source(source("train"), "lab:made", "train")
 
 
+class InPython(Images):
+    """As README shows it: Python code in `tf.numpy_function`, which forgets the number of rows."""
+
+    def read(self, ids):
+        image = tf.numpy_function(lambda rows: self.table[rows], [ids], tf.uint8)
+        return {"image": tf.ensure_shape(image, [None, 6, 6, 1]), "label": ids % 4}
+
+
+def test_a_source_in_python_has_batches_of_a_known_size():
+    given = {"global_batch": BATCH, "seed": SEED}
+    elements = stream.training(InPython(), zoo_prepare.identity, shares(2)[0], shuffle=True, **given)(0, 1)
+    assert elements.element_spec["image"].shape == [BATCH // 2, 6, 6, 1]
+    evaluation, _ = stream.evaluation(InPython(), zoo_prepare.identity, shares(2)[0], **given)
+    assert evaluation.element_spec[0]["image"].shape == [BATCH // 2, 6, 6, 1]
+
+
 @pytest.mark.parametrize(
     ("function", "returned", "message"),
     [
