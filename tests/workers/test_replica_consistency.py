@@ -86,7 +86,7 @@ def test_what_differs_is_put_into_words():
     assert len(lines) == 11 and lines[-1] == "and 3 more"
 
 
-def run(workdir, *options: str, workers: int, code: int = 1) -> list[str]:
+def run(workdir, *options: str, workers: int, code: int = 77) -> list[str]:
     """Runs workers that all end with `code`; returns what they say."""
     base = [
         "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10}",
@@ -114,12 +114,29 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
             r"The replicas do not hold the same state after step 4:\n"
             rf"  model/logits/kernel: {HASH} on {first}, {HASH} on {second}\n"
             rf"{second} differs from the chief\. They were last equal after step 3\. .* "
-            r"To continue, remove the checkpoints"
+            r"All checkpoints were compared before they were saved"
         )
         assert len(re.findall(words, output)) == 1, output
     # The work of the chief is kept, and no run resumes from it by itself.
     found = checkpoint_format.verify(tmp_path / "mismatch" / "step-00000004")
     assert found.state["step"] == 4 and not list(tmp_path.glob("checkpoints/step-00000004"))
+
+
+def test_unequal_replicas_are_never_saved_and_the_launcher_does_not_restart_them(tmp_path):
+    """With the default interval of comparisons, an epoch: a bit differs from step 4, and each step is saved."""
+    flip = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 1, 'replica': 1}"
+    command = topologies.command(
+        tmp_path,
+        "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10}",
+        "--config.data.prepare={'target': 'tests.support.lab:with_epoch'}",
+        *("--config.data.batch_size=480", "--config.data.evaluation_batch_size=480"),
+        *("--config.cluster.logical_devices=2", "--config.checkpoint.every.steps=1", flip),
+    )
+    launcher = [*command[:2], "tfdist.launch", "--workers=1", "--", *command[3:]]
+    (code,), (output,) = processes.run([launcher], topologies.environments(1), timeout=300)
+    assert code == 77, output
+    assert "worker 0 ended with exit code 77. Not restarted" in output and "last equal after step 3" in output
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/step-*"))[-1] == "step-00000003"
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -153,6 +170,6 @@ def test_workers_that_read_other_examples_end_at_the_start(tmp_path, own_fingerp
             rf"The workers do not read the same data:\n  'image' of the evaluation split: {both}"
             rf"  'image' of the train split: {both}worker 1 \(host \S+\) differs from the chief\. 16 examples"
         )
-    for output in run(tmp_path, source, workers=2):
+    for output in run(tmp_path, source, workers=2, code=1 if own_fingerprint else 77):
         assert re.search(words, output), output
     assert not list(tmp_path.glob("checkpoints/*"))

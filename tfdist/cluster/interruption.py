@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 EXIT_STOPPED = 75
 # Exit code if another worker is lost: all workers must be restarted.
 EXIT_PEER_LOST = 76
+# Exit code if replicas differ in what must be equal: nothing restarts the run by itself.
+EXIT_MISMATCH = 77
 
 # `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"

@@ -54,7 +54,7 @@ def report_exception(error: Exception) -> int:
     """Writes the error to standard error; with a traceback if it was not raised by tfdist as a user error.
 
     Returns:
-        The exit code.
+        The exit code: the error's `exit_code`, if it has one.
     """
     import tensorflow as tf
 
@@ -89,19 +89,20 @@ def report_exception(error: Exception) -> int:
         _print_error(f"as another worker, which shows where: {type(error).__name__}: {reason}")
         return 1
     peer_loss.announce_failure(reason)
+    code = getattr(error, "exit_code", 1)
     if of_user:
         if _verbose():
             _print_stack(error)
         place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # A command has no script.
         _print_error(f"{text}\n  Called at {place}." if place else text)
-        return 1
+        return code
     explained = user_code.explain(error)
     if explained and flags.FLAGS.is_parsed() and not _verbose():
         _print_error(f"{explained} --verbosity=1 shows the whole stack.")
     else:
         _print_stack(error)
         _print_error(explained or f"{type(error).__name__}: {reason}")
-    return 1
+    return code
 
 
 def is_user_error(error: BaseException) -> bool:

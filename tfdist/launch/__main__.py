@@ -32,6 +32,8 @@ from tfdist.config import flags as config_flags
 from tfdist.launch import command_line, local_workers, processes, scripts
 
 _SUCCESS = (0, interruption.EXIT_STOPPED)
+# Exit codes after which workers are not restarted, whatever was saved: a second Ctrl-C, and replicas that differ.
+_FINAL = (130, interruption.EXIT_MISMATCH)
 # After this many consecutive failures without a new checkpoint, fewer workers are started.
 _FAILURES_BEFORE_SHRINKING = 2
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
@@ -156,7 +158,7 @@ def supervise(
         step = scripts.newest_step(workdirs())
         failures_without_progress = 0 if step > before else failures_without_progress + 1
         lost = result.code < 0 or result.code == interruption.EXIT_PEER_LOST
-        if not lost and (result.code == 130 or step <= before):
+        if not lost and (result.code in _FINAL or step <= before):
             group.log(f"{result.cause}. Not restarted: the error would recur.")
             return result.code
         if len(causes) > flags.FLAGS.max_restarts:

@@ -151,13 +151,17 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
 def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     """Starts to save the run as it is now; only the chief writes, while training continues. Every worker calls it.
 
+    The replicas are compared first, so no run resumes from a state in which they differed.
+
     Args:
         scheduled: whether `config.checkpoint` or an evaluation requires this checkpoint, not a stop request.
 
     Raises:
+        ReplicaMismatchError: the replicas differ, and `config.agreement.action` ends the run.
         DivergedError: the weights are non-finite.
     """
     run = tools.run
+    tools.consistency.check(state)
     if not tools.is_finite():
         checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.first_step
         steps = (min(checked + 1, state.step), state.step)

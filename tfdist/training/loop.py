@@ -44,13 +44,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     try:
         start.check_start(run.cluster, run.compared_examples, state.to_json())
         tools.consistency.check(state)
-        train_loop(tools, state)
-        with run.cluster.paused():
-            finish(tools, state)
-        return 0
-    except StopRequested:
-        checkpointing.save_stopped(tools, state)
-        return interruption.EXIT_STOPPED
+        return _train_or_stop(tools, state)
     except ReplicaMismatchError:
         checkpointing.save_mismatch(tools, state)
         raise
@@ -59,6 +53,18 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         raise find_damaged_example(run) or error from None
     finally:
         checkpointing.close(tools)
+
+
+def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
+    """Returns the exit code of `train`."""
+    try:
+        train_loop(tools, state)
+        with tools.run.cluster.paused():
+            finish(tools, state)
+        return 0
+    except StopRequested:
+        checkpointing.save_stopped(tools, state)
+        return interruption.EXIT_STOPPED
 
 
 def train_loop(tools: LoopTools, state: TrainingState) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.consistency import hashing
 from tfdist.training.state import TrainingState
@@ -22,6 +23,8 @@ _MOST_NAMED = 10
 
 class ReplicaMismatchError(ArithmeticError):
     """Replicas or workers differ in what must be equal."""
+
+    exit_code = interruption.EXIT_MISMATCH
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -65,9 +68,9 @@ class ReplicaConsistencyCheck:
 def _end(check: ReplicaConsistencyCheck, state: TrainingState, text: str) -> None:
     raise ReplicaMismatchError(
         f"{text} The cause may be faulty memory or a faulty device, a workdir that is "
-        "not shared by all workers, or a function of the config that changes a variable on some replicas only. To "
-        "continue, remove the checkpoints newer than the last equal step and restart all workers; if it happens "
-        'twice, without that host, or with config.agreement.action="copy", which copies the chief\'s state.'
+        "not shared by all workers, or a function of the config that changes a variable on some replicas only. All "
+        "checkpoints were compared before they were saved: the same command continues from the newest. If it happens "
+        'twice, leave out that host, or set config.agreement.action="copy", which copies the chief\'s state.'
     )
 
 
