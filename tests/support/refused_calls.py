@@ -39,6 +39,18 @@ class Own(keras.Model):
         return self.train_step(data)
 
 
+class Counted(keras.layers.Dense):
+    """Counts its calls in a variable that Keras does not track."""
+
+    def __init__(self, units: int):
+        super().__init__(units)
+        self.calls = tf.Variable(0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="calls")
+
+    def call(self, inputs):
+        self.calls.assign_add(1)
+        return super().call(inputs)
+
+
 def applies(model: Own, gradients: list[Any]) -> None:
     model.optimizer.apply(gradients, model.net.trainable_variables)
 
@@ -99,6 +111,7 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
         "applies_in_function": lambda: fit(own(applies_in_function), X, Y),
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(applies), X, Y, verbose=0),
         "variable_outside": lambda: fit(counting(), X, Y),
+        "variable_unowned": lambda: fit(made(lambda: keras.Sequential([keras.Input((3,)), Counted(2)])), X, Y),
         "gathers_outside": lambda: cluster.strategy.run(lambda: tfdist.all_gather(tf.zeros([2, 1]))),
         "no_loss": lambda: fit(plain(loss=None), X, Y),
         "eager_ragged": lambda: fit(reads_words(run_eagerly=True), ragged),

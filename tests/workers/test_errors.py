@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import keras
+import lab
 import numpy as np
 import processes
 import pytest
@@ -45,6 +46,7 @@ def fails(capsys):
 
     def run(workdir: pathlib.Path, bad: c.Config, **options) -> str:
         keras.utils.clear_session()
+        lab.OWN.clear()
         start = time.monotonic()
         try:
             code = loop.train(setup.build_run(bad, workdir), **options)
@@ -304,6 +306,40 @@ def test_weights_that_are_no_longer_finite_are_not_saved(fails, tmp_path):
     steps = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert steps == ["step-00000029", "step-00000030"]
     assert all(finite(tmp_path / "checkpoints" / name) for name in steps)
+
+
+STATE = "The training step writes variables that belong neither to the model nor to its optimizer: "
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"target": "lab:scaled", "num_classes": 10}}, f"^{STATE}scale\\. No checkpoint holds them"),
+        ({"objective": {"target": "lab:running"}}, f"^{STATE}mean\\. No checkpoint holds them"),
+        ({"objective": {"target": "lab:drawing", "of_keras": True}}, f"^{STATE}seed_generator\\S*state\\. "),
+        (
+            {"data": data(prepare={"target": "lab:brightened"})},
+            r"^config\.data\.prepare draws random numbers from a state that is not saved: .*RandomUniform.* Use "
+            r"TensorFlow's stateless functions",
+        ),
+        (
+            {"data": data(prepare={"target": "lab:flipped"})},
+            r"^config\.data\.prepare writes variables, such as the state",
+        ),
+    ],
+)
+def test_state_that_a_resumed_run_would_not_have_is_refused_by_name(fails, tmp_path, changes, message):
+    assert re.search(message, fails(tmp_path, config(**changes)))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_an_evaluation_that_draws_is_named(tmp_path, capsys):
+    keras.utils.clear_session()
+    lab.OWN.clear()
+    changed = config(objective={"target": "lab:drawing", "of_keras": False})
+    assert loop.train(setup.build_run(changed, tmp_path)) == 0
+    said = capsys.readouterr().err
+    assert said.count("tfdist: WARNING: The evaluation draws random numbers from a state that is not saved: ") == 1
 
 
 NAN = """

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.data import autograph, dataset_traits, order, read_ahead
+from tfdist.data import autograph, order, read_ahead, stateful_ops
 from tfdist.data.stream import Batch, Prepare, ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.
@@ -34,7 +34,7 @@ class DatasetSource:
         Raises:
             ValueError: the dataset shuffles, never ends, or its elements are no single examples.
         """
-        traits = dataset_traits.dataset_traits(dataset)
+        traits = stateful_ops.dataset_traits(dataset)
         if traits.shuffles:
             raise ValueError(
                 f"{name}: the tf.data.Dataset shuffles, so that a resume would read another order: remove shuffle(), "

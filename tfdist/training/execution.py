@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.training import triggers
 from tfdist.training.run import Run
-from tfdist.training.step import multi_step, timing, train_step
+from tfdist.training.step import multi_step, timing
 
 
 class StopRequested(Exception):
@@ -77,9 +77,12 @@ class StepRunner:
         return timing.time_shares(seconds, self.run.cluster.num_workers)
 
 
-def make_runner(run: Run, replica_step: Callable[..., tf.Tensor]) -> StepRunner:
-    """Makes the runner of `train_step.train_step`, `local_sgd.train_round` or `train_step.evaluation_step`."""
-    updates = 0 if replica_step is train_step.evaluation_step else None
+def make_runner(run: Run, replica_step: Callable[..., tf.Tensor], updates: int | None = None) -> StepRunner:
+    """Makes the runner of `train_step.train_step`, `local_sgd.train_round` or `train_step.evaluation_step`.
+
+    Args:
+        updates: see `multi_step.make_multi_step_fn`; 0 for an evaluation.
+    """
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(replica_step, run.context), updates)
     seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
     length = triggers.ExecutionLength(run.config.train.call_seconds)

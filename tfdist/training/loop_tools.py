@@ -22,7 +22,7 @@ from tfdist.report import opening, run_info, summary
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution, tensorboard_extras
 from tfdist.training import run as run_lib
-from tfdist.training.consistency import replicas
+from tfdist.training.consistency import replicas, unsaved
 from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
 from tfdist.training.execution import StepRunner
 from tfdist.training.state import TrainingState
@@ -58,13 +58,17 @@ def make_tools(
     lock: WorkdirLock | None = None,
 ) -> LoopTools:
     """Makes the tools of the loop."""
+    train_steps = execution.make_runner(run, stateful_random.checked(run.train_step, run.cluster, "training step"))
+    train_steps.run_steps = unsaved.refuse_unsaved(run, train_steps.run_steps)
     return LoopTools(
         run=run,
         report=report,
         checkpointer=checkpointer,
         lock=lock,
-        train_steps=execution.make_runner(run, stateful_random.checked(run.train_step, run.cluster)),
-        evaluation_steps=execution.make_runner(run, train_step.evaluation_step),
+        train_steps=train_steps,
+        evaluation_steps=execution.make_runner(
+            run, stateful_random.checked(train_step.evaluation_step, run.cluster, "evaluation"), updates=0
+        ),
         is_finite=finite_check(run.variables),
         consistency=replicas.make_check(run.cluster, run.variables, run.config.agreement, report.event),
         tensorboard=tensorboard_extras.TensorBoardExtras(run=run, report=report),

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.data import stateful_ops
 from tfdist.training import execution, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
@@ -98,22 +99,22 @@ def test_generators_are_restored(tmp_path):
     draws = [keras.random.normal((3,)).numpy() for _ in range(2)]
     assert np.abs(draws[0] - draws[1]).max() > 0
     graph = tf.function(lambda: tf.random.normal([3])).get_concrete_function().graph
-    assert len(stateful_random.find(graph)) == 1
+    assert len(stateful_ops.random_ops(graph)) == 1
 
 
 def test_a_draw_in_a_loop_is_found_with_its_name(tmp_path, capsys):
     run = start(tmp_path, objective={"target": "lab:noisy", "looped": True})
     words = r"from a state that is not saved: \S*of_one/RandomStandardNormal \(RandomStandardNormal\)\."
-    steps(run, 0, 2, stateful_random.checked(train_step.train_step, run.cluster))
+    steps(run, 0, 2, stateful_random.checked(train_step.train_step, run.cluster, "training step"))
     printed = capsys.readouterr().err
     assert len(re.findall(words, printed)) == 1, printed
     several = dataclasses.replace(run.cluster, num_workers=2)
     with pytest.raises(ValueError, match=words):
-        steps(run, 2, 4, stateful_random.checked(train_step.train_step, several))
+        steps(run, 2, 4, stateful_random.checked(train_step.train_step, several, "training step"))
 
 
 def test_a_generator_of_tensorflow_is_found():
     generator = tf.random.Generator.from_seed(1)
     graph = tf.function(lambda: generator.normal([3])).get_concrete_function().graph
-    (found,) = stateful_random.find(graph)
+    (found,) = stateful_ops.random_ops(graph)
     assert "RngReadAndSkip" in found

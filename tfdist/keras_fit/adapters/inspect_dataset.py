@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import dataset_traits
+from tfdist.data import stateful_ops
 from tfdist.keras_fit.adapters import base, shard_before_map
 
 
@@ -94,7 +94,7 @@ def sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
             seeds.append([keras.ops.convert_to_numpy(seed) for seed in (one._seed, one._seed2)])
             source = inputs[0] if inputs else None
         graphs = [function.function.graph for function in one._functions()]
-        if any("Shuffle" in op for graph in graphs for op in dataset_traits.called_ops(graph)):
+        if any("Shuffle" in op for graph in graphs for op in stateful_ops.called_ops(graph)):
             source = None
             break
         waiting += inputs

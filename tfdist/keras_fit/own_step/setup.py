@@ -116,7 +116,8 @@ def _more_variables(
                 f"The variable {type(model).__name__}.{name} was made outside of cluster.scope(): build the model "
                 "within `with cluster.scope():`."
             )
-        more[f"own_step/{name}"] = variable
+        taken = f"own_step/{name}" in more  # The attribute is called `steps` or `optimizer0/...`.
+        more[f"own_step/{name}" + "#2" * taken] = variable
     return more
 
 

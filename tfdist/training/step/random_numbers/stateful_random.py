@@ -18,21 +18,9 @@ from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.data import stateful_ops
 from tfdist.training.step.random_numbers import seed_generators
 
-# Types of ops that draw random numbers from a state.
-_STATEFUL = {
-    *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"),
-    *("Multinomial", "RandomShuffle", "RandomCrop", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
-    *("StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform"),
-    *("StatefulUniformInt", "StatefulUniformFullInt", "StatefulRandomBinomial", "NonDeterministicInts"),
-    *("RngSkip", "RngReadAndSkip", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
-    *("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler"),
-    *("ThreadUnsafeUnigramCandidateSampler", "FixedUnigramCandidateSampler", "AllCandidateSampler"),
-}
-# Attributes of ops that name functions.
-_CALLING = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "PartitionedCall", "StatefulPartitionedCall"}
-_MOST_NAMED = 5
 # The function of Keras that returns the generator of `keras.random` without a seed.
 _OF_KERAS = "global_seed_generator"
 
@@ -101,18 +89,8 @@ def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
     return seed_generators.unseeded(in_loops=True) or original()
 
 
-def find(graph: tf.Graph) -> list[str]:
-    """Returns the names of the stateful random ops of `graph` and of its functions, each with its type."""
-    operations = graph.get_operations()
-    found = [f"{op.name} ({op.type})" for op in operations if op.type in _STATEFUL]
-    if any(op.type in _CALLING for op in operations):
-        functions = graph.as_graph_def().library.function
-        found += [f"{node.name} ({node.op})" for f in functions for node in f.node_def if node.op in _STATEFUL]
-    return list(dict.fromkeys(found))
-
-
-def checked(step: Callable[..., tf.Tensor], cluster: Cluster) -> Callable[..., tf.Tensor]:
-    """Returns `step`, which checks its graph when it is traced.
+def checked(step: Callable[..., tf.Tensor], cluster: Cluster, what: str) -> Callable[..., tf.Tensor]:
+    """Returns `step`, which checks its graph when it is traced; `what`: its name for messages, "training step".
 
     Raises:
         ValueError: when it is traced on several workers: names the stateful random ops.
@@ -122,10 +100,10 @@ def checked(step: Callable[..., tf.Tensor], cluster: Cluster) -> Callable[..., t
     @functools.wraps(step)
     def traced(*args: Any) -> tf.Tensor:
         result = step(*args)
-        found = find(tf.compat.v1.get_default_graph())
+        found = stateful_ops.random_ops(tf.compat.v1.get_default_graph())
         if found and not warned:
             warned.update(found)
-            text = describe(found)
+            text = describe(found, what)
             if cluster.num_workers > 1:
                 raise ValueError(text)
             print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
@@ -134,12 +112,10 @@ def checked(step: Callable[..., tf.Tensor], cluster: Cluster) -> Callable[..., t
     return traced
 
 
-def describe(found: list[str]) -> str:
-    """Returns what is wrong with the ops `found`, and what to do."""
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    names = ", ".join(found[:_MOST_NAMED]) + more
+def describe(found: list[str], what: str) -> str:
+    """Returns what is wrong with the ops `found` of a step, and what to do."""
     return (
-        f"The training step draws random numbers from a state that is not saved: {names}. "
+        f"The {what} draws random numbers from a state that is not saved: {stateful_ops.listed(found)}. "
         "Replicas may draw the same numbers, and a resumed run draws others. Draw with keras.random and a "
         "keras.random.SeedGenerator of the layer, or call tf.random outside of loops, branches and tf.functions."
     )

@@ -1,0 +1,137 @@
+"""Finds what a resumed run may not repeat: in a user's `tf.data` pipeline, and in the graph of a function."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+# Types of ops that draw random numbers from a state.
+_RANDOM = {
+    *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"),
+    *("Multinomial", "RandomShuffle", "RandomCrop", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
+    *("StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform"),
+    *("StatefulUniformInt", "StatefulUniformFullInt", "StatefulRandomBinomial", "NonDeterministicInts"),
+    *("RngSkip", "RngReadAndSkip", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
+    *("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler"),
+    *("ThreadUnsafeUnigramCandidateSampler", "FixedUnigramCandidateSampler", "AllCandidateSampler"),
+}
+# Ops that call a function -> the first of their inputs that they pass on.
+_CALLING = {
+    **dict.fromkeys(("While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"), 0),
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1),
+}
+# Ops that write to the variable in their first input begin so.
+_WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceStridedSliceAssign")
+_PASSING = ("Identity", "Enter", "Switch")
+_MOST_NAMED = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetTraits:
+    """Whether a pipeline repeats its batches in the next pass, and in the next start."""
+
+    # True if every pass gives the same batches, so that a resume can skip finished passes.
+    is_deterministic: bool
+    # True if it shuffles, or reads files in random order.
+    shuffles: bool
+    # Why two starts, or two workers, may read different batches; None: they do not.
+    resume_caveat: str | None
+
+
+def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
+    """Inspects the transformations of `dataset`, and the functions that they call."""
+    kinds, ops, unseeded = set(), set(), False
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        kinds.add(type(one).__name__)
+        waiting += one._inputs()
+        if hasattr(one, "_seed2"):
+            unseeded |= int(one._seed) == int(one._seed2) == 0
+        for function in one._functions():
+            ops |= set(called_ops(function.function.graph))
+    shuffles = any("Shuffle" in name for name in kinds | ops)
+    python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
+    # Stateless random ops are excluded: they depend only on seeds in the data.
+    random = bool(ops & _RANDOM)
+    resume_caveat = None
+    if unseeded:
+        resume_caveat = (
+            "the tf.data.Dataset shuffles without a seed: call keras.utils.set_random_seed, or "
+            "tfdist.connect(), before it is created"
+        )
+    elif python:
+        resume_caveat = (
+            "the tf.data.Dataset runs Python code, which must return the same in every start and on every worker"
+        )
+    elif random:
+        resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
+    deterministic = not (shuffles or python or random)
+    return DatasetTraits(is_deterministic=deterministic, shuffles=shuffles, resume_caveat=resume_caveat)
+
+
+def called_ops(graph: tf.Graph) -> Iterator[str]:
+    """Yields the types of the ops in a function, and in the functions that it calls."""
+    definition = graph.as_graph_def()
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        yield from (node.op for node in nodes)
+
+
+def random_ops(graph: tf.Graph) -> list[str]:
+    """Returns the names of the ops of `graph`, and of its functions, that draw from a state, each with its type."""
+    operations = graph.get_operations()
+    found = [f"{op.name} ({op.type})" for op in operations if op.type in _RANDOM]
+    if any(op.type in _CALLING for op in operations):
+        functions = graph.as_graph_def().library.function
+        found += [f"{node.name} ({node.op})" for f in functions for node in f.node_def if node.op in _RANDOM]
+    return list(dict.fromkeys(found))
+
+
+def listed(found: list[str]) -> str:
+    """Returns the first of the ops `found`, for a message."""
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return ", ".join(found[:_MOST_NAMED]) + more
+
+
+def written_inputs(graph: tf.Graph) -> set[str]:
+    """Returns the names of the placeholders of `graph` whose variables it or a function that it calls writes."""
+    definition = graph.as_graph_def()
+    functions = {function.signature.name: function for function in definition.library.function}
+    memory: dict[str, set[int]] = {}
+
+    def of_function(name: str) -> set[int]:
+        if name not in memory:
+            memory[name] = set()  # A function that calls itself.
+            function = functions[name]
+            places = {one.name: index for index, one in enumerate(function.signature.input_arg)}
+            memory[name] = {places[one] for one in written(function.node_def) if one in places}
+        return memory[name]
+
+    def written(nodes: list[tf.compat.v1.NodeDef]) -> set[str]:
+        sources = {node.name: _name(node.input[0]) for node in nodes if node.op in _PASSING and node.input}
+        found = set()
+        for node in nodes:
+            indices = {0} if node.op.startswith(_WRITING) else set()
+            for called in _called(node) if node.op in _CALLING else ():
+                indices |= {_CALLING[node.op] + index for index in of_function(called)}
+            found |= {_origin(_name(node.input[index]), sources) for index in indices}
+        return found
+
+    return written(definition.node)
+
+
+def _called(node: tf.compat.v1.NodeDef) -> Iterator[str]:
+    for value in node.attr.values():
+        for function in (value.func, *value.list.func):
+            if function.name:
+                yield function.name
+
+
+def _name(tensor: str) -> str:
+    return tensor.removeprefix("^").partition(":")[0]
+
+
+def _origin(name: str, sources: dict[str, str]) -> str:
+    while name in sources:
+        name = sources[name]
+    return name

@@ -1,0 +1,56 @@
+"""Refuses a training step that writes variables that no checkpoint holds: a resumed run would not have their values."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.data import stateful_ops
+from tfdist.training.run import Run
+
+
+def refuse_unsaved(run: Run, run_steps: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `run_steps`, a `tf.function`, whose graph is checked after its first call.
+
+    Raises:
+        ValueError: in the first call; names the variables that the graph writes and no checkpoint of `run` holds.
+    """
+    unchecked = [True]
+
+    @functools.wraps(run_steps, updated=())
+    def checked(*args: Any) -> Any:
+        result = run_steps(*args)
+        if unchecked:
+            unchecked.clear()
+            if not tf.config.functions_run_eagerly():
+                _check(run, run_steps.get_concrete_function(*args).graph)
+        return result
+
+    return checked
+
+
+def _check(run: Run, graph: Any) -> None:
+    written = stateful_ops.written_inputs(graph)
+    handles = {id(external): external for external, inside in graph.captures if inside.op.name in written}
+    for handle in _known_handles(run):
+        handles.pop(id(handle), None)
+    if handles:
+        names = {id(one.handle): one.name.partition("/replica_")[0].partition(":")[0] for one in graph.variables}
+        found = ", ".join(sorted({names.get(one, "one without a name") for one in handles}))
+        raise ValueError(
+            f"The training step writes variables that belong neither to the model nor to its optimizer: {found}. "
+            "No checkpoint holds them and replicas do not share them: a resumed run would be another run. Make each in "
+            "a layer: add_weight(..., trainable=False), or a keras.Variable or SeedGenerator in an attribute."
+        )
+
+
+def _known_handles(run: Run) -> Iterator[tf.Tensor]:
+    """Yields the handles of this worker's copies of all variables that a step may write."""
+    context = run.context
+    known = [*run.variables.values(), context.totals, context.communication, *context.model.metrics_variables]
+    state = getattr(context.objective, "metric_state", None)
+    known += [] if state is None else state.variables()
+    for variable in map(checkpoint_format.tf_variable, known):
+        yield from (local.handle for local in run.cluster.strategy.experimental_local_results(variable))
