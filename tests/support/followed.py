@@ -306,16 +306,18 @@ class Trials:
 
     def remembering(self, name: str, follower: Follower) -> dict:
         """One start of a training whose callbacks have state."""
-        folder = self.directory / name
+        folder, scale = self.directory / name, tf.Variable(1.0, name="scale")
+        model = self.model(loss=lambda y, output: scale * keras.losses.sparse_categorical_crossentropy(y, output))
         callbacks = [
             follower,
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: scale.assign(0.9 * scale)),
             keras.callbacks.ReduceLROnPlateau("val_loss", patience=2, factor=0.5, min_delta=10.0),
             keras.callbacks.EarlyStopping("mean", mode="min", patience=5, restore_best_weights=True),
         ]
         if self.rank == 0:
             folder.mkdir(exist_ok=True)
             callbacks.append(keras.callbacks.CSVLogger(folder / "log.csv"))
-        return self.fit(self.model(), callbacks, epochs=9, workdir=folder / "run")
+        return self.fit(model, callbacks, epochs=9, workdir=folder / "run") | {"scale": float(scale)}
 
     def killed(self) -> None:
         """The first start of a training; `resumed` continues it."""

@@ -321,13 +321,20 @@ def test_what_is_no_callback_is_refused(cluster):
 MODULES = tf.Variable(0)
 
 
+class Weighted(keras.losses.MeanSquaredError):
+    def __init__(self):
+        super().__init__()
+        self.weight = keras.Variable(1.0)
+
+
 def test_variables_that_callbacks_hold_are_found():
+    weighted = Weighted()
     held, nested = [tf.Variable(float(index)) for index in range(2)], keras.Variable(1.0)
 
     class Holding(keras.callbacks.Callback):
         def __init__(self):
             super().__init__()
-            self.mine, self.nested, self.other = held[0], {"a": [nested, held[0]]}, [3]
+            self.mine, self.nested, self.other, self.loss = held[0], {"a": [nested, held[0]]}, [3], weighted
             self.other.append(self.other)
 
         def on_epoch_end(self, epoch, logs=None):
@@ -335,7 +342,8 @@ def test_variables_that_callbacks_hold_are_found():
 
     setting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: held[1].assign(2.0))
     found = broadcast.find_variables([Holding(), setting, keras.callbacks.EarlyStopping()])
-    assert len(found) == 4 and {id(one) for one in found} == {id(one) for one in (*held, nested, MODULES)}
+    expected = {id(one) for one in (*held, nested, weighted.weight, MODULES)}
+    assert len(found) == 5 and {id(one) for one in found} == expected
 
 
 def config(*specs, **changes):

@@ -55,12 +55,13 @@ def named_variables(
 
 
 def unique_names(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns Keras variables by unique name: PREFIX/PATH, and PREFIX/PATH#2, ... for equal paths."""
+    """Returns variables by unique name: PREFIX/PATH, and PREFIX/PATH#2, ... for equal paths."""
     named: dict[str, Any] = {}
     for variable in variables:
-        name, count = f"{prefix}/{variable.path}", 2
+        path = variable.path if isinstance(variable, keras.Variable) else variable.name.partition(":")[0]
+        name, count = f"{prefix}/{path}", 2
         while name in named:
-            name, count = f"{prefix}/{variable.path}#{count}", count + 1
+            name, count = f"{prefix}/{path}#{count}", count + 1
         named[name] = variable
     return named
 

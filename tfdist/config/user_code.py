@@ -5,6 +5,7 @@ import linecache
 import os
 import re
 import site
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -67,6 +68,12 @@ def message(error: BaseException) -> str:
         text = inner
     # Keras lists the arguments of its call, with their values.
     return " ".join(without_colours(text).split()).partition(" Arguments received by ")[0]
+
+
+def defines(kind: type) -> bool:
+    """Returns whether a class is defined in the user's code, not in a library."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and not os.path.abspath(file).startswith(_LIBRARIES))
 
 
 def without_colours(text: str) -> str:

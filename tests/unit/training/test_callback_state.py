@@ -20,6 +20,13 @@ ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 LARGE = np.zeros(2**18)
 
 
+class Counter:
+    """An object that a checkpoint cannot hold."""
+
+    def __init__(self):
+        self.counts, self.itself = collections.deque([0]), self
+
+
 class Notes(keras.callbacks.Callback):
     """Holds some settings, data that it only looks at, and what it learns."""
 
@@ -31,7 +38,7 @@ class Notes(keras.callbacks.Callback):
             threading.Lock(),
             collections.defaultdict(list),
         )
-        self.mean = np.zeros(3)
+        self.mean, self.unused, self.counter = np.zeros(3), Counter(), Counter()
 
     def learn(self) -> "Notes":
         self.wait, self.name, self.ready, self.best = 2, "epoch 3", True, float("inf")
@@ -40,6 +47,7 @@ class Notes(keras.callbacks.Callback):
         self.seen["loss"].append(0.25)
         self.mean += 1.0
         self.file = threading.Lock()
+        self.counter.counts.append(1)
         return self
 
 
@@ -90,7 +98,7 @@ def test_settings_and_data_that_are_only_held_are_not_kept(resumed):
 
 
 def test_what_has_changed_and_cannot_be_kept_is_named(resumed):
-    assert resumed[3] == [("Notes#2", "file")]
+    assert resumed[3] == [("Notes#2", "counter"), ("Notes#2", "file")]
 
 
 def model():

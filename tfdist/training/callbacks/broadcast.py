@@ -30,7 +30,10 @@ def runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
 
 
 def find_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
-    """Returns the variables in callbacks' attributes, and in the closures and globals that their functions use."""
+    """Returns the variables in callbacks' attributes, and in the closures and globals that their functions use.
+
+    Lists, tuples and dicts are searched, and the attributes of models, layers, losses and metrics.
+    """
     waiting: list[Any] = []
     for callback in callbacks:
         attributes = list(vars(callback).values())
@@ -47,8 +50,10 @@ def find_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
         seen.add(id(value))
         if isinstance(value, keras.Variable | tf.Variable):
             found.append(value)
-        elif isinstance(value, list | tuple | dict):
-            waiting.extend(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif isinstance(value, dict | keras.Layer | keras.Loss | keras.Metric):
+            waiting.extend((value if isinstance(value, dict) else vars(value)).values())
     return found
 
 

@@ -59,6 +59,8 @@ class CallbackRunner:
         self.history: keras.callbacks.History | None = None
         # The callbacks whose state is saved in checkpoints.
         self._saved: list[keras.callbacks.Callback] = []
+        # Variables that callbacks refer to and that no other part of a checkpoint holds, by their names there.
+        self._held: dict[str, Any] = {}
         # Hooks after which stop flag, learning rate and variables are synchronised.
         self._synchronised: set[str] = set()
         self._shows_progress = self._training = False
@@ -72,13 +74,15 @@ class CallbackRunner:
             # The bar is last: it shows what the callbacks add to the logs.
             listed = [*mine, *([bar] if bar else [])]
             self._list = keras.callbacks.CallbackList(listed, model=model, **(params or {}))
-        self._initial = state.initial_state(self._saved)
+        self._set_initial()
         self._reported_unsaved: set[str] = set()
 
     def _gather_hooks(self, callbacks: list[keras.callbacks.Callback]) -> None:
         """Finds out which hooks any worker needs: scripts written for Horovod pass some callbacks only on the chief."""
-        # With one worker nothing is broadcast, so the search (a script's globals may be long lists) is skipped.
-        found = broadcast.find_variables(callbacks) if self._cluster.num_workers > 1 else []
+        trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
+        known = {id(one) for one in (*trained, *self._model.variables, *self._model.metrics_variables)}
+        found = [variable for variable in broadcast.find_variables(callbacks) if id(variable) not in known]
+        self._held = state.named_variables(found)
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
         acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
@@ -88,11 +92,9 @@ class CallbackRunner:
         by_kind, by_hook = needed[: len(batches)], needed[len(batches) :]
         self.batch_interval = {kind: steps for kind, need in zip(active_hooks.KINDS, by_kind, strict=True) if need}
         self._synchronised = {hook for hook, need in zip(active_hooks.HOOKS, by_hook, strict=True) if need}
-        trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
         variables = [variable for variable in trained if variable is not self._settable_rate()]
         if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
-            known = {id(variable) for variable in trained}
-            variables += [variable for variable in found if id(variable) not in known]
+            variables += found
         self._variables = broadcast.VariableBroadcast(self._cluster, variables)
 
     def begins_batch(self, kind: str, step: int) -> bool:
@@ -159,7 +161,7 @@ class CallbackRunner:
         if saved and self._cluster.is_chief:
             state.rewind_files(self._saved, saved["callbacks"])
         self.call("on_train_begin")
-        self._initial = state.initial_state(self._saved)
+        self._set_initial()
         if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.
             self.call("on_epoch_begin", epoch)
 
@@ -195,15 +197,22 @@ class CallbackRunner:
         if not self.active:
             return {}, {}
         values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
-        return {"callbacks": values, "stop": self.stop()}, arrays
+        return {"callbacks": values, "stop": self.stop()}, arrays | state.changed(self._held, self._held_initial)
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restores what `state` returned; called after variables were restored from the checkpoint."""
         new = state.restore(self._saved, saved["callbacks"], arrays)
         if new and self._cluster.is_chief:
             self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
+        lost = state.restore_variables(self._held, arrays)
+        if lost and self._cluster.is_chief:
+            self._warn(f"the callbacks refer to no variables for these values of the checkpoint: {', '.join(lost)}")
         self._model.stop_training = saved["stop"]
         self._model.history = self.history
+
+    def _set_initial(self) -> None:
+        self._initial = state.initial_state(self._saved)
+        self._held_initial = state.digests(self._held) if self._cluster.is_chief else {}
 
     @contextlib.contextmanager
     def _without_collectives(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:

@@ -2,10 +2,12 @@
 
 A checkpoint holds the attributes of each callback that have changed since `on_train_begin`: numbers, strings, NumPy
 arrays and tensors, random generators of NumPy and Python, and lists, tuples and dicts of them. Settings can therefore
-be changed between starts, and data that a callback only refers to is not copied. Open files, functions, models,
-variables and locks are not saved.
+be changed between starts, and data that a callback only refers to is not copied. Variables that callbacks refer to are
+saved by their names, if they have changed. Open files, functions, models and locks are not saved.
 """
 
+import collections
+import hashlib
 import json
 import math
 import os
@@ -19,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.config import user_code
 
 # Larger arrays are compared by identity: unchanged if it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
@@ -125,18 +128,65 @@ def restore(
     return unknown
 
 
+def named_variables(variables: list[Any]) -> dict[str, Any]:
+    """Returns numeric variables by the names that they have in checkpoints."""
+    numeric = [one for one in variables if keras.backend.standardize_dtype(one.dtype) != "string"]
+    return checkpoint_format.unique_names(f"{checkpoint_format.CALLBACKS}variables", numeric)
+
+
+def digests(variables: dict[str, Any]) -> dict[str, bytes]:
+    """Returns a hash of each variable's value, by name."""
+    return {name: hashlib.sha256(_value(variable).tobytes()).digest() for name, variable in variables.items()}
+
+
+def changed(variables: dict[str, Any], before: dict[str, bytes]) -> dict[str, np.ndarray]:
+    """Returns copies of the variables' values that are not those of which `digests` returned `before`."""
+    now = digests(variables)
+    return {name: _value(variables[name]) for name in variables if now[name] != before[name]}
+
+
+def restore_variables(variables: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
+    """Assigns what `changed` returned; returns the names in `arrays` that are not in `variables`."""
+    saved = [name for name in arrays if name.startswith(f"{checkpoint_format.CALLBACKS}variables/")]
+    for name in saved:
+        if name in variables:
+            checkpoint_format.tf_variable(variables[name]).assign(arrays[name])
+    return [name for name in saved if name not in variables]
+
+
+def _value(variable: Any) -> np.ndarray:
+    (array,) = checkpoint_format.snapshot({"": variable}).values()
+    return array
+
+
 def _attributes(callback: keras.callbacks.Callback) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in vars(callback).items() if name not in _NOT_STATE)
 
 
 def _fingerprint(value: Any) -> str:
     """Returns equal texts for equal values."""
-    arrays: dict[str, Any] = {}
-    try:
-        text = json.dumps(_encode(value, "", arrays, copied=False))
-    except _NotSerializable:
-        return f"object {id(value)}"
-    return text + "".join(_fingerprint_of_array(array) for array in arrays.values())
+    texts, waiting, seen = [], [value], set()
+    while waiting:
+        part, arrays = waiting.pop(), {}
+        try:
+            texts.append(json.dumps(_encode(part, "", arrays, copied=False)))
+        except _NotSerializable:
+            texts.append(f"object {id(part)}")
+            if id(part) not in seen:
+                seen.add(id(part))
+                waiting += _parts(part)
+        else:
+            texts += [_fingerprint_of_array(array) for array in arrays.values()]
+    return " ".join(texts)
+
+
+def _parts(value: Any) -> list[Any]:
+    """Returns the content of containers and of objects of the user's classes; nothing for other objects."""
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return list(value)
+    if not isinstance(value, dict):
+        value = vars(value) if user_code.defines(type(value)) and hasattr(value, "__dict__") else {}
+    return [*value, *value.values()]
 
 
 def _fingerprint_of_array(value: np.ndarray | tf.Tensor) -> str:
