@@ -1,6 +1,8 @@
 """A stop signal to one worker, in each phase of a run: all leave together, saved, with the documented exit code."""
 
+import contextlib
 import json
+import re
 import signal
 import sys
 import time
@@ -102,6 +104,48 @@ def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterr
     ours, theirs = (topologies.arrays(path, STEPS) for path in (workdir, tmp_path))
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
+
+
+@contextlib.contextmanager
+def hanging(workdir, *options):
+    """Starts one worker whose first step never ends; yields its process and what it has printed."""
+    options = ["--config.objective.seconds=3600", *options]
+    command = topologies.command(workdir, *options, config="tests/configs/interrupted.py")
+    with processes.started([command], topologies.environments(1), text=True) as (process,):
+        printed = []
+        for line in process.stdout:
+            printed.append(line)
+            if line.startswith("devices"):  # The last line before the first step.
+                break
+        time.sleep(3.0)  # It is compiled, and runs.
+        yield process, printed
+
+
+@pytest.mark.parametrize(("number", "code", "pause"), [(INT, 130, 0.0), (TERM, 128 + TERM, 5.5)])
+def test_a_second_signal_ends_one_worker_that_hangs(tmp_path, number, code, pause):
+    """Python runs no signal handler in a call that hangs: only SIGKILL ended the process."""
+    with hanging(tmp_path) as (process, printed):
+        process.send_signal(number)
+        time.sleep(0.5)
+        if number == TERM:  # The same request, sent twice.
+            process.send_signal(number)
+        time.sleep(2.0 + pause)
+        assert process.poll() is None, process.communicate()
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == code, said
+    assert said.endswith("tfdist: interrupted before the run was saved\n"), [*printed, said]
+
+
+def test_one_worker_that_hangs_ends_with_its_stacks(tmp_path):
+    """It hung for ever, without a word."""
+    with hanging(tmp_path, "--config.cluster.first_stall_seconds=2") as (process, printed):
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == interruption.EXIT_PEER_LOST, [*printed, said]
+    line = (
+        r"tfdist: worker 0 \(host .*\) has waited for \d+\.\d s, in an execution, .* Run the same command to resume\n$"
+    )
+    assert re.search(line, said) and ", in wait\n" in re.sub(r'File ".*", line \d+ ', ", ", said), said
 
 
 @pytest.mark.parametrize(

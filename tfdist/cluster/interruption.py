@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
 import signal
+import socket
 import threading
 import time
 import types
@@ -19,6 +21,8 @@ EXIT_MISMATCH = 77
 TIME_LIMIT = "the time limit"
 # Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.
 _LEAVE_SECONDS = 5.0
+# A SIGTERM so soon after the first signal is the same request: Slurm and shells may send it twice.
+_SAME_REQUEST_SECONDS = 5.0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -55,6 +59,8 @@ class StopRequest:
 
 # Signals received before `install_handlers`.
 _early: StopRequest | None = None
+# What the last `install_handlers` returned.
+_latest: StopRequest | None = None
 
 
 def install_early_handlers() -> None:
@@ -65,8 +71,9 @@ def install_early_handlers() -> None:
 
 def install_handlers() -> StopRequest:
     """Installs handlers that record SIGTERM, SIGINT and SIGUSR1; a second SIGINT raises KeyboardInterrupt."""
-    global _early
+    global _early, _latest
     request, _early = _early or StopRequest(), None
+    _latest = request
 
     def record(number: int, frame: types.FrameType | None) -> None:
         del frame
@@ -78,6 +85,37 @@ def install_handlers() -> StopRequest:
     for number in _SIGNALS:
         signal.signal(number, record)
     return request
+
+
+def end_at_second_signal(end: Callable[[int], None]) -> None:
+    """Calls `end` with the number of a second SIGINT or SIGTERM, in a thread; not while the run is saved.
+
+    In a call that does not return, such as a hanging read, Python runs no signal handler.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # Ctrl-C also reaches the children.
+
+    def watch() -> None:
+        first = None
+        while sender:  # Kept open by this thread.
+            (number,) = receiver.recv(1)
+            now = time.monotonic()
+            if first is None and number in (signal.SIGINT, signal.SIGTERM):
+                first = now
+                continue
+            again = number == signal.SIGINT or (number == signal.SIGTERM and now - first > _SAME_REQUEST_SECONDS)
+            if again and not is_saving():
+                end(number)
+
+    with blocked_signals():  # The thread must not receive them in place of the main thread.
+        threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+def is_saving() -> bool:
+    """Returns whether a run of this process is being saved after a stop request."""
+    return _latest is not None and _latest.saving
 
 
 @contextlib.contextmanager

@@ -18,11 +18,13 @@ _PACKAGE = str(Path(__file__).parents[1])
 _NAME_SECONDS = 3.0
 # Seconds to wait for the chief to announce the error that this worker has, too.
 _SAME_FAILURE_SECONDS = 3.0
+_UNSAVED = "interrupted before the run was saved"
 
 
 def run_and_exit(body: Callable[[], int]) -> None:
     """Runs `body`, which may use TensorFlow, and exits with the code that it returns."""
     interruption.install_early_handlers()
+    interruption.end_at_second_signal(_end_unsaved)
     with interruption.blocked_signals():  # TensorFlow's threads must not receive signals.
         import_tensorflow_quietly()
     try:
@@ -32,8 +34,8 @@ def run_and_exit(body: Callable[[], int]) -> None:
         code = interruption.EXIT_STOPPED
     except KeyboardInterrupt:
         peer_loss.claim_exit()
-        peer_loss.announce_failure("interrupted before the run was saved")
-        _print_error("interrupted before the run was saved")
+        peer_loss.announce_failure(_UNSAVED)
+        _print_error(_UNSAVED)
         code = 130
     except Exception as error:
         code = report_exception(error)
@@ -48,6 +50,15 @@ def run_and_exit(body: Callable[[], int]) -> None:
         # TensorFlow's shutdown waits up to 18 s for lost peers.
         os._exit(code)
     sys.exit(code)
+
+
+def _end_unsaved(number: int) -> None:
+    """Ends the process after a second stop signal, unless the main thread ends it or starts to save."""
+    peer_loss.await_writers()
+    if not interruption.is_saving():
+        peer_loss.announce_failure(_UNSAVED)
+        _print_error(_UNSAVED)
+        os._exit(128 + number)
 
 
 def report_exception(error: Exception) -> int:

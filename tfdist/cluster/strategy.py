@@ -144,9 +144,9 @@ def connect(
         strategy = _mirrored_strategy(planned)
     assert strategy.num_replicas_in_sync == planned.num_replicas
     variable_numbers.enable()
-    monitor = None
+    keys = keys or Keys(())  # One worker sends no messages, and only watches itself.
+    monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
     if planned.num_workers > 1:
-        monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
         first_collective.check(strategy, monitor, seconds)
     return Cluster(
         strategy=strategy,

@@ -82,6 +82,18 @@ def test_the_time_of_a_pause_is_no_stall():
     assert stall.stalled(monitor, 2100.0) == "" and stall.stalled(monitor, 2101.0)
 
 
+def test_one_worker_is_stalled_only_within_a_call():
+    """Outside of its calls it may be in a notebook, at the prompt, and nobody waits for it."""
+    monitor = make_monitor(size=1)
+    monitor.heartbeat(5)
+    assert stall.stalled(monitor, 1e9) == ""
+    with monitor.in_collective("an execution"):
+        since = monitor.collective[1]
+        assert stall.stalled(monitor, since + 599.0) == ""
+        assert stall.stalled(monitor, since + 601.0).endswith("not completed a step for 601.0 s (last step: 5)")
+    assert stall.stalled(monitor, 1e9) == ""
+
+
 def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
     """The timer began with the end of the first execution: a hang before was never noticed."""
     monitor = make_monitor()

@@ -5,7 +5,7 @@ signed message every second with its last completed step. A connection that clos
 died. No heartbeat: it is suspended, or its host or network is down; or it is busy in a call that holds Python's lock,
 which its watchdog process then confirms. The chief announces lost workers; every worker detects the loss of the chief
 itself. During a long execution, a worker also checks the connections to workers other than the chief. peer_loss.py ends
-the process.
+the process. If there is only one worker, the thread watches for stalls alone, without a connection.
 """
 
 import asyncio
@@ -78,6 +78,8 @@ def start(
 
 
 async def _run(monitor: HeartbeatMonitor, listener: socket.socket | None) -> None:
+    if len(monitor.members) == 1:
+        return await _watch(monitor)
     await asyncio.gather(
         _watch(monitor),
         _query_watchdogs(monitor),
@@ -144,7 +146,7 @@ def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> N
 
 async def _watch(monitor: HeartbeatMonitor) -> None:
     last = time.monotonic()
-    while True:
+    while peer_loss.is_registered(monitor):
         await asyncio.sleep(min(_INTERVAL_SECONDS, monitor.options.heartbeat_seconds / 4))
         now = time.monotonic()
         if now - last > monitor.options.heartbeat_seconds / 2:
@@ -177,7 +179,7 @@ async def _query_watchdogs(monitor: HeartbeatMonitor) -> None:
             if (await asyncio.wait_for(request, half)).get("running") is True:
                 monitor.last_alive[rank] = started
 
-    while True:
+    while peer_loss.is_registered(monitor):
         await asyncio.sleep(min(_INTERVAL_SECONDS, half / 2))
         limit = time.monotonic() - half
         silent = [rank for rank in monitor.channels if monitor.last_heartbeat[rank] < limit]

@@ -138,12 +138,17 @@ def register(monitor: HeartbeatMonitor) -> None:
     _monitor = monitor
 
 
+def is_registered(monitor: HeartbeatMonitor) -> bool:
+    """Returns whether `monitor` is that of the last cluster of this process; tests make several."""
+    return monitor is _monitor
+
+
 def lost_peer(seconds: float) -> str:
     """Returns the lost worker, in words, as soon as it is known, at most after `seconds`; "" if no worker is lost.
 
     The calling thread must then end this process.
     """
-    if _monitor is None:
+    if _monitor is None or len(_monitor.members) == 1:
         return ""
     _monitor.loss_known.wait(seconds)
     claim_exit()
@@ -231,7 +236,8 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
         restart_helps: see `HeartbeatMonitor`.
     """
     if not monitor.loss_known.is_set():
-        monitor.cause, monitor.restart_helps = f"{text}. Restart all workers", restart_helps
+        advice = "Restart all workers" if len(monitor.members) > 1 else "Run the same command to resume"
+        monitor.cause, monitor.restart_helps = f"{text}. {advice}", restart_helps
         announce(monitor, {"lost": text, "stacks": stacks, "restart_helps": restart_helps})
         monitor.loss_known.set()
         threading.Thread(target=_exit, args=(monitor, stacks), daemon=True).start()
@@ -264,15 +270,21 @@ def _claim(monitor: HeartbeatMonitor, thread: str) -> bool:
         return monitor.exit_claimed_by == thread
 
 
-def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
-    if stacks:
-        faulthandler.dump_traceback(all_threads=True)
-    deadline = time.monotonic() + max(_WRITING_SECONDS, monitor.writing_seconds())
+def await_writers() -> None:
+    """Waits for the threads that may be writing a checkpoint, each for a limited time."""
+    deadline = time.monotonic() + max(_WRITING_SECONDS, _monitor.writing_seconds() if _monitor else 0.0)
     time.sleep(_GRACE_SECONDS)
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
+    if stacks:
+        faulthandler.dump_traceback(all_threads=True)
+    await_writers()
     if _claim(monitor, "heartbeat"):
-        print(f"tfdist: worker {monitor.rank}: {monitor.cause}", file=sys.stderr, flush=True)
+        worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
+        print(f"tfdist: {worker}{monitor.cause}", file=sys.stderr, flush=True)
         requeue()
         os._exit(interruption.EXIT_PEER_LOST)

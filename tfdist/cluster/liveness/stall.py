@@ -11,19 +11,23 @@ def stalled(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message if this worker has not completed an execution in time; "" otherwise.
 
     The timer starts with the end of the previous execution; before the first one, with the first call that waits for
-    all workers. Time in which any worker is in a block of `paused` does not count.
+    all workers. Time in which any worker is in a block of `paused` does not count. If there is only one worker, its
+    time outside of these calls does not count either: nobody waits for it, and it may be in a notebook or a debugger.
     """
     options, name = monitor.options, peer_loss.worker_name(monitor, monitor.rank)
-    collective = monitor.collective
-    if monitor.last_execution is not None and options.stall_seconds:
-        seconds = now - max(monitor.last_execution, monitor.last_pause)
+    collective, last = monitor.collective, monitor.last_execution
+    if last is not None and len(monitor.members) == 1:
+        last = None if collective is None else max(last, collective[1])
+    if last is not None and options.stall_seconds:
+        seconds = now - max(last, monitor.last_pause)
         if seconds > options.stall_seconds:
             return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.step})"
     elif collective is not None and not monitor.started and options.first_stall_seconds:
         seconds = now - max(collective[1], monitor.last_pause)
         if seconds > options.first_stall_seconds:
+            whom = "for all workers " if len(monitor.members) > 1 else ""
             return (
-                f"{name} has waited for all workers for {seconds:.1f} s, in {collective[0]}, and no execution has "
+                f"{name} has waited {whom}for {seconds:.1f} s, in {collective[0]}, and no execution has "
                 "ended yet (config.cluster.first_stall_seconds)"
             )
     return ""
