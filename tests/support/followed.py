@@ -154,12 +154,15 @@ class Trials:
             self.rank, self.last_rank = self.cluster.rank, self.cluster.num_workers - 1
             self.methods = {name: functools.partial(getattr(tfdist, name), self.cluster) for name in self.methods}
 
-    def model(self, steps_per_execution: int = 1, loss="sparse_categorical_crossentropy", use_ema=False) -> keras.Model:
+    def model(
+        self, steps_per_execution: int = 1, loss="sparse_categorical_crossentropy", use_ema=False, dropout=0.0, seed=0
+    ) -> keras.Model:
         keras.utils.clear_session()  # Layer names of each start count from 0.
-        keras.utils.set_random_seed(0)
+        keras.utils.set_random_seed(seed)
 
         def make():
             layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(2, activation="softmax")]
+            layers[1:1] = [keras.layers.Dropout(dropout)] if dropout else []
             model = keras.Sequential([keras.Input((4,)), *layers])
             model.compile(
                 keras.optimizers.SGD(0.5, use_ema=use_ema, ema_momentum=0.8),
@@ -294,9 +297,9 @@ class Trials:
             starts |= {"stopped": [Interrupter(stop_at=(2, 1)), Interrupter()], "killed": [Killer()]}
         found = {}
         for name, followers in starts.items():
-            for follower in followers:
+            for seed, follower in enumerate(followers):
                 try:
-                    found[name] = self.remembering(name, follower)
+                    found[name] = self.remembering(name, follower, seed)
                 except (Crash, SystemExit) as error:
                     found[f"{name} by"] = repr(error)
             if self.rank == 0:
@@ -304,10 +307,14 @@ class Trials:
                     found[name]["log"] = list(csv.reader(file))
         return found
 
-    def remembering(self, name: str, follower: Follower) -> dict:
-        """One start of a training whose callbacks have state."""
+    def remembering(self, name: str, follower: Follower, seed: int = 0) -> dict:
+        """One start of a training whose callbacks have state, with the script's `seed`."""
         folder, scale = self.directory / name, tf.Variable(1.0, name="scale")
-        model = self.model(loss=lambda y, output: scale * keras.losses.sparse_categorical_crossentropy(y, output))
+
+        def loss(y, output):
+            return scale * keras.losses.sparse_categorical_crossentropy(y, output)
+
+        model = self.model(loss=loss, dropout=0.2, seed=seed)
         callbacks = [
             follower,
             keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: scale.assign(0.9 * scale)),

@@ -10,6 +10,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
+from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import slurm_requeue
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import peer_loss
@@ -21,6 +22,7 @@ from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step.random_numbers import seed_generators
 
 FINISHED = "finished.json"
 # Directory of the states of runs that ended with a replica mismatch.
@@ -126,6 +128,8 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     # First: variables that callbacks change here get their values from the checkpoint.
     run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
     restore.restore(run.cluster, saved, run.variables)
+    seeds = (run.context.model, run.context.step_count, cluster_lib.replica_id, run.config.seed)
+    seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
     if state.callbacks:
         names = checkpoint_format.callback_names(saved)
         run.callbacks.resume(state.callbacks, dict(restore.read(run.cluster, saved, names)))
