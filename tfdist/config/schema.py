@@ -56,8 +56,8 @@ class Data:
     # Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
     # which must not be random. The first read fills the cache with the whole split. The results do not change.
     cache: str = "none"
-    # Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples"; jobs may share
-    # it. None: host memory of each worker.
+    # Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples"; jobs of a
+    # user may share it. None: host memory of each worker.
     cache_dir: str | None = None
 
 

@@ -8,9 +8,11 @@ import importlib.abc
 import importlib.machinery
 import os
 import re
+import signal
 import sys
 import tempfile
 import types
+import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -35,20 +37,55 @@ def is_noise(line: bytes) -> bool:
 
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
-    """In the block, what the process writes to standard error is kept, and shown only if the block raises."""
+    """In the block, what the process writes to standard error is kept, and shown only if the block raises.
+
+    It is also shown if the process dies in the block, as by an illegal instruction or the abort of a library of CUDA.
+    """
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as kept, _shown_at_death(kept.fileno(), stderr):
         os.dup2(kept.fileno(), 2)
         try:
             yield
         except BaseException:
-            kept.seek(0)
-            os.write(stderr, kept.read())
+            _copy(kept.fileno(), stderr)
             raise
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+@contextlib.contextmanager
+def _shown_at_death(kept: int, stderr: int) -> Iterator[None]:
+    """Lets a child process copy the file `kept` to `stderr` if this process dies in the block."""
+    receiver, sender = os.pipe()
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, sender)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # The child of a process with threads may call the kernel, and does.
+                child = os.fork()
+        except OSError:
+            os.close(receiver)
+            child = None
+        if child == 0:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
+            os.close(sender)
+            if not os.read(receiver, 1):
+                _copy(kept, stderr)
+            os._exit(0)
+        if child is not None:
+            os.close(receiver)
+            stack.callback(os.waitpid, child, 0)
+            stack.callback(os.write, sender, b".")
+        yield
+
+
+def _copy(kept: int, stderr: int) -> None:
+    os.lseek(kept, 0, os.SEEK_SET)
+    while part := os.read(kept, 65536):
+        os.write(stderr, part)
 
 
 @contextlib.contextmanager

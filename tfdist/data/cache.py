@@ -12,10 +12,12 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +31,8 @@ from tfdist.report import files, run_info
 # Examples read and prepared at a time while the cache is filled.
 CHUNK = 256
 _MANIFEST = "manifest.json"
+# Seconds between two attempts to lock the files of a split.
+_POLL_SECONDS = 0.2
 
 
 def cached(
@@ -104,7 +108,8 @@ class CachedSource:
         if hasattr(source, "fingerprint"):
             self.fingerprint = source.fingerprint
         text = json.dumps([identity, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
-        self.name = f"tfdist-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        # Each user has files of his own: those of others could hold any examples.
+        self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()
         self._arrays = in_memory.InMemoryArrays(self._load_all) if directory is None else None
         self._files: dict[str, np.ndarray | ByteStrings] | None = None
@@ -151,7 +156,7 @@ class CachedSource:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder / f"{self.name}.lock"):
-                if not _is_complete(folder / self.name):
+                if open_files(folder / self.name) is None:
                     self._write(folder)
         except OSError as error:
             raise type(error)(
@@ -164,7 +169,7 @@ class CachedSource:
         for left in (*folder.glob(f"{self.name}.writing-*"), folder / self.name):
             shutil.rmtree(left, ignore_errors=True)
         temporary = folder / f"{self.name}.writing-{os.getpid()}"
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)
         try:
             kinds = write_files(temporary, _chunks(self._load, len(self)), len(self))
             sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
@@ -234,21 +239,24 @@ def _kind(dtype: np.dtype) -> str:
     return {"O": "bytes", "V": dtype.name}.get(dtype.kind, "numbers")
 
 
-def _is_complete(folder: Path) -> bool:
+def open_files(folder: Path) -> dict[str, Any] | None:
+    """Opens the files of `write_files`: name -> memory-mapped array, or `ByteStrings`.
+
+    Returns None if they are not complete, are damaged, or are not this user's own.
+    """
     try:
-        sizes = json.loads((folder / _MANIFEST).read_text())["bytes"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, ValueError, KeyError):
-        return False
-
-
-def open_files(folder: Path) -> dict[str, Any]:
-    """Opens the files of `write_files`: name -> memory-mapped array, or `ByteStrings`."""
-    kinds = json.loads((folder / _MANIFEST).read_text())["arrays"]
-    return {
-        name: ByteStrings(folder, name) if kind == "bytes" else _numbers(folder, name, kind)
-        for name, kind in kinds.items()
-    }
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid() or not (folder / _MANIFEST).is_file():
+            return None
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        if any((folder / name).stat().st_size != size for name, size in manifest["bytes"].items()):
+            return None
+        opened = {
+            name: ByteStrings(folder, name) if kind == "bytes" else _numbers(folder, name, kind)
+            for name, kind in manifest["arrays"].items()
+        }
+        return opened or None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _numbers(folder: Path, name: str, kind: str) -> np.ndarray:
@@ -284,5 +292,19 @@ def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[d
 def _locked(path: Path) -> Iterator[None]:
     """Holds a file lock between the processes of a host. The file remains: removing it would be a race."""
     with open(path, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        announced = False
+        # Not one call that waits: it would not return for a signal, such as a second Ctrl-C.
+        while not _lock(file):
+            if not announced:
+                print(f"tfdist: waiting for another process that stores the examples ({path})", file=sys.stderr)
+            announced = True
+            time.sleep(_POLL_SECONDS)
         yield
+
+
+def _lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

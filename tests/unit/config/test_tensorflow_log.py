@@ -1,6 +1,7 @@
 """What is hidden of TensorFlow's log: the lines of its import, and nothing that a user needs."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,9 @@ import os
 os.write(2, b"I0000 00:00:1795365966.446062   24789 port.cc:153] oneDNN custom operations are on.\\n")
 if "FAILS" in os.environ:
     raise ImportError("libcudart.so.12")
+if "DIES" in os.environ:
+    os.write(2, b"compiled to use AVX instructions, but these aren't available on your machine\\n")
+    os.kill(os.getpid(), int(os.environ["DIES"]))
 """
 
 
@@ -43,6 +47,17 @@ def test_the_lines_are_shown_if_they_are_asked_for_or_the_import_fails(tmp_path,
     done = imported(tmp_path, code, **variables)
     assert "oneDNN custom operations are on" in done.stderr
     assert ("libcudart.so.12" in done.stderr) == (done.returncode != 0) == ("FAILS" in variables)
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
+def test_the_lines_are_shown_if_the_import_kills_the_process(tmp_path, number):
+    """It died without a word."""
+    (tmp_path / "tensorflow.py").write_text(TENSORFLOW)
+    env = worker_environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(REPOSITORY)]), DIES=str(int(number)))
+    words = [sys.executable, "-m", "tfdist.main", "--config=configs/digits.py", f"--workdir={tmp_path / 'run'}"]
+    done = subprocess.run(words, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -number
+    assert "compiled to use AVX instructions" in done.stderr and "oneDNN" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import forked
@@ -167,8 +169,51 @@ def start(directory, seconds):
     return process
 
 
+@pytest.mark.parametrize(
+    "manifest", ["", "[]", "null", '{"bytes": {}}', '{"bytes": {}, "arrays": {}}', "[" * 100_000, '{"arrays": 3}', None]
+)
+def test_files_with_a_damaged_manifest_are_written_again(tmp_path, manifest):
+    folder = keep(Source(20), tmp_path)[0].fill()
+    path = folder / "manifest.json"
+    whole = path.read_text()
+    path.unlink()
+    if manifest is None:
+        path.mkdir()
+    else:
+        path.write_text(manifest)
+    again, _ = keep(source := Source(20), tmp_path)
+    np.testing.assert_array_equal(again.read(tf.constant([9, 0]))["label"], [9 % 7, 0])
+    assert len(source.reads) == 20 and path.read_text() == whole
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_users_of_one_directory_have_files_of_their_own():
+    """The files of another user were believed by their name, and a second user was refused."""
+    with tempfile.TemporaryDirectory() as name:  # Others cannot enter `tmp_path`.
+        shared = pathlib.Path(name)
+        shared.chmod(0o1777)
+        check_users(shared)
+
+
+def check_users(shared):
+    mine = keep(Source(20), shared)[0].fill()
+    assert mine.stat().st_mode & 0o777 == 0o700
+    os.seteuid(65534)
+    try:
+        other, _ = keep(source := Source(20), shared)
+        np.testing.assert_array_equal(other.read(tf.constant([9]))["label"], [9 % 7])
+    finally:
+        os.seteuid(0)
+    assert len(source.reads) == 20 and len(list(shared.glob("*.lock"))) == 2
+    # Another user has made what has the name of mine.
+    os.chown(mine, 65534, 65534)
+    again, _ = keep(source := Source(20), shared)
+    again.read(tf.constant([9]))
+    assert len(source.reads) == 20
+
+
 @pytest.mark.workers
-def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path):
+def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path, capsys):
     with start(tmp_path, 30) as killed:
         killed.kill()
     assert len(list(tmp_path.glob("*.writing-*"))) == 1
@@ -178,6 +223,7 @@ def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path
         kept.name = next(path.stem for path in tmp_path.glob("*.lock"))
         kept.fill()  # Waits for the other, and finds what it has written.
         assert mine.reads == []
+        assert capsys.readouterr().err.count("tfdist: waiting for another process that stores the examples (") == 1
         assert other.communicate(timeout=300)[0].splitlines()[-1] == "kept 2997"
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
     (manifest,) = tmp_path.glob("*/manifest.json")
