@@ -384,6 +384,18 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
     assert "This run is finished" in capsys.readouterr().out
 
 
+def test_epochs_are_counted_anew_if_a_run_resumes_with_another_batch_size(tmp_path):
+    log = spec("CSVLogger", filename=str(tmp_path / "log.csv"))
+    data = c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=128)
+    for changes in ({"train": c.Train(epochs=2)}, {"train": c.Train(epochs=4), "data": data}):
+        keras.utils.clear_session()
+        run = setup.build_run(config(log, **changes), tmp_path / "run")
+        assert loop.train(run, allow_config_changes=True) == 0
+    rows = (tmp_path / "log.csv").read_text().splitlines()[1:]
+    # Two epochs of 5 steps; then 11 steps are an epoch, so the first one continues.
+    assert [row.split(",")[0] for row in rows] == ["0", "1", "0", "1", "2", "3"]
+
+
 @pytest.mark.parametrize(
     ("bad", "changes", "message"),
     [

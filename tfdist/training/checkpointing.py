@@ -57,6 +57,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, Traini
     damaged: list[str] = []
     saved = _find_newest(run, damaged)
     state = _new_state(run) if saved is None else TrainingState.from_json(saved.state)
+    state.count_epochs(run.steps_per_epoch)
     if saved is None:
         run.callbacks.train_begin()
     else:

@@ -42,8 +42,9 @@ class TrainingState:
     rollbacks: int = 0
     # Replica mismatches after which the chief's state was copied, since the start of the run.
     mismatches: int = 0
-    # Completed epochs; of the current epoch, sums over its examples and its values so far.
+    # Completed epochs and their steps (0: not known); of the current epoch, sums over its examples and values so far.
     epochs: int = 0
+    steps_per_epoch: int = 0
     epoch_totals: dict[str, float] = dataclasses.field(default_factory=dict)
     logs: dict[str, float] = dataclasses.field(default_factory=dict)
     # The objective's state within an epoch; see `Objective.state`.
@@ -68,6 +69,13 @@ class TrainingState:
     def start_epoch(self) -> None:
         """Resets the totals of the epoch."""
         self.epoch_totals, self.logs = {}, {}
+
+    def count_epochs(self, steps_per_epoch: int) -> None:
+        """Counts the epochs anew if they have another number of steps than before."""
+        if self.steps_per_epoch not in (0, steps_per_epoch):
+            self.epochs, self.metrics = self.step // steps_per_epoch, []
+            self.start_epoch()
+        self.steps_per_epoch = steps_per_epoch
 
     def add(self, totals: Mapping[str, float], steps: int, seconds: float) -> None:
         """Adds an execution to the interval and to the epoch."""
