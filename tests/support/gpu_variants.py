@@ -209,7 +209,7 @@ def _audited(run: Run) -> dict[str, list[list]]:
         steps["evaluation"] = (train_step.evaluation_step, run.evaluation_data()[0])
     found = {}
     for name, (step, dataset) in steps.items():
-        run_steps = execution.make_runner(run, step).run_steps
+        run_steps = execution.make_runner(run, step, updates=0 if name == "evaluation" else None).run_steps
         iterator = run.cluster.distribute(dataset)
         # No step is run: the graph is there before the loop starts.
         arguments = (iterator, tf.constant(0), tf.zeros([], tf.float64), tf.constant(0))

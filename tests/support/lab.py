@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import cluster
@@ -313,6 +314,14 @@ def drawing(model, batch, *, training, of_keras: bool):
         images = images + keras.random.normal(images.shape, seed=OWN["keras"])
     elif not training and not of_keras:
         images = images + OWN["tensorflow"].normal(images.shape)
+    return objectives.classification(model, batch | {"image": images}, training=training)
+
+
+def shaken(model, batch, *, training):
+    """Classification of images with noise of NumPy."""
+    images = batch["image"]
+    noise = tf.numpy_function(lambda shape: np.random.normal(size=shape).astype("f4"), [tf.shape(images)], tf.float32)
+    images += tf.ensure_shape(noise, images.shape) * float(training)
     return objectives.classification(model, batch | {"image": images}, training=training)
 
 

@@ -333,13 +333,21 @@ def test_state_that_a_resumed_run_would_not_have_is_refused_by_name(fails, tmp_p
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_an_evaluation_that_draws_is_named(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        (
+            {"target": "lab:drawing", "of_keras": False},
+            r"WARNING: The evaluation draws random numbers from a state that is not saved: ",
+        ),
+        ({"target": "lab:shaken"}, r"WARNING: The training step calls Python functions: \S*PyFunc \(PyFunc\)\. "),
+    ],
+)
+def test_what_a_resumed_run_may_not_repeat_is_named(tmp_path, capsys, objective, words):
     keras.utils.clear_session()
     lab.OWN.clear()
-    changed = config(objective={"target": "lab:drawing", "of_keras": False})
-    assert loop.train(setup.build_run(changed, tmp_path)) == 0
-    said = capsys.readouterr().err
-    assert said.count("tfdist: WARNING: The evaluation draws random numbers from a state that is not saved: ") == 1
+    assert loop.train(setup.build_run(config(objective=objective), tmp_path)) == 0
+    assert len(re.findall(f"tfdist: {words}", capsys.readouterr().err)) == 1
 
 
 NAN = """

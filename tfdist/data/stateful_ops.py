@@ -15,6 +15,8 @@ _RANDOM = {
     *("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler"),
     *("ThreadUnsafeUnigramCandidateSampler", "FixedUnigramCandidateSampler", "AllCandidateSampler"),
 }
+# Types of ops that call Python functions. Those that are declared stateless have another type.
+_PYTHON = {"PyFunc", "EagerPyFunc"}
 # Ops that call a function -> the first of their inputs that they pass on.
 _CALLING = {
     **dict.fromkeys(("While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"), 0),
@@ -79,11 +81,20 @@ def called_ops(graph: tf.Graph) -> Iterator[str]:
 
 def random_ops(graph: tf.Graph) -> list[str]:
     """Returns the names of the ops of `graph`, and of its functions, that draw from a state, each with its type."""
+    return _ops(graph, _RANDOM)
+
+
+def python_ops(graph: tf.Graph) -> list[str]:
+    """Returns the names of the ops of `graph`, and of its functions, that call Python functions, each with its type."""
+    return _ops(graph, _PYTHON)
+
+
+def _ops(graph: tf.Graph, types: set[str]) -> list[str]:
     operations = graph.get_operations()
-    found = [f"{op.name} ({op.type})" for op in operations if op.type in _RANDOM]
+    found = [f"{op.name} ({op.type})" for op in operations if op.type in types]
     if any(op.type in _CALLING for op in operations):
         functions = graph.as_graph_def().library.function
-        found += [f"{node.name} ({node.op})" for f in functions for node in f.node_def if node.op in _RANDOM]
+        found += [f"{node.name} ({node.op})" for f in functions for node in f.node_def if node.op in types]
     return list(dict.fromkeys(found))
 
 

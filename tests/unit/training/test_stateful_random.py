@@ -81,7 +81,7 @@ def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
 @pytest.mark.workers
 def test_each_batch_of_an_evaluation_draws_its_own_numbers(tmp_path):
     run = start(tmp_path, **NOISE)
-    run_batches = execution.make_runner(run, train_step.evaluation_step)
+    run_batches = execution.make_runner(run, train_step.evaluation_step, updates=0)
 
     def losses(batches: int, *firsts: int) -> list[float]:
         iterator = run.cluster.distribute(run.evaluation_data()[0])

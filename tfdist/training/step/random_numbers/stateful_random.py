@@ -92,20 +92,31 @@ def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
 def checked(step: Callable[..., tf.Tensor], cluster: Cluster, what: str) -> Callable[..., tf.Tensor]:
     """Returns `step`, which checks its graph when it is traced; `what`: its name for messages, "training step".
 
+    On one worker, stateful random ops cause a warning; Python functions do on any number of workers.
+
     Raises:
         ValueError: when it is traced on several workers: names the stateful random ops.
     """
-    warned: set[str] = set()
+    warned: list[str] = []
 
     @functools.wraps(step)
     def traced(*args: Any) -> tf.Tensor:
         result = step(*args)
-        found = stateful_ops.random_ops(tf.compat.v1.get_default_graph())
-        if found and not warned:
-            warned.update(found)
-            text = describe(found, what)
+        if warned:
+            return result
+        graph = tf.compat.v1.get_default_graph()
+        drawn, python = stateful_ops.random_ops(graph), stateful_ops.python_ops(graph)
+        if drawn:
+            warned.append(describe(drawn, what))
             if cluster.num_workers > 1:
-                raise ValueError(text)
+                raise ValueError(warned[0])
+        if python:
+            warned.append(
+                f"The {what} calls Python functions: {stateful_ops.listed(python)}. Unless they return the same for "
+                "the same arguments, a resumed run is another run. If they do, say so: tf.numpy_function(..., "
+                "stateful=False)."
+            )
+        for text in warned:
             print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
         return result
 
