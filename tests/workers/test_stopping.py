@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -171,3 +172,38 @@ def test_a_run_leaves_before_its_time_ends():
     # Five seconds to leave, two calls, and a save that takes twice as long as the slowest so far.
     stop.end = time.time() + 5 + 2 * 2 + 2 * 4 - 0.1
     assert stop.requested() and stop.reason == "the time limit"
+
+
+EXITS = """
+import sys
+
+import keras
+
+from tfdist import config as c
+
+
+class Exits(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        sys.exit()
+
+
+def get_config():
+    return c.Config(
+        model={"target": "tests.support.lab:linear", "num_classes": 10},
+        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
+        train=c.Train(epochs=2),
+        callbacks=[{"target": f"{__name__}:Exits"}],
+    )
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_callback_that_exits_is_named_by_all_workers(tmp_path, monkeypatch, workers):
+    """The chief ended with 0 and without a word, and the others lost "another worker"."""
+    (tmp_path / "exits.py").write_text(EXITS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    command = topologies.command(tmp_path / "run", config=str(tmp_path / "exits.py"))
+    codes, outputs = processes.run([command] * workers, topologies.environments(workers))
+    assert codes == [1, interruption.EXIT_PEER_LOST][:workers], outputs
+    for output in outputs:
+        assert re.search(r"sys\.exit\(\) was called at .*exits\.py, line \d+, `sys\.exit\(\)`: it ends", output), output

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.cluster import interruption
 from tfdist.cluster.liveness import peer_loss
+from tfdist.config import user_code
 from tfdist.training import checkpointing, evaluate, loop_tools, nonfinite, triggers
 from tfdist.training.consistency import start
 from tfdist.training.consistency.replicas import ReplicaMismatchError
@@ -27,6 +28,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         ValueError: the workdir holds a run of another config.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
+        SystemExit: a callback of a script raised it, and there is one worker.
     """
     changes = checkpointing.check_same_config(run, allow_config_changes)
     if not run.by_epochs and run.cluster.broadcast(checkpointing.is_finished(run)):
@@ -51,6 +53,13 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
         peer_loss.claim_exit()  # The search for the example may outlast the other workers.
         raise find_damaged_example(run) or error from None
+    except SystemExit as end:
+        if run.by_epochs and run.cluster.num_workers == 1:
+            raise  # A script may end itself in a callback.
+        raise ValueError(
+            f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {user_code.place(end)}: it ends "
+            "this worker alone, and without a save. To end the run, set model.stop_training = True in a callback."
+        ) from end
     finally:
         checkpointing.close(tools)
 

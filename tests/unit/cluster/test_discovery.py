@@ -469,6 +469,15 @@ ORDER = {
     "mpirun on a second node of an allocation": (INSIDE_A_STEP | OPEN_MPI, "mpi", 1, 2),
     "MPICH's mpiexec in an allocation": (INSIDE_A_STEP | HYDRA, "mpi", 1, 2),
     "srun --mpi=pmi2": (FOUR_TASKS | {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_JOBID": "1000.0"}, "slurm", 2, 4),
+    "srun on HPE Cray EX": (
+        FOUR_TASKS
+        | {"PALS_RANKID": "2", "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "0", "PMI_LOCAL_SIZE": "2"}
+        | {"PALS_APID": f"{FOUR_TASKS['SLURM_JOB_ID']}.{FOUR_TASKS['SLURM_STEP_ID']}"},
+        "slurm",
+        2,
+        4,
+    ),
+    "mpiexec of PALS in a Slurm step": (INSIDE_A_STEP | PALS, "mpi", 1, 2),
     "srun --mpi=pmix": (FOUR_TASKS | {"PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.1000.0"}, "slurm", 2, 4),
     "TF_CONFIG in an interactive Slurm shell": (
         slurm(0, [("n9", 0, 0)]) | tf_config("worker", 1, worker=["a:1", "b:1"]),

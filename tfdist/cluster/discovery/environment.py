@@ -5,7 +5,8 @@ The first of these that is found applies:
 1. TF_CONFIG with a cluster. It is only for TensorFlow, so it was set on purpose; a launcher's variables (of an
    interactive Slurm shell, for example) may be there too. If that launcher started several tasks, but not as many as
    TF_CONFIG has workers, one of the two is a leftover: an error.
-2. mpirun or mpiexec: OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, MPI_LOCALRANKID, PALS_RANKID, which only these programs set.
+2. mpirun or mpiexec: OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, MPI_LOCALRANKID, PALS_RANKID, which only these programs set;
+   on HPE Cray EX, srun sets PALS_RANKID too, and PALS_APID to its own step.
    Before Slurm, because mpirun inside an allocation starts its own daemons as a Slurm step: a rank inherits the SLURM_*
    variables of a daemon, which do not contain its rank or the number of ranks.
 3. A Slurm step, started by srun. An sbatch script and a salloc shell are not steps.

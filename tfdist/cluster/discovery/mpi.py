@@ -22,8 +22,11 @@ _BATCH_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "OAR
 def mpirun_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     """Returns the names of the variables of the mpirun or mpiexec that started this process; None: there was none.
 
-    PMI_* are not sufficient: Slurm sets them too.
+    PMI_* are not sufficient: Slurm sets them too. On HPE Cray EX its steps also have the variables of PALS, with the
+    step as PALS_APID (src/plugins/mpi/cray_shasta/mpi_cray_shasta.c).
     """
+    if "PALS_APID" in env and env["PALS_APID"] == f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}":
+        env = {name: value for name, value in env.items() if not name.startswith("PALS_")}
     return next((names for names in _MPIRUN_VARIABLES if any("PMI_" not in n and n in env for n in names)), None)
 
 
