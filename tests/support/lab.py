@@ -267,6 +267,26 @@ class Drifting:
         return batch | {"image": batch["image"] + tf.constant(self._rank, tf.uint8)}
 
 
+class Unreadable:
+    """Images of which one cannot be read, or has a label out of range; `verify` sleeps."""
+
+    def __init__(self, split: str, label: int = 0, seconds: float = 0.0):
+        self.label, self.seconds = label, seconds
+
+    def __len__(self) -> int:
+        return 96
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        if not self.label:
+            tf.debugging.assert_none_equal(ids, tf.constant(17, tf.int64), message="a damaged file")
+        labels = tf.where(ids == 17, tf.constant(self.label, tf.int64), ids % 10)
+        return {"image": tf.zeros([tf.size(ids), 8, 8, 1], tf.uint8), "label": labels}
+
+    def verify(self) -> None:
+        print("verifying")
+        time.sleep(self.seconds)
+
+
 def with_nan(batch, seeds, *, training, examples, **image) -> Mapping[str, tf.Tensor]:
     """Prepares images; some are NaN in the first epoch of training."""
     prepared = prepare.image(batch, seeds, training=training, **image)

@@ -18,6 +18,7 @@ from launching import REPOSITORY, worker_environment
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, process_exit
+from tfdist.data import inspection
 from tfdist.training import checkpointing, loop, setup
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -209,6 +210,28 @@ def test_an_unreadable_image_is_named(fails, tmp_path, limit, split):
     cut(broken)
     said = fails(tmp_path / "run", images(root, limit))
     assert said.startswith(f"The image {str(broken)!r} cannot be read: ") and "Repair or remove it." in said
+
+
+def unreadable(**options: Any) -> c.Config:
+    return config(data=data(source={"target": "lab:Unreadable", **options}))
+
+
+def test_an_error_of_the_model_is_shown_without_a_search_of_the_data(tmp_path, capsys):
+    keras.utils.clear_session()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Received a label value of 99"):
+        loop.train(setup.build_run(unreadable(label=99), tmp_path))
+    assert "verifying" not in capsys.readouterr().out
+
+
+def test_a_search_of_the_data_is_announced_and_has_a_limit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loop, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(inspection, "SECONDS", 0.5)
+    keras.utils.clear_session()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a damaged file"):
+        loop.train(setup.build_run(unreadable(seconds=3.0), tmp_path))
+    said = capsys.readouterr()
+    assert said.out.count("verifying") == 1
+    assert re.search(r"^tfdist: worker 0: the data cannot be read: .*a damaged file.* for 0\.5 s at most$", said.err)
 
 
 def test_images_of_another_size_are_named(fails, tmp_path):

@@ -81,7 +81,7 @@ def report_exception(error: Exception) -> int:
         # The line that names the other worker is not the first one.
         names = ", ".join(peer_loss.named_workers(str(error)))
         about = f" about {names}" if names else ""
-        text = f"another worker was lost: restart all workers. TensorFlow error{about}: {_first_line(str(error))}"
+        text = f"another worker was lost: restart all workers. TensorFlow error{about}: {first_line(str(error))}"
         peer_loss.announce_failure(text)
         _print_error(named or text)
         return interruption.EXIT_PEER_LOST
@@ -94,7 +94,7 @@ def report_exception(error: Exception) -> int:
         return interruption.EXIT_PEER_LOST
     text, _ = _cause(error)
     peer_loss.claim_exit()
-    reason = _first_line(text)
+    reason = first_line(text)
     of_user = is_user_error(error)
     if not of_user and peer_loss.reported_by_another(reason, _SAME_FAILURE_SECONDS):
         _print_error(f"as another worker, which shows where: {type(error).__name__}: {reason}")
@@ -153,7 +153,7 @@ def _cause(error: BaseException) -> tuple[str, str]:
     return str(error), traceback.extract_tb(error.__traceback__)[-1].filename
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
     """Returns the first line of the message, after the Python stack that TensorFlow prepends."""
     lines = [line.strip() for line in text.splitlines()]
     frames = [index for index, line in enumerate(lines) if line.startswith(("File ", "<stack traces"))]

@@ -1,13 +1,16 @@
 """The training loop. Read `train_loop` first: it runs executions of many steps, and what is due between them."""
 
 import math
+import sys
+import threading
 import time
 
 import tensorflow as tf
 
-from tfdist.cluster import interruption
+from tfdist.cluster import interruption, process_exit
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import user_code
+from tfdist.data import inspection
 from tfdist.training import checkpointing, evaluate, loop_tools, nonfinite, triggers
 from tfdist.training.consistency import start
 from tfdist.training.consistency.replicas import ReplicaMismatchError
@@ -16,6 +19,9 @@ from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
+
+# Seconds after which the search for a damaged example is announced.
+_QUIET_SECONDS = 5.0
 
 
 def train(run: Run, *, allow_config_changes: bool = False) -> int:
@@ -52,7 +58,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         raise
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
         peer_loss.claim_exit()  # The search for the example may outlast the other workers.
-        raise find_damaged_example(run) or error from None
+        raise find_damaged_example(run, error) or error from None
     except SystemExit as end:
         if run.by_epochs and run.cluster.num_workers == 1:
             raise  # A script may end itself in a callback.
@@ -227,11 +233,29 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
         checkpointing.finish(tools, state)
 
 
-def find_damaged_example(run: Run) -> ValueError | None:
-    """Returns the error of the first example that cannot be read, for a step that failed; None: all can be read."""
-    for verify in run.verify:
+def find_damaged_example(run: Run, error: Exception) -> ValueError | None:
+    """Returns the error of the first example that cannot be read, after `error` ended an execution.
+
+    Returns None if the input pipeline did not fail, all examples can be read, or the search takes too long.
+    """
+    if "IteratorGetNext" not in str(error):
+        return None
+    found: list[ValueError] = []
+
+    def search() -> None:
         try:
-            verify()
-        except ValueError as error:
-            return error
-    return None
+            for verify in run.verify:
+                verify()
+        except ValueError as damage:
+            found.append(damage)
+
+    thread = threading.Thread(target=search, daemon=True)
+    with run.cluster.paused():
+        thread.start()
+        thread.join(_QUIET_SECONDS)
+        if thread.is_alive():
+            reason, limit = process_exit.first_line(str(error)), f"{inspection.SECONDS:g} s"
+            text = f"the data cannot be read: {reason}. Searching for the example, for {limit} at most"
+            print(f"tfdist: worker {run.cluster.rank}: {text}", file=sys.stderr, flush=True)
+            thread.join(inspection.SECONDS)
+    return found[0] if found else None
