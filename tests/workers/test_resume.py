@@ -222,6 +222,28 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
     assert content(workdir) == before
 
 
+def test_another_best_metric_starts_the_search_anew(tmp_path):
+    """The lowest loss was compared with accuracies, and was "the best accuracy" for good."""
+
+    def trained(epochs, metric, mode):
+        def change(config):
+            config.model = {"target": "tests.support.lab:linear"}
+            config.objective = {"target": "tfdist.zoo.objectives:classification"}
+            config.train, config.evaluation.every = c.Train(epochs=epochs), c.Every(epochs=1)
+            config.checkpoint.best_metric, config.checkpoint.best_mode = metric, mode
+
+        assert loop.train(in_process(tmp_path, change), allow_config_changes=True) == 0
+        return json.loads((tmp_path / "finished.json").read_text())
+
+    assert trained(1, "loss", "min")["best_loss"] > 1.0
+    assert trained(2, None, "min") == {"step": 60}
+    finished = trained(3, "accuracy", "max")
+    accuracy = topologies.records(tmp_path, "evaluation")[-1]["accuracy"]
+    assert finished == {"step": 90, "best_accuracy": accuracy} and accuracy < 1.0
+    best = directory.read_best(tmp_path / "checkpoints")
+    assert best == {"step": 90, "metric": "accuracy", "value": accuracy}
+
+
 def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_allowed(uninterrupted, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted(1), workdir)

@@ -58,6 +58,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, Traini
     saved = _find_newest(run, damaged)
     state = _new_state(run) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
+    state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
         run.callbacks.train_begin()
     else:
@@ -148,7 +149,9 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
         ended = run.by_epochs and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
-        if state.best_step == saved.step:  # The run may have died after this save, before best.json.
+        if (
+            state.best_step == saved.step and run.config.checkpoint.best_metric is not None
+        ):  # The run may have died after this save, before best.json.
             checkpointer.mark_best(saved.step, run.config.checkpoint.best_metric, state.best)
     return checkpointer
 
@@ -258,7 +261,8 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     if run.workdir is None:
         return
     model, finished = run.workdir / "model.keras", run.workdir / FINISHED
-    best = {} if state.best is None else {f"best_{run.config.checkpoint.best_metric}": state.best}
+    metric = run.config.checkpoint.best_metric
+    best = {} if state.best is None or metric is None else {f"best_{metric}": state.best}
     early = {"stopped_by_callback": True} if state.step < run.total_steps else {}
     try:
         if run.config.checkpoint.export:

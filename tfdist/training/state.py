@@ -35,6 +35,8 @@ class TrainingState:
     # The best value of `config.checkpoint.best_metric` so far, and its step.
     best: float | None = None
     best_step: int = 0
+    # What `best` is a value of, such as "accuracy, max"; "": not known.
+    best_of: str = ""
     # The step of the newest scheduled checkpoint: one that was not saved because of a stop request.
     regular: int = 0
     # Skipped steps and rollbacks since the start of the run.
@@ -76,6 +78,14 @@ class TrainingState:
             self.epochs, self.metrics = self.step // steps_per_epoch, []
             self.start_epoch()
         self.steps_per_epoch = steps_per_epoch
+
+    def compare_best(self, metric: str | None, mode: str) -> None:
+        """Starts the search for the best evaluation anew if another metric, or mode, was compared before."""
+        if metric is None:
+            return
+        if self.best_of not in ("", f"{metric}, {mode}"):
+            self.best, self.best_step = None, 0
+        self.best_of = f"{metric}, {mode}"
 
     def add(self, totals: Mapping[str, float], steps: int, seconds: float) -> None:
         """Adds an execution to the interval and to the epoch."""
