@@ -212,14 +212,16 @@ def bad_gradient_from_epoch(model, batch, *, training, epoch: int) -> Mapping[st
     return values
 
 
-def flips_a_bit(model, batch, *, training, epoch: int, replica: int) -> Mapping[str, tf.Tensor]:
-    """Classification that flips one bit of one weight on one replica in each step of an epoch; see `with_epoch`."""
+def flips_a_bit(model, batch, *, training, epoch: int, replica: int, nan: bool = False) -> Mapping[str, tf.Tensor]:
+    """Classification that flips a bit of a weight, or makes it NaN, on one replica in an epoch; see `with_epoch`."""
     values = objectives.classification(model, batch, training=training)
     if training:
         kernel = model.trainable_variables[0].value
         bits = tf.bitcast(tf.convert_to_tensor(kernel), tf.int32)
         now = tf.logical_and(batch["epoch"][0] == epoch, cluster.replica_id() == replica)
-        flipped = tf.tensor_scatter_nd_update(bits, [[5, 3]], [tf.bitwise.bitwise_xor(bits[5, 3], 1 << 10)])
+        flipped = tf.tensor_scatter_nd_update(
+            bits, [[5, 3]], [0x7FC00000 if nan else tf.bitwise.bitwise_xor(bits[5, 3], 1 << 10)]
+        )
         kernel.assign(tf.where(now, tf.bitcast(flipped, tf.float32), kernel))
     return values
 

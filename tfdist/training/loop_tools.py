@@ -60,6 +60,7 @@ def make_tools(
     """Makes the tools of the loop."""
     train_steps = execution.make_runner(run, stateful_random.checked(run.train_step, run.cluster, "training step"))
     train_steps.run_steps = unsaved.refuse_unsaved(run, train_steps.run_steps)
+    finite_here = finite_check(run.variables)
     return LoopTools(
         run=run,
         report=report,
@@ -69,14 +70,14 @@ def make_tools(
         evaluation_steps=execution.make_runner(
             run, stateful_random.checked(train_step.evaluation_step, run.cluster, "evaluation"), updates=0
         ),
-        is_finite=finite_check(run.variables),
+        is_finite=lambda: not run.cluster.any_worker(not finite_here()),
         consistency=replicas.make_check(run.cluster, run.variables, run.config.agreement, report.event),
         tensorboard=tensorboard_extras.TensorBoardExtras(run=run, report=report),
     )
 
 
 def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
-    """Compiles a function that returns whether all floating-point variables are free of infinities and NaN."""
+    """Compiles a function that returns whether this worker's variables are free of infinities and NaN."""
     values = map(checkpoint_format.tf_variable, variables.values())
     floats = [value for value in values if value.dtype.is_floating]
 
