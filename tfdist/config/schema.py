@@ -110,8 +110,8 @@ class Train:
     nonfinite: str = "stop"
     # Maximum number of skipped updates or rollbacks in the whole run; one more stops it.
     nonfinite_limit: int = 10
-    # Maximum duration of one execution (a group of steps in one call of a tf.function), in seconds. Signals are handled
-    # between executions.
+    # Duration of one execution (a group of steps in one call of a tf.function) that its number of steps is chosen for,
+    # in seconds; it has at least one step. Signals are handled between executions.
     call_seconds: float = 2.0
 
 
@@ -139,7 +139,7 @@ class Evaluation:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Agreement:
-    """Replica consistency check: all replicas must have the same state. Also at start, after a restore, at the end."""
+    """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
 
     # Interval of the checks.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
