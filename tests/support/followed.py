@@ -143,6 +143,13 @@ class Changer(keras.callbacks.Callback):
         self.model.stop_training = epoch == 2
 
 
+class Annealing(keras.callbacks.Callback):
+    """Lowers a variable of the loss that the model refers to, and that Keras does not track."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.scale.assign(0.9 * self.model.scale)
+
+
 class Trials:
     """The trainings; each returns JSON values."""
 
@@ -315,9 +322,10 @@ class Trials:
             return scale * keras.losses.sparse_categorical_crossentropy(y, output)
 
         model = self.model(loss=loss, dropout=0.2, seed=seed)
+        model.scale = scale
         callbacks = [
             follower,
-            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: scale.assign(0.9 * scale)),
+            Annealing(),
             keras.callbacks.ReduceLROnPlateau("val_loss", patience=2, factor=0.5, min_delta=10.0),
             keras.callbacks.EarlyStopping("mean", mode="min", patience=5, restore_best_weights=True),
         ]

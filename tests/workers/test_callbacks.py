@@ -341,9 +341,13 @@ def test_variables_that_callbacks_hold_are_found():
             MODULES.assign_add(1)
 
     setting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: held[1].assign(2.0))
-    found = broadcast.find_variables([Holding(), setting, keras.callbacks.EarlyStopping()])
-    expected = {id(one) for one in (*held, nested, weighted.weight, MODULES)}
-    assert len(found) == 5 and {id(one) for one in found} == expected
+    model = compiled()
+    model.layers[0].scale = tf.Variable(1.0)
+    found = broadcast.find_variables([Holding(), setting, keras.callbacks.EarlyStopping()], model)
+    mine = (*model.variables, *model.metrics_variables)
+    found = [one for one in found if all(one is not variable for variable in mine)]
+    expected = {id(one) for one in (*held, nested, weighted.weight, MODULES, model.layers[0].scale)}
+    assert len(found) == 6 and {id(one) for one in found} == expected
 
 
 def config(*specs, **changes):

@@ -178,7 +178,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         state.regular = state.step
     _record_metrics(run, state)
     if tools.checkpointer is not None:
-        state.callbacks, arrays = run.callbacks.state()
+        state.callbacks, arrays = run.callbacks.state(run.variables.values())
         tools.checkpointer.save(state.step, checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
 
 
@@ -200,7 +200,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     if tools.checkpointer is None:
         return
     tools.checkpointer.wait()
-    state.callbacks, arrays = run.callbacks.state()
+    state.callbacks, arrays = run.callbacks.state(run.variables.values())
     arrays = checkpoint_format.snapshot(run.variables) | arrays
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays, state.to_json())

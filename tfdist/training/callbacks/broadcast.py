@@ -29,12 +29,12 @@ def runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
     return getattr(callback, "on_all_workers", type(callback) in _EVERYWHERE)
 
 
-def find_variables(callbacks: list[keras.callbacks.Callback]) -> list[Any]:
-    """Returns the variables in callbacks' attributes, and in the closures and globals that their functions use.
+def find_variables(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> list[Any]:
+    """Returns the variables in the attributes of callbacks and `model`, and in the closures and globals that they use.
 
     Lists, tuples and dicts are searched, and the attributes of models, layers, losses and metrics.
     """
-    waiting: list[Any] = []
+    waiting: list[Any] = [model] if callbacks else []
     for callback in callbacks:
         attributes = list(vars(callback).values())
         users = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith("keras.")]

@@ -7,7 +7,7 @@ chief's learning rate is used on all workers.
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -81,7 +81,7 @@ class CallbackRunner:
         """Finds out which hooks any worker needs: scripts written for Horovod pass some callbacks only on the chief."""
         trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
         known = {id(one) for one in (*trained, *self._model.variables, *self._model.metrics_variables)}
-        found = [variable for variable in broadcast.find_variables(callbacks) if id(variable) not in known]
+        found = [variable for variable in broadcast.find_variables(callbacks, self._model) if id(variable) not in known]
         self._held = state.named_variables(found)
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
@@ -192,12 +192,18 @@ class CallbackRunner:
         self.stopped_on_nan = self.stop()
         return self.stopped_on_nan
 
-    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Returns the callbacks' state for a checkpoint: JSON values, and arrays by name. Called on the chief only."""
+    def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Returns the callbacks' state for a checkpoint: JSON values, and arrays by name. Called on the chief only.
+
+        Args:
+            variables: those that the checkpoint holds anyway.
+        """
         if not self.active:
             return {}, {}
         values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
-        return {"callbacks": values, "stop": self.stop()}, arrays | state.changed(self._held, self._held_initial)
+        known = {id(one) for one in variables}
+        held = {name: variable for name, variable in self._held.items() if id(variable) not in known}
+        return {"callbacks": values, "stop": self.stop()}, arrays | state.changed(held, self._held_initial)
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restores what `state` returned; called after variables were restored from the checkpoint."""
