@@ -105,8 +105,9 @@ class CachedSource:
     ):
         self._source, self._load, self._directory, self._check = source, load, directory, check
         self.num_classes = getattr(source, "num_classes", None)
-        if hasattr(source, "fingerprint"):
-            self.fingerprint = source.fingerprint
+        for name in ("fingerprint", "modified"):
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
         text = json.dumps([identity, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
         # Each user has files of his own: those of others could hold any examples.
         self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"

@@ -21,7 +21,10 @@ Prepare = Callable[..., Batch]
 
 
 class Source(Protocol):
-    """Random access to the examples of one split. Optional: `num_classes: int | None`, `verify()`, `fingerprint()`."""
+    """Random access to the examples of one split.
+
+    Optional: `num_classes: int | None`, `verify()`, `fingerprint()` and `modified()` (docs/guide.md).
+    """
 
     def __len__(self) -> int:
         """The number of examples."""

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, RandomAccessAdapter
+from tfdist.training.state import DataHashes
 
 # Examples that are read for the comparison, evenly spaced.
 _EXAMPLES = 16
@@ -65,6 +66,14 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
             "same data in the same order; each takes its shard. Seed the shuffling: call keras.utils.set_random_seed "
             "before the dataset is made."
         )
+
+
+def hashes(adapter: DataAdapter) -> DataHashes:
+    """Hashes the size of arrays, and some rows, to notice if a run resumes with other data."""
+    if not isinstance(adapter, RandomAccessAdapter):
+        return DataHashes()
+    columns = {name: f"{values.dtype} {digest(values)}" for name, values in _sample(adapter).items()}
+    return DataHashes(own={"the number of examples": str(adapter.num_examples), **columns})
 
 
 def digest(values: np.ndarray) -> str:

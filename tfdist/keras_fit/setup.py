@@ -28,6 +28,7 @@ from tfdist.keras_fit.replacements import optimizer_branches
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.run import Run
+from tfdist.training.state import DataHashes
 from tfdist.training.step import context as context_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import train_step as train_step_lib
@@ -89,6 +90,7 @@ def make_run(
         total_steps=round(config.train.epochs * adapter.steps),
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
         callbacks=CallbackRunner(cluster, model),
+        data_hashes=DataHashes if workdir is None else functools.partial(same_data.hashes, adapter),
         notes=_notes(model, context.optimizer, adapter, workdir),
         train_step=train_step,
         more_variables=more,

@@ -31,7 +31,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         0 if the run is finished; `interruption.EXIT_STOPPED` if it was stopped and is saved.
 
     Raises:
-        ValueError: the workdir holds a run of another config.
+        ValueError: the workdir holds a run of another config, or with other data.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it, and there is one worker.
@@ -50,7 +50,10 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     for line in changes:
         tools.report.event(f"changed: config.{line}", state.step)
     try:
-        start.check_start(run.cluster, run.compared_examples, state.to_json())
+        data = run.data_hashes()
+        start.check_start(run.cluster, data, state.to_json())
+        for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.by_epochs):
+            tools.report.warning(text)
         tools.consistency.check(state)
         return _train_or_stop(tools, state)
     except ReplicaMismatchError:

@@ -17,6 +17,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training.state import DataHashes
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.objective import Objective
@@ -49,8 +50,8 @@ class Run:
     by_epochs: bool = False
     # Each reads a split, and raises a ValueError that names the first example that cannot be read.
     verify: tuple[Callable[[], None], ...] = ()
-    # () -> a few examples by name, which must be the same on all workers.
-    compared_examples: Callable[[], dict[str, tf.Tensor]] = dict
+    # Hashes the data, to compare it with that of other workers and of the saved run.
+    data_hashes: Callable[[], DataHashes] = DataHashes
     # The first step of a new run: above 0 for a script with `initial_epoch`.
     first_step: int = 0
     # The chosen preparation of the data and what it returns, for the log; "": there is none.

@@ -80,7 +80,7 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         **_data_fields(config, inputs, data),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        compared_examples=functools.partial(start.read_examples, data.compared),
+        data_hashes=functools.partial(start.hash_data, data.compared, own=cluster.is_chief),
         callbacks=callbacks,
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),

@@ -261,9 +261,9 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         run = setup.build_run(config, tmp_path / "run")
         evaluation, steps = run.evaluation_data()
         batches.append([*run.training_data(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
-        assert set(run.compared_examples()) == {
+        assert set(run.data_hashes().common) == {
             f"{what} of the {split} split"
-            for what in ("the number of examples", "'image'", "'label'")
+            for what in ("the number of examples", "the fingerprint", "'image'", "'label'")
             for split in SPLITS
         }
     assert len(list((tmp_path / "examples").glob("*/manifest.json"))) == 2

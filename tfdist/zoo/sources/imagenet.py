@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources import errors
+from tfdist.zoo.sources import errors, file_times
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 # Maximum number of open files, and of files indexed in parallel. A process may usually open 1,024 files.
@@ -73,6 +73,15 @@ class ImageNet:
                         f"{self._title}: {self._place(example)} has the label {label + first}, but labels must be "
                         f"{first} to {first + self.num_classes - 1}."
                     )
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the names and sizes of the files, and of the range of the examples."""
+        sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
+        return hashlib.sha256(repr((sizes, self._part.start, self._part.stop)).encode()).hexdigest()[:16]
+
+    def modified(self) -> str:
+        """Returns a hash of the sizes and times of the files."""
+        return file_times.of_files(len(self._files), self._files.__getitem__)
 
     def _place(self, example: int) -> str:
         file, start, _ = self._index[example]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.data import in_memory
 from tfdist.zoo import splits
-from tfdist.zoo.sources import errors, record_files, tfds_builder
+from tfdist.zoo.sources import errors, file_times, record_files, tfds_builder
 from tfdist.zoo.sources.record_files import ArrayRecords, Shard
 
 # Records decoded by one call when the whole source is read.
@@ -92,6 +92,10 @@ class TfdsSource:
         """Returns a hash of the names and sizes of the files, and of the range of records read from each."""
         shards = [(os.path.basename(s.path), tf.io.gfile.stat(s.path).length, s.start, s.count) for s in self._shards]
         return hashlib.sha256(repr((self._title, shards)).encode()).hexdigest()[:16]
+
+    def modified(self) -> str:
+        """Returns a hash of the sizes and times of the files."""
+        return file_times.of_files(len(self._shards), lambda number: self._shards[number].path)
 
     def _find_damage(self, shard: Shard) -> None:
         position = shard.start

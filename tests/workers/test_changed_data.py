@@ -1,0 +1,97 @@
+"""Data that changed between two starts is noticed when the run resumes."""
+
+import os
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist import config as c
+from tfdist.training import loop, setup
+
+pytestmark = pytest.mark.usefixtures("own_signals", "own_process")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """40 images of noise, PATH/SPLIT/CLASS/NUMBER.png, all of one size in bytes."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 16), ("test", 4)):
+        for label in ("cat", "dog"):
+            (tmp_path / "images" / split / label).mkdir(parents=True)
+            for number in range(count):
+                write(tmp_path / "images" / split / label / f"{number}.bmp", rng)
+    return tmp_path / "images"
+
+
+def write(path: pathlib.Path, rng: np.random.Generator) -> None:
+    header = b"BM" + (54 + 192).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
+    header += (40).to_bytes(4, "little") + (8).to_bytes(4, "little") * 2 + (1).to_bytes(2, "little")
+    header += (24).to_bytes(2, "little") + bytes(24)
+    path.write_bytes(header + rng.integers(0, 255, 192, np.uint8).tobytes())
+
+
+def train(root: pathlib.Path, epochs: int, **options) -> None:
+    keras.utils.clear_session()
+    config = c.Config(
+        model={"target": "lab:linear", "num_classes": 2, "input_shape": (8, 8, 3)},
+        data=c.Data(source={"target": "tfdist.zoo.sources:image_folder", "path": str(root)}, batch_size=8),
+        train=c.Train(epochs=epochs),
+    )
+    assert loop.train(setup.build_run(config, root.parent / "run"), **options) == 0
+
+
+def resume(root: pathlib.Path, epochs: int, **options) -> None:
+    (root.parent / "run" / "finished.json").unlink()
+    train(root, epochs, **options)
+
+
+def test_one_image_fewer_is_refused(root):
+    """The run resumed without a word."""
+    train(root, 1)
+    (root / "train" / "dog" / "3.bmp").unlink()
+    words = (
+        r"has changed since the run was saved: .*the number of examples of the train split, .* --allow_config_changes"
+    )
+    with pytest.raises(ValueError, match=words):
+        resume(root, 1)
+    train(root, 2, allow_config_changes=True)
+
+
+def test_changed_contents_are_refused_and_changed_times_are_reported(root, capsys):
+    train(root, 1)
+    os.utime(root / "train" / "cat" / "5.bmp", (1, 1))
+    capsys.readouterr()
+    resume(root, 1)
+    warning = "WARNING: the data has changed since the run was saved: sizes or times of the files of the train split."
+    assert warning in "".join(capsys.readouterr())
+    resume(root, 2, allow_config_changes=True)
+    capsys.readouterr()
+    resume(root, 2)
+    assert "the data has changed" not in "".join(capsys.readouterr())
+    for path in root.glob("*/*/*.bmp"):
+        write(path, np.random.default_rng(1))
+    with pytest.raises(
+        ValueError, match=r"has changed since the run was saved: 'image' of the train split, 'image' of"
+    ):
+        resume(root, 2)
+
+
+def test_a_script_that_resumes_with_other_arrays_warns(tmp_path, capsys):
+    cluster = tfdist.connect()
+
+    def fit(examples: int, epochs: int) -> None:
+        keras.utils.clear_session()
+        x = np.arange(3 * examples, dtype=np.float32).reshape(-1, 3) / 100
+        with cluster.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        tfdist.fit(cluster, model, x, x[:, :1], batch_size=8, epochs=epochs, verbose=0, workdir=tmp_path)
+
+    fit(32, 1)
+    fit(32, 2)
+    assert "the data has changed" not in "".join(capsys.readouterr())
+    fit(40, 3)
+    assert "the data has changed since the run was saved: the number of examples" in "".join(capsys.readouterr())
