@@ -350,6 +350,20 @@ def test_variables_that_callbacks_hold_are_found():
     assert len(found) == 6 and {id(one) for one in found} == expected
 
 
+def test_a_variable_that_is_not_found_and_changes_is_named(cluster, tmp_path, capsys):
+    holder = type("Holder", (), {})()
+    with cluster.scope():
+        holder.weight = tf.Variable(1.0, name="weight")
+        model = compiled()
+        model.compile("sgd", lambda y, output: holder.weight * keras.losses.mean_squared_error(y, output))
+    lower = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: holder.weight.assign(0.5 * holder.weight))
+    tfdist.fit(cluster, model, np.ones((8, 2)), np.ones((8, 1)), epochs=3, callbacks=[lower], verbose=0)
+    said = (
+        "callbacks change variables that the training step reads, and that no checkpoint holds: weight. Other workers"
+    )
+    assert capsys.readouterr().err.count(said) == 1
+
+
 def config(*specs, **changes):
     parts = {
         "model": {"target": "lab:linear", "num_classes": 10},

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
@@ -61,6 +62,9 @@ class CallbackRunner:
         self._saved: list[keras.callbacks.Callback] = []
         # Variables that callbacks refer to and that no other part of a checkpoint holds, by their names there.
         self._held: dict[str, Any] = {}
+        # Variables that the training step reads and that no checkpoint holds, by name, and hashes of their values.
+        self._watched: dict[str, Any] = {}
+        self._watched_before: dict[str, bytes] = {}
         # Hooks after which stop flag, learning rate and variables are synchronised.
         self._synchronised: set[str] = set()
         self._shows_progress = self._training = False
@@ -141,12 +145,40 @@ class CallbackRunner:
             for callback in self._list.callbacks:
                 with self._without_collectives(callback, hook):
                     getattr(callback, hook)(*arguments)
+        if hook == "on_epoch_end":
+            self._check_watched()
         if watched:
             self._variables.end()
         if synchronised:
             self._synchronise()
         if hook in ("on_test_end", "on_predict_end"):
             self._broadcast_attributes()
+
+    @property
+    def held(self) -> list[Any]:
+        """The variables that callbacks refer to, and that a checkpoint holds for them if they change."""
+        return list(self._held.values())
+
+    def watch(self, variables: list[tf.Variable]) -> None:
+        """Notes variables that the training step reads and no checkpoint holds: callbacks must not change them."""
+        if self.active and self._cluster.is_chief:
+            self._watched = state.named_variables(variables)
+            self._watched_before = state.digests(self._watched)
+
+    def _check_watched(self) -> None:
+        changed = state.changed(self._watched, self._watched_before)
+        if not changed:
+            return
+        names = sorted({self._watched[name].name.partition("/replica_")[0].partition(":")[0] for name in changed})
+        self._watched = {}
+        text = (
+            f"callbacks change variables that the training step reads, and that no checkpoint holds: "
+            f"{', '.join(names)}. Other workers and a resumed run do not get their values. Make each an attribute of "
+            "the callback or of the model"
+        )
+        if self._cluster.num_workers > 1 and not any(map(broadcast.runs_on_all_workers, self._saved)):
+            raise ValueError(f"C{text[1:]}.")
+        self._warn(text)
 
     def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
         """Calls on_train_begin: before the first step, and before variables are restored from a checkpoint.

@@ -1,7 +1,10 @@
-"""Refuses a training step that writes variables that no checkpoint holds: a resumed run would not have their values."""
+"""Refuses a training step that writes variables that no checkpoint holds: a resumed run would not have their values.
+
+Variables that it only reads are watched: a callback may change them.
+"""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -33,9 +36,9 @@ def refuse_unsaved(run: Run, run_steps: Callable[..., Any]) -> Callable[..., Any
 
 def _check(run: Run, graph: Any) -> None:
     written = stateful_ops.written_inputs(graph)
-    handles = {id(external): external for external, inside in graph.captures if inside.op.name in written}
-    for handle in _known_handles(run):
-        handles.pop(id(handle), None)
+    known = {id(handle) for handle in _known_handles(run)}
+    captured = {id(external): inside.op.name for external, inside in graph.captures if id(external) not in known}
+    handles = [one for one, name in captured.items() if name in written]
     if handles:
         names = {id(one.handle): one.name.partition("/replica_")[0].partition(":")[0] for one in graph.variables}
         found = ", ".join(sorted({names.get(one, "one without a name") for one in handles}))
@@ -44,6 +47,8 @@ def _check(run: Run, graph: Any) -> None:
             "No checkpoint holds them and replicas do not share them: a resumed run would be another run. Make each in "
             "a layer: add_weight(..., trainable=False), or a keras.Variable or SeedGenerator in an attribute."
         )
+    held = {id(handle) for handle in _handles(run, run.callbacks.held)}
+    run.callbacks.watch([one for one in graph.variables if id(one.handle) in captured.keys() - held])
 
 
 def _known_handles(run: Run) -> Iterator[tf.Tensor]:
@@ -52,5 +57,9 @@ def _known_handles(run: Run) -> Iterator[tf.Tensor]:
     known = [*run.variables.values(), context.totals, context.communication, *context.model.metrics_variables]
     state = getattr(context.objective, "metric_state", None)
     known += [] if state is None else state.variables()
-    for variable in map(checkpoint_format.tf_variable, known):
+    yield from _handles(run, known)
+
+
+def _handles(run: Run, variables: Iterable[Any]) -> Iterator[tf.Tensor]:
+    for variable in map(checkpoint_format.tf_variable, variables):
         yield from (local.handle for local in run.cluster.strategy.experimental_local_results(variable))
