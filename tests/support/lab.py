@@ -57,13 +57,17 @@ def normalised(num_classes: int = 10, input_shape=(8, 8, 1), momentum: float = 0
 
 
 def synchronised(num_classes: int = 10, input_shape=(8, 8, 1), masked: bool = False) -> keras.Model:
-    """Returns synchronised batch normalisation of the rows of the images, dark ones masked, and a dense layer."""
+    """Returns synchronised batch normalisation of the rows of the images, dark ones masked, and a dense layer.
+
+    All layers are of type float64: in float32 a weight differs by 3e-6 between topologies, by rounding.
+    """
     inputs = keras.Input(tuple(input_shape), name="image")
-    outputs = keras.layers.Reshape((8, 8), name="rows")(inputs)
+    outputs = keras.layers.Reshape((8, 8), dtype="float64", name="rows")(inputs)
     mask = keras.ops.any(outputs[:, :, 3:4] > 0.5, axis=-1) if masked else None
-    norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.9, name="norm")
-    outputs = keras.layers.Flatten(name="flatten")(norm(outputs, mask=mask))
-    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="synchronised")
+    norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.9, dtype="float64", name="norm")
+    outputs = keras.layers.Flatten(dtype="float64", name="flatten")(norm(outputs, mask=mask))
+    logits = keras.layers.Dense(num_classes, dtype="float64", name="logits")(outputs)
+    return keras.Model(inputs, logits, name="synchronised")
 
 
 def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
