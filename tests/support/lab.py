@@ -302,6 +302,19 @@ def with_nan(batch, seeds, *, training, examples, **image) -> Mapping[str, tf.Te
     return prepared | {"image": tf.where(bad, tf.constant(float("nan"), prepared["image"].dtype), prepared["image"])}
 
 
+class Lowering(keras.callbacks.Callback):
+    """Halves the learning rate, once: after the batch with this index."""
+
+    def __init__(self, batch: int):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.batch = None
+            self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+
+
 class Scaled(keras.layers.Layer):
     """Divides by a running mean in a `tf.Variable`, which Keras does not track."""
 

@@ -127,6 +127,14 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
     assert same_bits(run(copy, made), expected)
 
 
+def test_a_learning_rate_that_a_callback_has_lowered_stays_after_a_rollback(tmp_path):
+    made = config("rollback", 7)
+    made.learning_rate = c.LearningRate(peak=0.01, schedule={"target": "tfdist.zoo.schedules:settable"})
+    made.callbacks = [{"target": "tests.support.lab:Lowering", "batch": 5}]  # After the checkpoint of step 4.
+    (rate,) = (float(value) for name, value in run(tmp_path, made).items() if name.endswith("learning_rate"))
+    assert rate == pytest.approx(0.005)
+
+
 @pytest.mark.slow
 def test_two_workers_go_back_alike_and_are_resumed_to_the_same_bits(tmp_path):
     whole = tmp_path / "whole"

@@ -100,7 +100,10 @@ def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_st
     saved = restore.broadcast_saved(run.cluster, saved)
     if saved is None:
         raise diverged(tools, f"{text}, and there is no checkpoint to roll back to", (bad_step, bad_step))
+    rate = optimizer_lib.settable_learning_rate(run.context.optimizer)
     restore.restore(run.cluster, saved, run.variables)
+    if rate is not None:  # As callbacks have set it: they do not go back.
+        run.context.optimizer.learning_rate = rate
     optimizer_lib.step_count(run.context.optimizer).assign(bad_step)
     state.step, state.rollbacks = bad_step, state.rollbacks + 1
     state.interval.reset()
