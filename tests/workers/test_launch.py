@@ -171,7 +171,8 @@ def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path):
     with launched(launching(tmp_path)) as process:
         ready(process)
         time.sleep(random.uniform(0.0, 3.0))
-        assert len(processes_with(str(tmp_path))) == 3
+        # A process that a worker starts has the worker's command line until it executes its own program.
+        assert len(processes_with(str(tmp_path))) >= 3
         process.kill()
         process.wait()
         until(lambda: not processes_with(str(tmp_path)), 5)
