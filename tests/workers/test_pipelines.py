@@ -152,6 +152,23 @@ def test_a_dataset_of_the_users_trains_as_the_source_does_and_resumes_to_the_bit
     assert "a resume reads the interrupted epoch again" in note
 
 
+@pytest.mark.parametrize("pipeline", ["stream", "textbook"])
+def test_both_pipelines_call_compute_average_loss_and_strategy_reduce(digits, monkeypatch, pipeline):
+    called = []
+
+    def noted(name, function):
+        def call(*args, **keywords):
+            called.append((name, keywords.get("global_batch_size")))
+            return function(*args, **keywords)
+
+        return call
+
+    for owner, name in ((tf.nn, "compute_average_loss"), (tf.distribute.Strategy, "reduce")):
+        monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
+    assert loop.train(digits("noted", pipeline=pipeline)) == 0
+    assert set(called) == {("compute_average_loss", 96), ("reduce", None)}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

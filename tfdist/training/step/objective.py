@@ -135,8 +135,8 @@ class PerExampleObjective:
             self._check_names(check_values(values, num_examples))
             # Divided once, by the global count: the optimizer applies the sum over replicas and micro-batches.
             dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
-            # As tf.nn.compute_average_loss, without its check of the batch size, which runs on the host in each step.
-            loss = tf.math.divide_no_nan(tf.reduce_sum(tf.cast(values["loss"], dtype)), self.global_batch)
+            losses = tf.cast(values["loss"], dtype)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=self.global_batch)
             if self.model.losses:
                 regularization = tf.cast(tf.add_n(self.model.losses), dtype)
                 loss += tf.nn.scale_regularization_loss(regularization) / self.micro_batches
