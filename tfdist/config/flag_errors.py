@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import diff, flag_help, schema, user_code
+from tfdist.config import config_dict, diff, flag_help, schema, user_code
 
 _OVERRIDE = re.compile(r"(no)?config\.")
 
@@ -50,7 +50,10 @@ def _is_known(name: str) -> bool:
 
 
 def check_file(argv: Sequence[str]) -> None:
-    """Exits with the nearest file if --config is missing or names no file."""
+    """Exits with a message if --config is missing, is given twice or names no file."""
+    given = [word for word in argv[1:] if re.fullmatch(r"--?config(=.*)?", word, re.DOTALL)]
+    if len(given) > 1:
+        sys.exit(f"--config is given {len(given)} times: give one config file. Received: {' '.join(given)}")
     path = config_path(argv)
     if not path:
         sys.exit("Missing --config: give a config file, such as --config=configs/digits.py")
@@ -73,7 +76,7 @@ def file_problem(path: str) -> str:
 def load(path: str) -> Any:
     """Returns the config of `path`, the value of --config, without the fields that the command line overrides."""
     file, _, argument = path.partition(":")
-    return runpy.run_path(file)["get_config"](*filter(None, [argument]))
+    return config_dict.to_config(runpy.run_path(file)["get_config"](*filter(None, [argument])))
 
 
 def explain(argv: Sequence[str]) -> None:

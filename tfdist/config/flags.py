@@ -17,7 +17,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist.config import flag_errors, flag_help, schema
+from tfdist.config import config_dict, flag_errors, flag_help, schema
 
 NONE_WORDS = ("none", "None")
 # Python's messages for flags of the tools.
@@ -79,12 +79,16 @@ def define_config() -> flags.FlagHolder:
     for kind in (list, dict, types.NoneType):
         config_flags.register_flag_parser_for_type(kind, _Literal(kind))
     config_flags.register_flag_parser_for_type(Any, _Literal(types.NoneType))
-    return config_flags.DEFINE_config_file(
+    holder = config_flags.DEFINE_config_file(
         "config",
         None,
         "The config file, such as configs/digits.py. Required.",
         lock_config=False,
     )
+    parser = flags.FLAGS["config"].parser
+    load = parser.parse
+    parser.parse = lambda path: config_dict.to_config(load(path))  # Overrides see a `schema.Config` only.
+    return holder
 
 
 def define_run_flags() -> None:
@@ -167,7 +171,8 @@ def parse(argv: list[str]) -> list[str]:
         return rest
     config, path = flags.FLAGS["config"].value, flag_errors.config_path(argv)
     if not isinstance(config, schema.Config):
-        sys.exit(f"--config={path}: get_config() must return a tfdist.config.Config. Received: {type(config).__name__}")
+        wanted = "get_config() must return a tfdist.config.Config or a ConfigDict"
+        sys.exit(f"--config={path}: {wanted}. Received: {type(config).__name__}")
     for name, value in flags.FLAGS["config"].override_values.items():
         _none_where_meant(config, name, value)
     return rest

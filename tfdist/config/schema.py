@@ -1,7 +1,8 @@
 """The configuration of a run: every field with its meaning, unit, default and allowed values. Imports no TensorFlow.
 
-A config file defines `get_config()`, which returns a `Config`. A field of type `dict` is a spec: it names a function by
-dotted path and gives its keyword arguments, such as `{"target": "my_lab.losses:focal", "gamma": 2.0}`.
+A config file defines `get_config()`, which returns a `Config`, or an `ml_collections.ConfigDict` with the same names.
+A field of type `dict` is a spec: it names a function by dotted path and gives its keyword arguments, such as
+`{"target": "my_lab.losses:focal", "gamma": 2.0}`.
 The config does not describe the machines: batch sizes are global, and the replicas are detected.
 """
 

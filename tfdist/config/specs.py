@@ -4,8 +4,16 @@ import difflib
 import functools
 import importlib
 import inspect
+import os
+import re
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from tfdist.config import user_code
+
+_PACKAGE = os.path.join(Path(__file__).parents[1], "")
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -21,10 +29,23 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
         The function's result.
 
     Raises:
-        ValueError: the target cannot be imported, or its signature does not accept these arguments.
+        ValueError: the target cannot be imported, its signature does not accept these arguments, or the call fails.
     """
     function = resolve(spec, field=field)
-    return function(*args, **_bind(function, spec, args, extra, field))
+    keywords = _bind(function, spec, args, extra, field)
+    try:
+        return function(*args, **keywords)
+    except Exception as error:
+        if type(error).__module__.startswith("tensorflow") or _raised_by_tfdist(error):
+            raise
+        more = " --verbosity=1 shows the whole stack." if user_code.place(error) else ""
+        raise ValueError(user_code.explain(error, field) + more) from error
+
+
+def _raised_by_tfdist(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    deeper = len(frames) > 1 and frames[-1].filename.startswith(_PACKAGE)
+    return deeper and isinstance(error, ValueError | OSError)
 
 
 def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected: Any) -> Callable[..., Any]:
@@ -49,7 +70,7 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
 def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     """Imports and returns the function named by `spec["target"]`; raises ValueError as `build`."""
     target = spec.get("target")
-    if not isinstance(target, str) or target.count(":") != 1:
+    if not isinstance(target, str) or not re.fullmatch(r"[^:.][^:]*:[^:]+", target):
         raise ValueError(f'{field}.target must name a function as "package.module:function". Received: {target!r}')
     module_name, _, name = target.partition(":")
     try:
@@ -82,7 +103,10 @@ def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) 
     if repeated:
         raise ValueError(f"{field}.{repeated[0]} is set by tfdist: remove it. Received: {spec!r}")
     merged = extra | keywords
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise ValueError(f"{field}.target={spec['target']!r} has no signature: name a function of Python.") from None
     # Keras' optimizers accept any keyword and reject unknown ones later: check the names here.
     of_keras = str(getattr(function, "__module__", "")).startswith("keras.src.optimizers")
     if of_keras or not any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -63,8 +63,10 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         value: Any = config
         for part in name.split("."):
             value = getattr(value, part)
-        if value is not None and not (math.isfinite(value) and value >= low):
+        if value is not None and not low <= value < math.inf:
             yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
+        elif isinstance(value, int) and value >= 2**31:
+            yield f"{name} must be below 2**31. Received: {value}"
 
     def one_of(name: str, value: str, choices: tuple[str, ...]) -> Iterator[str]:
         if value not in choices:
@@ -156,5 +158,3 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
     for spec in config.callbacks:
         if not isinstance(spec, dict):
             yield f'callbacks must be a list of dicts with a "target". Received: {spec!r}'
-    if config.seed >= 2**31:
-        yield f"seed must be below 2**31. Received: {config.seed}"

@@ -244,7 +244,21 @@ from tfdist.config import Config, Train
 
 def get_config():
     model = {"target": "nets:small", "num_classes": 10, "rate": 0.5, "name": None, "on": True}
-    return Config(model=model | {"sizes": [1, 2], "shape": (8, 8)}, train=Train(epochs=1.0))
+    model |= {"sizes": [1, 2], "shape": (8, 8)}
+    return Config(model=model, train=Train(epochs=1.0), callbacks=[{"target": "nets:Note"}])
+"""
+CONFIG_DICT = """
+import ml_collections
+
+def get_config():
+    config = ml_collections.ConfigDict()
+    config.model = ml_collections.ConfigDict({"target": "nets:small", "num_classes": 10, "rate": 0.5, "name": None})
+    config.model.update({"on": True, "sizes": [1, 2], "shape": (8, 8)})
+    config.train = {"epochs": 1.0}
+    config.callbacks = [ml_collections.ConfigDict({"target": "nets:Note"})]
+    config.evaluation = ml_collections.ConfigDict({"every": {"epochs": 1}})
+    config.data = ml_collections.ConfigDict({"evaluation_batch_size": ml_collections.config_dict.placeholder(int)})
+    return config
 """
 SCRIPT = """
 import dataclasses, sys
@@ -265,6 +279,14 @@ def command_line(tmp_path_factory):
     directory = tmp_path_factory.mktemp("command_line")
     (directory / "base.py").write_text(CONFIG_FILE)
     (directory / "nets.py").write_text("import tensorflow\n\n\ndef small(num_classes, *, width=3):\n    pass\n")
+    (directory / "dict.py").write_text(CONFIG_DICT)
+    for name, line in {
+        "section": "config.data.batchsize = 3",
+        "field": "config.sed = 3",
+        "type": "config.data.batch_size = 'many'",
+    }.items():
+        text = CONFIG_DICT.replace("return config", f"{line}\n    return config")
+        (directory / f"wrong_{name}.py").write_text(text)
     (directory / "other.py").write_text("def get_config():\n    return {'seed': 3}\n")
     (directory / "empty.py").touch()
     (directory / "syntax.py").write_text("\ndef get_config(:\n")
@@ -364,12 +386,13 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
         (["--config=bas"], "Did you mean --config=base.py?"),
         (["--config=empty.py"], "--config=empty.py: the file must define get_config(), which returns a tfdist.config"),
         (["--config=syntax.py"], "--config=syntax.py: syntax.py, line 2, `def get_config(:`: invalid syntax."),
+        (["--config=base.py", "--config=nowhere.py"], "--config is given 2 times: give one config file. Received: --c"),
         (["--config=typo.py"], "Config.__init__() got an unexpected keyword argument 'sed'."),
         (["bse.py"], "/bse.py. Did you mean --config=base.py?"),
         (["--config=nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config=base.py", "eval"], "Arguments without a flag are not supported. Received: 'eval'"),
-        (["--config=other.py"], "get_config() must return a tfdist.config.Config. Received: dict"),
+        (["--config=other.py"], "get_config() must return a tfdist.config.Config or a ConfigDict. Received: dict"),
         (["--config.seed=3", "--config=base.py"], "Found --config.seed=3 in argv before a value for --config"),
     ],
 )
@@ -384,6 +407,34 @@ def test_a_config_file_may_be_given_without_its_flag(command_line):
     words = ["--workdir", "my.py", "configs/digits.py", "--config.seed=1"]
     assert flags.with_config_flag(words) == ["--workdir", "my.py", "--config=configs/digits.py", "--config.seed=1"]
     assert flags.with_config_flag(["--config", "a.py", "b.py"]) == ["--config", "a.py", "b.py"]
+
+
+def fields(done):
+    """The fields that the script has printed; a ConfigDict sorts its names."""
+    return eval(done.stdout.rsplit(maxsplit=1)[0])
+
+
+@pytest.mark.parametrize("overrides", [[], ["--config.data.batch_size=48", "--config.train.steps=7"]])
+def test_a_config_dict_is_the_config_of_the_same_fields(command_line, overrides):
+    overrides = [*overrides, "--config.train.epochs=none"] if overrides else []
+    expected = command_line("base.py", *overrides)
+    assert expected.returncode == 0, expected.stderr
+    done = command_line("dict.py", *overrides)
+    assert done.returncode == 0, done.stderr
+    assert fields(done) == fields(expected)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--config=wrong_section.py", "config.data has no field 'batchsize'. Did you mean 'batch_size'?"),
+        ("--config=wrong_field.py", "config has no field 'sed'. Did you mean 'seed'?"),
+        ("--config=wrong_type.py", "config.data.batch_size must be int. Received: 'many' (str)"),
+    ],
+)
+def test_a_config_dict_is_checked_as_the_dataclass_is(command_line, argument, message):
+    done = command_line(argument)
+    assert done.returncode == 1 and message in done.stderr
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "--helpfull", "--help=config"])
