@@ -122,8 +122,8 @@ class Communication:
 
     # "nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if the replicas are GPUs.
     implementation: str = "auto"
-    # Size of one all-reduce in bytes: gradients are packed, and each pack is sent as soon as its gradients are
-    # computed. 0: one pack. None: 32 MB with NCCL, 8 MB with the ring (docs/speed.md).
+    # Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
+    # while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 8 MB with the ring.
     bytes_per_pack: int | None = None
     # Data type of the gradients on the network. "float32": not converted. "bfloat16" or "float16": half the bytes;
     # weights and optimizer slots stay float32.
