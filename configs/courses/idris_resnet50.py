@@ -8,7 +8,8 @@
 | `SGD(0.001 * n_workers)`, no momentum | 0.001 x batch / 64 (`learning_rate.scaling="linear"`) |
 | `SparseCategoricalCrossentropy(from_logits=True)`, accuracy | the same |
 | `fit(epochs=10, steps_per_epoch=100)` | 1000 steps, a report and an evaluation after every 100 |
-| shuffle, then batch; `drop_remainder=True`; seed 1234 | the same seed, another permutation |
+| shuffle, then batch; `drop_remainder=True`; seed 1234 | the same, with a seed for each epoch made of 1234 |
+| `experimental_distribute_dataset` | `data.pipeline="textbook"` |
 
 The page prints no results and no network for these lines; its notebook trains ResNet50 on CIFAR-10.
 """
@@ -30,6 +31,7 @@ def get_config() -> c.Config:
             source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
             prepare={"target": "tfdist.zoo.courses:images"},
             batch_size=64,
+            pipeline="textbook",
         ),
         objective={
             "target": "tfdist.zoo.objectives:keras_loss",

@@ -97,7 +97,7 @@ def start(options: c.Cluster, **changes) -> run_lib.Run:
 
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
-    iterator = run.cluster.distribute(run.training_data(first, last))
+    iterator = run.open_training(first, last)
     call = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context))
     vector, _ = call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return run.objective.results(run.context.execution_layout.to_dict(vector))

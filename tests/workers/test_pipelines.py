@@ -1,5 +1,6 @@
 """The textbook pipeline and fixed shards: what each worker reads, in every step and after an interruption."""
 
+import dataclasses
 import shutil
 import sys
 
@@ -12,6 +13,7 @@ import topologies
 from launching import REPOSITORY, run_all
 from processes import started, until
 
+from configs.courses import idris_resnet50
 from tfdist import config as c
 from tfdist.data import inputs as inputs_lib
 from tfdist.data import textbook
@@ -167,6 +169,44 @@ def test_both_pipelines_call_compute_average_loss_and_strategy_reduce(digits, mo
         monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
     assert loop.train(digits("noted", pipeline=pipeline)) == 0
     assert set(called) == {("compute_average_loss", 96), ("reduce", None)}
+
+
+def test_the_config_of_idris_has_the_losses_of_the_default_pipeline_on_the_same_order(tmp_path, own_process):
+    def make(name, **data):
+        keras.utils.clear_session()
+        config = idris_resnet50.get_config()
+        assert config.data.pipeline == "textbook" and config.data.shuffle
+        config.model = {"target": "tests.support.lab:linear", "input_shape": (32, 32, 3)}
+        config.data = dataclasses.replace(config.data, evaluation_split=None, **data)
+        config.train.steps, config.report.every.steps, config.report.tensorboard = 8, 1, False
+        config.checkpoint.every.steps, config.checkpoint.best_metric = 8, None
+        return setup.build_run(config, tmp_path / name)
+
+    examples = {"target": "tfdist.zoo.sources:synthetic", "shape": (32, 32, 3), "num_examples": 300}
+    textbook_run = make("textbook", source=examples)
+    batches = list(textbook_run.training_data(0, 8).take(8).as_numpy_iterator())
+    order = {f"{name}_train": np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    np.savez(tmp_path / "order.npz", **order)
+    recorded = {"target": "tfdist.zoo.sources:npz", "path": str(tmp_path / "order.npz")}
+    prepared = {"target": "tfdist.zoo.prepare:identity"}
+    default = {"source": recorded, "prepare": prepared, "pipeline": "stream", "shuffle": False}
+    assert loop.train(textbook_run) == loop.train(make("stream", **default)) == 0
+    reports = [topologies.records(tmp_path / name, "train") for name in ("textbook", "stream")]
+    losses, expected = ([(line["loss"], line["accuracy"]) for line in lines] for lines in reports)
+    assert losses == expected and len({*losses}) == 8
+    # Two epochs of four steps, in different orders.
+    first, second = np.split(order["label_train"], 2)
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.slow
+def test_both_pipelines_have_the_same_losses_on_two_workers_in_the_order_of_the_source(tmp_path):
+    for pipeline in ("textbook", "stream"):
+        options = (f"--config.data.pipeline={pipeline}", "--config.data.shuffle=false")
+        topologies.train(tmp_path / pipeline, *options, workers=2)
+    reports = [topologies.records(tmp_path / pipeline, "train") for pipeline in ("textbook", "stream")]
+    losses, expected = ([line["loss"] for line in lines] for lines in reports)
+    assert losses == expected and len(losses) == 20
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_a_recipe_makes_the_steps_of_its_page(
     config.learning_rate.reference_batch_size = batch
     config.data.source = {"target": "tfdist.zoo.sources:synthetic", "shape": shape, "num_examples": steps * batch}
     config.data.evaluation_split = None
+    config.data.pipeline = "stream"  # The order of `order.permuted`; tests/workers/test_pipelines.py compares both.
     config.checkpoint.best_metric = None
     config.train.epochs, config.train.steps = None, steps
     config.report.tensorboard, config.report.every.epochs = False, 1
