@@ -132,6 +132,57 @@ def test_the_lists_and_the_nearest_names():
         command.find_task(command.COURSES["piz_daint"], "rng")
 
 
+def test_the_commands_of_a_course_write_into_its_own_directory():
+    code, output, _ = course("--list")
+    assert code == 0
+    name, found = "", set()
+    for line in output.splitlines():
+        name = line.split(":")[0] if re.match(r"\w+: ", line) else name
+        for directory in re.findall(r"--workdir=(\S+)", line):
+            assert directory.startswith(f"runs/course/{name}/{PAGE}/"), line
+            found.add(name)
+    assert found == {*command.COURSES}
+
+
+def printed_by_epoch():
+    """What the course of BSC prints: the program and its flags -> epoch -> name -> value, as text."""
+    found = {}
+    for line in (pathlib.Path(__file__).parent / "pages" / "cte_power.txt").read_text().splitlines():
+        if line.startswith("$ python "):
+            epochs = found[line.removeprefix("$ python ")] = {}
+        elif line.startswith("Epoch "):
+            values = epochs[int(line.split()[1].split("/")[0])] = {}
+        elif " - " in line:
+            values |= re.findall(r"(loss|accuracy): ([\d.]+)", line)
+            values |= [("seconds", seconds) for seconds in re.findall(r" (\d+)s ", line)]
+    return found
+
+
+def test_an_answer_is_compared_with_the_epoch_under_which_the_page_prints_it(tmp_path):
+    # A run whose values are their own names.
+    epochs = [{name: f"{name} in epoch {epoch}" for name in ("loss", "accuracy", "seconds")} for epoch in range(1, 6)]
+    lines = [json.dumps({"kind": "train", **values}) for values in epochs]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    page, tasks = printed_by_epoch(), {task.number: task for task in command.COURSES["cte_power"].tasks}
+    one, two, four = (f"ResNet50.py --epochs 5 --batch_size {256 * n} --n_gpus {n}" for n in (1, 2, 4))
+    for number, program, count in (("2", "MNIST.py", 5), ("3", "MNIST.py", 5), ("6", one, 5)):
+        answers = [answer for answer in tasks[number].answers if " in epoch " in answer.quantity]
+        assert len(answers) == count
+        for answer in answers:
+            name, epoch = answer.quantity.split(" in epoch ")
+            assert answer.yours(tmp_path, "") == answer.quantity
+            assert page[program][int(epoch)][name] == answer.page
+    answers = {answer.quantity: answer.page for answer in tasks["7"].answers}
+    for gpus, program in (("1 GPU", one), ("2 GPUs", two), ("4 GPUs", four)):
+        assert answers[f"{gpus}: first epoch, s"] == page[program][1]["seconds"]
+        assert answers[f"{gpus}: later epoch, s"] == page[program][2]["seconds"]
+        assert answers[f"{gpus}: accuracy at the end"] == page[program][5]["accuracy"]
+    losses, accuracies = ([page["MNIST.py"][epoch][name] for epoch in (1, 2, 3)] for name in ("loss", "accuracy"))
+    row = f"| loss {', '.join(losses)} in epochs 1, 2 and 3; accuracy {', '.join(accuracies)} |"
+    assert row in (REPOSITORY / "configs/courses/bsc_mnist.py").read_text()
+    assert f"loss {losses[2]}, accuracy {accuracies[2]} in epoch 3;" in (REPOSITORY / "docs/courses.md").read_text()
+
+
 def test_what_is_run_depends_on_data_and_allocation():
     seven = command.find_task(command.COURSES["cte_power"], "7")
     assert command.choose_size(seven, "auto", None, {}) == LAPTOP

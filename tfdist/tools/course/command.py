@@ -124,15 +124,18 @@ def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[
     return typed
 
 
-def overview(courses: Sequence[Course], *, runs: Path, with_commands: bool) -> str:
-    """Returns the list of the tasks of courses; `with_commands`: with the commands of the page's size."""
+def overview(courses: Sequence[Course], *, base: Path, with_commands: bool) -> str:
+    """Returns the list of the tasks of courses; `with_commands`: with the commands of the page's size.
+
+    `base` is the directory of the results of all courses.
+    """
     lines = []
     for course in courses:
         lines += [f"{course.name}: {course.title} ({course.centre})"]
         for task in course.tasks:
             lines.append(f"  {task.number:<12} {task.title}")
             if with_commands:
-                lines += [f"      {line}" for line in task.lines(PAGE, runs=runs, data="DATA")]
+                lines += [f"      {line}" for line in task.lines(PAGE, runs=base / course.name, data="DATA")]
         lines.append(f"  DATA: {course.data}" if with_commands else "")
     return "\n".join([*lines, "python -m tfdist course NAME --task=TASK runs a task."])
 
@@ -213,7 +216,7 @@ def study(names: Sequence[str]) -> int:
     if options.task is not None and len(names) != 1:
         raise ValueError(f"--task needs the name of its course. The courses: {', '.join(COURSES)}.")
     if options.task is None:
-        print(overview(chosen, runs=base / chosen[0].name, with_commands=options.list))
+        print(overview(chosen, base=base, with_commands=options.list))
         return 0
     [course] = chosen
     task, runs = find_task(course, options.task), base / course.name

@@ -58,20 +58,20 @@ def _scaling_answers(file: str = "scaling.csv") -> tuple[Answer, ...]:
 
 _MNIST_ANSWERS = (
     Answer(quantity="parameters", page="62,346", yours=printed(r"([\d,]+) parameters")),
-    Answer(quantity="loss after epoch 1", page="0.9553", yours=report("loss", 0)),
-    Answer(quantity="loss after epoch 2", page="0.2631", yours=report("loss", 1)),
-    Answer(quantity="loss after epoch 5", page="0.1904", yours=report("loss", 4)),
-    Answer(quantity="accuracy after epoch 1", page="0.7612", yours=report("accuracy", 0)),
-    Answer(quantity="accuracy after epoch 5", page="0.9446", yours=report("accuracy", 4)),
+    Answer(quantity="loss in epoch 1", page="0.9553", yours=report("loss", 0)),
+    Answer(quantity="loss in epoch 2", page="0.2631", yours=report("loss", 1)),
+    Answer(quantity="loss in epoch 3", page="0.1904", yours=report("loss", 2)),
+    Answer(quantity="accuracy in epoch 1", page="0.7612", yours=report("accuracy", 0)),
+    Answer(quantity="accuracy in epoch 3", page="0.9446", yours=report("accuracy", 2)),
     Answer(quantity="accuracy on test", page="0.9671", yours=report("accuracy", -1, "evaluation")),
 )
 _EPOCHS = (
     Answer(quantity="parameters", page="not printed", yours=printed(r"([\d,]+) parameters")),
-    Answer(quantity="first epoch, s", page="49", yours=report("seconds", 0)),
-    Answer(quantity="second epoch, s", page="45", yours=report("seconds", 1)),
-    Answer(quantity="accuracy after epoch 1", page="0.2506", yours=report("accuracy", 0)),
-    Answer(quantity="accuracy after epoch 2", page="0.3536", yours=report("accuracy", 1)),
-    Answer(quantity="accuracy after epoch 5", page="0.5070", yours=report("accuracy", 4)),
+    Answer(quantity="seconds in epoch 1", page="49", yours=report("seconds", 0)),
+    Answer(quantity="seconds in epoch 2", page="45", yours=report("seconds", 1)),
+    Answer(quantity="accuracy in epoch 1", page="0.2506", yours=report("accuracy", 0)),
+    Answer(quantity="accuracy in epoch 2", page="0.3536", yours=report("accuracy", 1)),
+    Answer(quantity="accuracy in epoch 5", page="0.5070", yours=report("accuracy", 4)),
 )
 
 COURSE = Course(
