@@ -288,10 +288,33 @@ def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
     assert all(re.search(line, text) for text in said), said
 
 
+DYING = """
+import os, signal
+from tfdist import config
+from tfdist.cluster import process_exit, strategy
+def die(planned, addresses):
+    os.kill(os.getpid(), signal.SIGKILL)
+if '"index": 1' in os.environ["TF_CONFIG"]:
+    strategy._multi_worker_strategy = die
+process_exit.run_and_exit(lambda: strategy.connect(config.Cluster(connect_seconds=240.0)))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_before_its_server_of_tensorflow_listens_is_named_at_once():
+    with started([[sys.executable, "-c", DYING]] * 2, topologies.environments(2)) as workers:
+        pid = workers.processes[1].pid
+        codes, said = workers.ends([1, 0])
+    assert codes == [-KILL, -KILL], said
+    line = rf"tfdist: worker 0: worker 1 \(host .*, pid {pid}\) is lost: it no longer answers \(.*\)\. Restart all .*\n"
+    assert re.fullmatch(line, said[1]), said
+
+
 STARTING = """
 import ctypes, sys, time
 from tfdist.cluster.liveness import startup_watchdog
-roster = [{"rank": rank, "address": f"localhost:{sys.argv[2]}", "host": "n9", "pid": 7} for rank in range(2)]
+one = {"address": f"localhost:{sys.argv[2]}", "watchdog_port": int(sys.argv[3]), "host": "n9", "pid": 7}
+roster = [one | {"rank": rank} for rank in range(2)]
 with startup_watchdog.deadline(0, roster, 60.0):
     time.sleep(0.5)
 print("started", flush=True)
@@ -307,14 +330,13 @@ class Greeter(socketserver.BaseRequestHandler):
         self.request.sendall(b"hello")
 
 
-def start_with(seconds, port):
-    command = [sys.executable, "-c", STARTING, str(seconds), str(port)]
+def start_with(seconds, port, watchdog_port):
+    command = [sys.executable, "-c", STARTING, str(seconds), str(port), str(watchdog_port)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_ends():
-    (port,) = topologies.free_ports(1)
-    process = start_with(0.5, port)
+    process = start_with(0.5, *topologies.free_ports(2))
     said = process.communicate(timeout=60)
     assert process.returncode == -KILL
     assert said == (
@@ -324,11 +346,13 @@ def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_e
     )
 
 
-def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once():
-    (port,) = topologies.free_ports(1)
+@pytest.mark.parametrize("open_port", ["address", "watchdog_port"])
+def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once(open_port):
+    """Whether its server of TensorFlow listened already, or only its watchdog process."""
+    port, closed = topologies.free_ports(2)
     with socketserver.ThreadingTCPServer(("", port), Greeter) as server:
         threading.Thread(target=server.serve_forever).start()
-        process = start_with(600, port)
+        process = start_with(600, *((port, closed) if open_port == "address" else (closed, port)))
         assert process.stdout.readline() == "started\n"
         time.sleep(5.0)
         assert process.poll() is None

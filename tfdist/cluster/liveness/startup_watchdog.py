@@ -48,14 +48,7 @@ def deadline(
         listener: where the watchdog process replies for this worker after the block; None: it ends with the block.
         keys: what signs its replies.
     """
-    others = [
-        [
-            *hostlist.split_address(worker["address"]),
-            f"worker {worker['rank']} (host {worker['host']}, pid {worker['pid']})",
-        ]
-        for worker in members
-        if worker["rank"] != rank
-    ]
+    others = [_other(worker) for worker in members if worker["rank"] != rank]
     port = None if listener is None else listener.fileno()
     secrets = [secret.hex() for secret in keys.secrets] if keys else []
     arguments = json.dumps([os.getpid(), rank, seconds, others, port, secrets])
@@ -86,6 +79,12 @@ def deadline(
         _tell(watchdog, "started")
         listener.close()
         _running.append(watchdog)
+
+
+def _other(worker: Mapping[str, Any]) -> tuple[str, int, int | None, str]:
+    host, port = hostlist.split_address(worker["address"])
+    name = f"worker {worker['rank']} (host {worker['host']}, pid {worker['pid']})"
+    return host, port, worker.get("watchdog_port"), name
 
 
 def _tell(watchdog: subprocess.Popen, line: str) -> None:

@@ -1,9 +1,10 @@
 """The watchdog process of startup_watchdog.py; a program that imports the standard library only.
 
 It reads its arguments as one line of JSON from standard input. A second line follows when the worker has started; until
-then it connects to the gRPC ports of the others every second: TensorFlow opens each port early in its start, and closes
-it only when the process ends. Afterwards it replies to other workers whether its worker is running or stopped, until
-standard input closes: the worker has ended.
+then it connects to the watchdog ports of the others every second: each is open from the rendezvous until the worker
+ends. If a firewall closes one, or a watchdog was killed, it connects to the gRPC port, which TensorFlow opens early in
+its start. Afterwards it replies to other workers whether its worker is running or stopped, until standard input closes:
+the worker has ended.
 """
 
 import contextlib
@@ -17,19 +18,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 _CHECK_SECONDS, _CONNECT_SECONDS = 1.0, 1.0
 # Workers that are checked at the same time, once a second.
 _CHECKS_AT_ONCE = 64
-# A worker whose port was open is lost after this many failed checks in a row.
+# A worker is lost, if a port of it was open, after this many failed checks in a row.
 _FAILED_CHECKS = 3
 # Seconds between the message and SIGKILL: the other workers still find this one, so they all name the same culprit.
 _GRACE_SECONDS = 2.0
 
+# A worker: host, gRPC port, watchdog port, name.
+_Other = tuple[str, int, int | None, str]
 
-def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence[tuple[str, int, str]]) -> None:
+
+def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence[_Other]) -> None:
     """Kills the worker and prints which other worker does not respond, unless it starts or ends in time.
 
     Args:
@@ -37,7 +41,7 @@ def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence
         pid: process id of the worker.
         rank: its rank.
         seconds: time limit of its start.
-        others: (host, port, name) of each other worker.
+        others: host, gRPC port, watchdog port (None: unknown) and name of each other worker.
     """
     deadline = time.monotonic() + seconds
     opened: set[str] = set()
@@ -46,13 +50,11 @@ def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence
     turns = itertools.cycle(others)
     while True:
         left = deadline - time.monotonic()
-        if select.select([stdin], [], [], max(0.0, min(_CHECK_SECONDS, left)))[0]:
-            return
         # In a large job some workers in turn, and again those that have just failed.
         checked = [*itertools.islice(turns, min(len(others), _CHECKS_AT_ONCE))]
-        checked += [other for other in others if other[2] in failures and other not in checked]
+        checked += [other for other in others if other[-1] in failures and other not in checked]
         found = _unreachable(checked, opened)
-        unreachable = {n: why for n, why in unreachable.items() if n not in {name for _, _, name in checked}} | found
+        unreachable = {n: why for n, why in unreachable.items() if n not in {name for *_, name in checked}} | found
         failures = {name: failures.get(name, 0) + 1 for name in found if name in opened}
         lost = [name for name, count in failures.items() if count >= _FAILED_CHECKS]
         if lost:
@@ -63,17 +65,23 @@ def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence
             cause = cause or "all others respond, so one of them is hanging"
             text = f"TensorFlow did not start within {seconds:g} s after a successful rendezvous: {cause}"
             break
+        if select.select([stdin], [], [], min(_CHECK_SECONDS, left))[0]:
+            return
     sys.stderr.write(f"tfdist: worker {rank}: {text}. Restart all workers\n")
     sys.stderr.flush()
     if not select.select([stdin], [], [], _GRACE_SECONDS)[0]:
         os.kill(pid, signal.SIGKILL)
 
 
-def _unreachable(others: Sequence[tuple[str, int, str]], opened: set[str]) -> Mapping[str, str]:
-    """Connects to `others`; returns name -> reason of those that fail. Adds names with a gRPC server to `opened`."""
+def _unreachable(others: Sequence[_Other], opened: set[str]) -> Mapping[str, str]:
+    """Connects to `others`; returns name -> reason of those that fail. Adds names with an open port to `opened`."""
     found = {}
 
-    def check(host: str, port: int, name: str) -> None:
+    def check(host: str, port: int, watchdog_port: int | None, name: str) -> None:
+        if watchdog_port is not None:
+            with contextlib.suppress(OSError), socket.create_connection((host, watchdog_port), _CONNECT_SECONDS):
+                opened.add(name)
+                return
         try:
             with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
                 # gRPC's server sends first, and so does the rendezvous, which used this port before: "tfdist/1".
@@ -90,6 +98,28 @@ def _unreachable(others: Sequence[tuple[str, int, str]], opened: set[str]) -> Ma
     for thread in threads:
         thread.join()
     return found
+
+
+@contextlib.contextmanager
+def _accepting(descriptor: int) -> Iterator[None]:
+    """Accepts and closes the connections of the other watchdogs: the queue of pending ones is limited."""
+    ended = threading.Event()
+    listener = socket.socket(fileno=os.dup(descriptor))
+    listener.settimeout(0.1)
+
+    def accept() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                listener.accept()[0].close()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        listener.close()
 
 
 def reply(stdin: BinaryIO, pid: int, descriptor: int, secrets: Sequence[str]) -> None:
@@ -140,6 +170,7 @@ if __name__ == "__main__":
     # Without a buffer: `select` does not see what is in one.
     with open(0, "rb", buffering=0) as _stdin:
         _pid, *_arguments, _descriptor, _secrets = json.loads(_stdin.readline())
-        watch(_stdin, _pid, *_arguments)
+        with contextlib.nullcontext() if _descriptor is None else _accepting(_descriptor):
+            watch(_stdin, _pid, *_arguments)
         if _stdin.readline() and _descriptor is not None:
             reply(_stdin, _pid, _descriptor, _secrets)
