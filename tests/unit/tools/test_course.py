@@ -35,7 +35,8 @@ def check(line):
     if line[:1] == ["sbatch"]:
         [file] = [word for word in line if word.endswith(".sbatch")]
         assert os.path.isfile(file), file
-        line = ["python", "-m", "tfdist.main", *line[line.index(file) + 1 :]]
+        line = line[line.index(file) + 1 :]
+        line = line[1:] if line[0] == "srun" else ["python", "-m", "tfdist.main", *line]
     assert line[:2] == ["python", "-m"], line
     module, arguments = line[2], line[3:]
     if module == "tfdist.launch":
@@ -94,7 +95,7 @@ def test_every_command_of_every_task_can_be_typed():
         line
         for _, task in TASKS
         for size in (PAGE, LAPTOP)
-        for line in task.lines(size, runs=pathlib.Path("runs"), data="some/data")
+        for line in command.command_lines(task, size, runs=pathlib.Path("runs"), data="some/data", env={})
     ]
     wrong = ["python -m tfdist scaling --config=configs/digits.py --replica=2"]
     wrong += ["python -m tfdist.main --config=configs/digits.py --config.data.source.width=2"]
@@ -207,6 +208,85 @@ def test_what_is_run_depends_on_data_and_allocation():
     assert study.startswith("python -m tfdist scaling ") and "path=cifar --replicas=1,2,4 " in study
 
 
+def typed(name, number, size, **variables):
+    """The command lines of a task in an allocation of these variables; {}: on a machine without one."""
+    task = command.find_task(command.COURSES[name], number)
+    env = IN_ALLOCATION | variables if variables else {}
+    return command.command_lines(task, size, runs=pathlib.Path("runs"), data="some/data", env=env)
+
+
+@pytest.mark.parametrize("number", ["6", "A", "B", "D"])
+def test_a_program_for_one_gpu_is_one_task_with_one_gpu(number):
+    for size in (PAGE, LAPTOP):
+        lines = typed("cte_power", number, size, SLURM_NTASKS="8", SLURM_JOB_NUM_NODES="2")
+        trainings = [line for line in lines if "tfdist.main" in line]
+        assert trainings and all(line.startswith("srun --ntasks=1 python -m tfdist.main") for line in trainings)
+        assert all(("--config.cluster.gpus=1" in line) == (size == PAGE) for line in trainings)
+        assert not any("srun" in line for line in typed("cte_power", number, size))
+
+
+def test_the_largest_batch_is_that_of_one_gpu():
+    [line] = typed("cte_power", "E", PAGE, SLURM_NTASKS="4")
+    assert line.startswith("srun --ntasks=1 python -m tfdist batch_size ")
+    assert " --config.cluster.gpus=1 " in line and " --by=devices " in line
+    [answer] = command.find_task(command.COURSES["cte_power"], "E").answers
+    text = "The largest batch that fits: 256 per replica, 1024 over 4 replica(s): --config.data.batch_size=1024"
+    assert answer.yours(pathlib.Path("runs"), text) == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "each", "alone"),
+    [
+        ("it4innovations", "mlp", 32, 32),
+        ("it4innovations", "cache", 32, 32),
+        ("piz_daint", "3", 64, 64),
+        ("piz_daint", "4", 64, 64),
+    ],
+)
+def test_the_batch_of_a_task_grows_with_the_replicas(name, number, each, alone):
+    for variables, replicas in (
+        ({"SLURM_NTASKS": "2"}, 2),
+        ({"SLURM_JOB_NUM_NODES": "3"}, 3),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4"}, 8),
+        ({"SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4"}, 8),
+        ({}, 1),
+    ):
+        line = typed(name, number, PAGE, **variables)[-1]
+        assert f"--config.data.batch_size={each * replicas} " in line
+        assert line.startswith("srun python -m tfdist.main " if variables else "python -m tfdist.main ")
+    assert "--config.data.batch_size=" not in typed(name, number, PAGE)[0] or alone == each
+
+
+def test_the_laptop_size_uses_the_tasks_of_an_allocation():
+    two, three = {}, {"SLURM_NTASKS": "3"}
+    for number in ("mlp", "cache"):
+        for variables, begins, batch in ((two, "python -m tfdist.launch --workers=2 -- --", 64), (three, "", 96)):
+            [line] = typed("it4innovations", number, LAPTOP, **variables)
+            assert line.startswith(begins or "srun python -m tfdist.main --config=")
+            assert f"--config.data.batch_size={batch} --config.data.shards=fixed" in line
+    [line] = typed("cte_power", "3", LAPTOP, **three)
+    assert line.startswith("srun --ntasks=1 python -m tfdist.main --config=")
+    assert "--config.data.batch_size=16 " in typed("piz_daint", "3", LAPTOP)[-1]
+    assert "logical_devices" not in typed("piz_daint", "3", LAPTOP, **three)[-1]
+    for variables, batch in ((two, 8), (three, 24)):
+        [line] = typed("piz_daint", "4", LAPTOP, **variables)
+        assert f"--config.data.batch_size={batch} " in line and "scaling=linear" in line
+
+
+def test_the_job_that_its_time_limit_ends_is_started_twice():
+    task = command.find_task(command.COURSES["cte_power"], "5")
+    assert task.exit_codes == (0, 75)
+    for size, variables in ((PAGE, {"SLURM_NTASKS": "4"}), (LAPTOP, {})):
+        estimate, *starts = typed("cte_power", "5", size, **variables)
+        assert " --job_minutes=5 " in estimate and len(starts) in (2, 4) and starts[: len(starts) // 2] * 2 == starts
+        assert all("cat " in line or " --config.cluster.gpus=0 " in line for line in starts)
+    # Slurm must not requeue the job, which waits for its exit code.
+    assert all(word in typed("cte_power", "5", PAGE)[1] for word in ("sbatch --wait --no-requeue ", " --time=5 "))
+    output = "stopped by the time limit and saved at step 110 in runs\nworkdir  runs, resumed after step 110\n"
+    answers = [answer.yours(pathlib.Path("runs"), output) for answer in task.answers]
+    assert answers == [None, "stopped by the time limit and saved at step 110", "after step 110"]
+
+
 def made_up(workdir):
     """Writes the results of a scaling study, as the command of the task before leaves them."""
     workdir.mkdir(parents=True)
@@ -262,6 +342,16 @@ def test_a_task_that_cannot_run_here_is_one_message(tmp_path):
     # The exit code and the output of a command that fails.
     assert command.run("python -c 'print(5); raise SystemExit(3)'", tmp_path / "log") == 3
     assert (tmp_path / "log").read_text() == "5\n"
+
+
+@pytest.mark.slow
+def test_the_job_of_task_5_saves_at_its_time_limit_and_resumes(tmp_path):
+    code, output, error = course("cte_power", "--task=5", f"--workdir={tmp_path}")
+    assert code == 0, output + error
+    assert output.count("the command above exited with code 75") == 2
+    (saved,) = re.findall(r"^at the time limit +CANCELLED DUE TO TIME LIMIT +stopped by .* step (\d+)$", output, re.M)
+    (start,) = re.findall(r"^the same command again starts +not printed +after step (\d+)$", output, re.M)
+    assert int(saved) > int(start) > 0
 
 
 @pytest.mark.slow

@@ -29,6 +29,12 @@ def in_allocation(env: Mapping[str, str]) -> bool:
     return bool(env.get("SLURM_JOB_ID")) and (not in_step(env) or env.get("SLURM_STEP_NUM_TASKS") == "1")
 
 
+def replicas(env: Mapping[str, str]) -> int:
+    """Returns the replicas of an allocation: its tasks, or its GPUs if a task has several."""
+    nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
+    return max(int(env.get("SLURM_NTASKS", nodes)), nodes * int(env.get("SLURM_GPUS_ON_NODE", "0")))
+
+
 def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this task of a Slurm step.
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from absl import flags
 
+from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import slurm
 from tfdist.config import flags as config_flags
 from tfdist.launch import processes
@@ -36,11 +37,14 @@ from tfdist.tools.course.task import LAPTOP, PAGE, Course, Task
 USAGE = "[NAME] [flags]"
 COURSES = {course.COURSE.name: course.COURSE for course in (cte_power, it4innovations, jean_zay, piz_daint)}
 # Commands that every task of an allocation runs; a study starts its own job steps.
-_PARALLEL = re.compile(r"python -m (tfdist\.main|tfdist doctor|tfdist all_reduce)\b")
-# A run whose directory has this name is that of one worker.
-_ALONE = re.compile(r" --workdir=\S+/one\b")
+_PARALLEL = re.compile(r"python (-m (tfdist\.main|tfdist\.run|tfdist doctor|tfdist all_reduce)\b|\S+\.py\b)")
+# The start of a line for N tasks of an allocation; without an allocation the line runs on this machine.
+_TASKS = re.compile(r"srun --ntasks=(\d+) ")
+# In an allocation `srun` starts these workers.
+_LAUNCHED = re.compile(r"python -m tfdist\.launch --workers=(\d+) -- (?=(--)?)")
 # Replaced in an allocation by its tasks.
-_DEVICES = re.compile(r" --config\.cluster\.logical_devices=\d+")
+_DEVICES = re.compile(r" --(?:config\.cluster\.)?logical_devices=(\d+)")
+_BATCH = re.compile(r"\b(\d+)xREPLICAS\b")
 _LOG = "course.log"
 
 
@@ -112,16 +116,33 @@ def choose_size(task: Task, size: str, data: str | None, env: Mapping[str, str])
 def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[str, str]) -> list[str]:
     """Returns the commands of a task as they are typed here.
 
-    In an allocation, `srun` precedes what every task runs, and its tasks are the replicas instead of logical devices.
+    In an allocation, `srun` precedes what every task runs, and its tasks are the replicas instead of logical devices
+    and of workers that tfdist.launch starts. "64xREPLICAS" becomes 64 times the replicas of the line.
     """
-    lines = task.lines(size, runs=runs, data=data)
-    if not slurm.in_allocation(env):
-        return lines
-    typed = []
-    for line in lines:
-        srun = "srun --ntasks=1" if _ALONE.search(line) else "srun"
-        typed.append(f"{srun} {_DEVICES.sub('', line)}" if _PARALLEL.match(line) else line)
-    return typed
+    typed = _in_allocation if slurm.in_allocation(env) else _on_this_machine
+    return [typed(line, env) for line in task.lines(size, runs=runs, data=data)]
+
+
+def _on_this_machine(line: str, env: Mapping[str, str]) -> str:
+    alone = _TASKS.match(line)
+    started = _LAUNCHED.search(line) or _DEVICES.search(line)
+    replicas = int((alone or started)[1]) if alone or started else len(host_gpus.assigned(env))
+    return _of_replicas(_TASKS.sub("", line), replicas or 1)
+
+
+def _in_allocation(line: str, env: Mapping[str, str]) -> str:
+    launched = _LAUNCHED.match(line)
+    if launched:
+        line = _LAUNCHED.sub("python -m tfdist.main " if launched[2] else "python ", line)
+        line = f"srun --ntasks=1 {line}" if launched[1] == "1" else line
+    line = _DEVICES.sub("", line)
+    tasks = _TASKS.match(line)
+    srun = "srun " if _PARALLEL.match(line) else ""
+    return _of_replicas(srun + line, int(tasks[1]) if tasks else slurm.replicas(env))
+
+
+def _of_replicas(line: str, replicas: int) -> str:
+    return _BATCH.sub(lambda batch: str(int(batch[1]) * replicas), line)
 
 
 def overview(courses: Sequence[Course], *, base: Path, with_commands: bool) -> str:
@@ -137,6 +158,8 @@ def overview(courses: Sequence[Course], *, base: Path, with_commands: bool) -> s
             if with_commands:
                 lines += [f"      {line}" for line in task.lines(PAGE, runs=base / course.name, data="DATA")]
         lines.append(f"  DATA: {course.data}" if with_commands else "")
+    if with_commands:
+        lines.append("REPLICAS: the tasks of the allocation, or the GPUs of this machine. Without one, no srun.")
     return "\n".join([*lines, "python -m tfdist course NAME --task=TASK runs a task."])
 
 
@@ -238,6 +261,7 @@ def study(names: Sequence[str]) -> int:
         code = run(line, workdir / _LOG)
         if code:
             print(f"\ntfdist course: the command above exited with code {code}.", flush=True)
+        if code not in task.exit_codes:
             return code
     answers = page_answers(task) if options.dry_run else comparison(task, size, workdir)
     print(f"\n{answers}" if answers else "")

@@ -6,7 +6,9 @@ _DIGITS = (
     "--config.data.source=\"{'target': 'tfdist.zoo.sources:digits'}\" --config.data.prepare=\"{'target': "
     "'tfdist.zoo.courses:images', 'resize': (28, 28), 'scale': 0.0625}\" --config.data.batch_size=10"
 )
-_MNIST = "python -m tfdist.main --config=configs/courses/bsc_mnist.py"
+# The programs of the page that are one process: one task of an allocation.
+_ALONE = "srun --ntasks=1 python -m tfdist.main"
+_MNIST = f"{_ALONE} --config=configs/courses/bsc_mnist.py"
 _CONFIG = "--config=configs/courses/bsc_resnet50v2.py"
 _CIFAR = f"{_CONFIG} --config.data.source.path=DATA"
 # 128 random images of 32x32 pixels, so that a laptop takes a minute for what takes a V100 a minute.
@@ -18,7 +20,14 @@ _SMALL = (
 _MANY = _SMALL.replace("'num_examples': 128", "'num_examples': 50_000")
 _RESNET152 = "--config.model.name=ResNet152V2"
 _RANDOM = "128 random images of 32x32 pixels instead of CIFAR-10: times and accuracy are not those of the page."
+_ONE_GPU = f"{_CIFAR} --config.cluster.gpus=1"
 _V100 = "NVIDIA V100 GPUs of 16 GB, one node of CTE-POWER, TensorFlow 2"
+_FIVE_MINUTES = "--config.cluster.gpus=0 --job_minutes=5 --workdir=WORKDIR"
+_ONE_MINUTE = "--config.cluster.time_limit_seconds=60"
+_JOB = (
+    "sbatch --wait --no-requeue --nodes=1 --ntasks-per-node=1 --gres=none --cpus-per-task=160 --time=5 "
+    "--output=WORKDIR/job.log launch/slurm/cte_power.sbatch srun python -m tfdist.main"
+)
 _STUDY = "python -m tfdist scaling"
 _GHOST = "--published=bsc_resnet50v2 --workdir=WORKDIR"
 
@@ -146,15 +155,35 @@ COURSE = Course(
         Task(
             number="5",
             title="ResNet50V2 without a GPU, in five minutes",
-            asks="Submit the training without a GPU, with a time limit of five minutes, and see what happens.",
-            page=(f"python -m tfdist doctor {_CIFAR} --config.cluster.gpus=0 --job_minutes=5 --workdir=WORKDIR",),
-            laptop=(f"python -m tfdist doctor {_MANY} --config.cluster.gpus=0 --job_minutes=5 --workdir=WORKDIR",),
-            difference="50,000 random images of 32x32 pixels, 16 in a step. A few steps are measured.",
+            asks=(
+                "Submit the training without a GPU, with a time limit of five minutes, and see what happens. Here the "
+                "doctor estimates the time, the job saves before its end, and the same command resumes."
+            ),
+            page=(
+                f"srun --ntasks=1 python -m tfdist doctor {_CIFAR} {_FIVE_MINUTES}",
+                *2 * (f"{_JOB} {_CIFAR} --config.cluster.gpus=0 --workdir=WORKDIR", "cat WORKDIR/job.log"),
+            ),
+            laptop=(
+                f"python -m tfdist doctor {_MANY} {_FIVE_MINUTES}",
+                *2 * (f"{_ALONE} {_MANY} --config.cluster.gpus=0 {_ONE_MINUTE} --workdir=WORKDIR",),
+            ),
+            difference="50,000 random images of 32x32 pixels, 16 in a step; one minute instead of five, and no job.",
+            exit_codes=(0, 75),
             answers=(
                 Answer(
                     quantity="five minutes are enough",
-                    page="no: CANCELLED DUE TO TIME LIMIT",
+                    page="no",
                     yours=printed(_finding("time")),
+                ),
+                Answer(
+                    quantity="at the time limit",
+                    page="CANCELLED DUE TO TIME LIMIT",
+                    yours=printed(r"^(stopped by .* and saved at step \d+)"),
+                ),
+                Answer(
+                    quantity="the same command again starts",
+                    page="not printed",
+                    yours=printed(r"\bresumed (after step \d+)"),
                 ),
             ),
             hardware="the processors of a node of CTE-POWER, 160 threads",
@@ -164,8 +193,8 @@ COURSE = Course(
             number="6",
             title="ResNet50V2 with one GPU",
             asks="Train the same network on one GPU: the time of an epoch falls.",
-            page=(f"python -m tfdist.main {_CIFAR} --workdir=WORKDIR",),
-            laptop=(f"python -m tfdist.main {_SMALL} --config.train.epochs=2 --workdir=WORKDIR",),
+            page=(f"{_ALONE} {_ONE_GPU} --workdir=WORKDIR",),
+            laptop=(f"{_ALONE} {_SMALL} --config.train.epochs=2 --workdir=WORKDIR",),
             difference=f"two epochs; {_RANDOM}",
             answers=_EPOCHS,
             hardware=_V100,
@@ -175,11 +204,11 @@ COURSE = Course(
             title="More epochs",
             asks="Train for more epochs, with a longer time limit, and see whether the accuracy still rises.",
             page=(
-                f"python -m tfdist.main {_CIFAR} --config.train.epochs=20 --workdir=WORKDIR",
+                f"{_ALONE} {_ONE_GPU} --config.train.epochs=20 --workdir=WORKDIR",
                 "python -m tfdist plot WORKDIR",
             ),
             laptop=(
-                f"python -m tfdist.main {_SMALL} --config.train.epochs=4 --workdir=WORKDIR",
+                f"{_ALONE} {_SMALL} --config.train.epochs=4 --workdir=WORKDIR",
                 "python -m tfdist plot WORKDIR",
             ),
             difference=f"four epochs; {_RANDOM}",
@@ -190,13 +219,13 @@ COURSE = Course(
             title="ResNet50V2 against ResNet152V2",
             asks="Compare the accuracy and the time of an epoch of the two networks.",
             page=(
-                f"python -m tfdist.main {_CIFAR} --workdir=WORKDIR/ResNet50V2",
-                f"python -m tfdist.main {_CIFAR} {_RESNET152} --workdir=WORKDIR/ResNet152V2",
+                f"{_ALONE} {_ONE_GPU} --workdir=WORKDIR/ResNet50V2",
+                f"{_ALONE} {_ONE_GPU} {_RESNET152} --workdir=WORKDIR/ResNet152V2",
                 "python -m tfdist plot WORKDIR/ResNet50V2 WORKDIR/ResNet152V2 --out=WORKDIR/both",
             ),
             laptop=(
-                f"python -m tfdist.main {_SMALL} --config.train.epochs=2 --workdir=WORKDIR/ResNet50V2",
-                f"python -m tfdist.main {_SMALL} {_RESNET152} --config.train.epochs=2 --workdir=WORKDIR/ResNet152V2",
+                f"{_ALONE} {_SMALL} --config.train.epochs=2 --workdir=WORKDIR/ResNet50V2",
+                f"{_ALONE} {_SMALL} {_RESNET152} --config.train.epochs=2 --workdir=WORKDIR/ResNet152V2",
                 "python -m tfdist plot WORKDIR/ResNet50V2 WORKDIR/ResNet152V2 --out=WORKDIR/both",
             ),
             difference=f"two epochs; {_RANDOM}",
@@ -230,8 +259,8 @@ COURSE = Course(
             number="D",
             title="ResNet152V2",
             asks="Change the program so that it trains ResNet152V2.",
-            page=(f"python -m tfdist.main {_CIFAR} {_RESNET152} --workdir=WORKDIR",),
-            laptop=(f"python -m tfdist.main {_SMALL} {_RESNET152} --config.train.epochs=1 --workdir=WORKDIR",),
+            page=(f"{_ALONE} {_ONE_GPU} {_RESNET152} --workdir=WORKDIR",),
+            laptop=(f"{_ALONE} {_SMALL} {_RESNET152} --config.train.epochs=1 --workdir=WORKDIR",),
             difference=f"one epoch; {_RANDOM}",
             answers=(Answer(quantity="parameters", page="not printed", yours=printed(r"([\d,]+) parameters")),),
         ),
@@ -239,16 +268,20 @@ COURSE = Course(
             number="E",
             title="The largest batch of ResNet152V2",
             asks="Find the largest batch, a power of two, that fits into the memory of a GPU.",
-            page=(f"python -m tfdist batch_size {_CIFAR} {_RESNET152} --powers_of_two --workdir=WORKDIR",),
+            page=(
+                f"srun --ntasks=1 python -m tfdist batch_size {_ONE_GPU} {_RESNET152} --by=devices --powers_of_two "
+                "--workdir=WORKDIR",
+            ),
             laptop=(
-                f"python -m tfdist batch_size {_SMALL} --powers_of_two --largest=32 --memory_mb=4000 --workdir=WORKDIR",
+                f"srun --ntasks=1 python -m tfdist batch_size {_SMALL} --by=devices --powers_of_two --largest=32 "
+                "--memory_mb=4000 --workdir=WORKDIR",
             ),
             difference=f"ResNet50V2, at most 32 images and 4 GB of memory; {_RANDOM}",
             answers=(
                 Answer(
-                    quantity="largest batch",
+                    quantity="largest batch of one GPU",
                     page="256 for ResNet50V2",
-                    yours=printed(r"--config\.data\.batch_size=(\d+)"),
+                    yours=printed(r"fits: (\d+) per replica"),
                 ),
             ),
             hardware="a V100 of 16 GB",

@@ -14,7 +14,9 @@ _DIGITS = (
     "--config.data.source=\"{'target': 'tfdist.zoo.sources:digits'}\" --config.data.prepare=\"{'target': "
     "'tfdist.zoo.courses:images', 'resize': (28, 28), 'scale': 0.0625}\" --config.data.evaluation_batch_size=100"
 )
-_TWO_WORKERS = f"python -m tfdist.launch --workers=2 -- {_CONFIG} {_DIGITS} --config.data.batch_size=64"
+# Each worker has its own examples, and 32 of them in a step.
+_DIVIDED = "--config.data.batch_size=32xREPLICAS --config.data.shards=fixed"
+_TWO_WORKERS = f"python -m tfdist.launch --workers=2 -- {_CONFIG} {_DIGITS} {_DIVIDED}"
 _INSTEAD = "1,442 digits that tfdist contains, enlarged to 28x28 pixels, instead of MNIST; two workers on this machine."
 _ANSWERS = (
     Answer(quantity="parameters", page="101,770", yours=printed(r"([\d,]+) parameters")),
@@ -47,7 +49,7 @@ COURSE = Course(
             number="mlp",
             title="The perceptron on MNIST with several GPUs",
             asks="Divide the examples among the workers, shuffle them, and train with batches of 32 for each worker.",
-            page=(f"python -m tfdist.main {_CONFIG} --config.data.source.path=DATA --workdir=WORKDIR",),
+            page=(f"python -m tfdist.main {_CONFIG} --config.data.source.path=DATA {_DIVIDED} --workdir=WORKDIR",),
             laptop=(f"{_TWO_WORKERS} --workdir=WORKDIR",),
             difference=_INSTEAD,
             answers=_ANSWERS,
@@ -59,13 +61,10 @@ COURSE = Course(
             title="Each worker's shard in a cache of its own",
             asks="Cache the shard of each worker on a RAM disk or NVMe.",
             page=(
-                f"python -m tfdist.main {_CONFIG} --config.data.source.path=DATA --config.data.shards=fixed "
+                f"python -m tfdist.main {_CONFIG} --config.data.source.path=DATA {_DIVIDED} "
                 "--config.data.cache=raw --config.data.cache_dir=WORKDIR/cache --workdir=WORKDIR",
             ),
-            laptop=(
-                f"{_TWO_WORKERS} --config.data.shards=fixed --config.data.cache=raw "
-                "--config.data.cache_dir=WORKDIR/cache --workdir=WORKDIR",
-            ),
+            laptop=(f"{_TWO_WORKERS} --config.data.cache=raw --config.data.cache_dir=WORKDIR/cache --workdir=WORKDIR",),
             difference=_INSTEAD,
             answers=_ANSWERS,
             hardware="counted from the page's code",

@@ -9,10 +9,15 @@ _IMAGENET = f"{_CONFIG} --config.data.source.path=DATA"
 _SMALL = (
     f"{_CONFIG} --config.data.source=\"{{'target': 'tfdist.zoo.sources:synthetic', 'num_examples': 32}}\" "
     "--config.data.prepare=\"{'target': 'tfdist.zoo.courses:images', 'resize': (75, 75), 'scale': 1.0}\" "
-    "--config.model.input_shape=[75,75,3] --config.data.batch_size=8 --config.checkpoint.export=false"
+    "--config.model.input_shape=[75,75,3] --config.checkpoint.export=false"
 )
+_FOUR_STEPS = "--config.data.batch_size=8xREPLICAS --config.train.steps=4"
 _RANDOM = "random images of 75x75 pixels instead of ImageNet, 8 for a worker, 4 steps."
-_ADAGRAD = "--config.optimizer=\"{'target': 'keras.optimizers:Adagrad'}\" --config.learning_rate.peak=0.1"
+# The rate of each worker is 0.1.
+_ADAGRAD = (
+    "--config.model.name=ResNet101 --config.optimizer=\"{'target': 'keras.optimizers:Adagrad'}\" "
+    "--config.learning_rate.peak=0.1 --config.learning_rate.scaling=linear"
+)
 _RING = "python -m tfdist all_reduce --ring --config=configs/digits.py --largest_mb=4 --workdir=WORKDIR"
 _SYNTHETIC = (
     f"{_CONFIG} --config.data.source=\"{{'target': 'tfdist.zoo.sources:synthetic', 'shape': (224, 224, 3), "
@@ -73,13 +78,13 @@ COURSE = Course(
             title="Networks of keras.applications on ImageNet",
             asks="Train InceptionV3, ResNet50 or VGG16 on one node, then on two with Horovod; 2 epochs of 100 steps.",
             page=(
-                f"python -m tfdist.main {_IMAGENET} --workdir=WORKDIR/one",
-                f"python -m tfdist.main {_IMAGENET} --config.data.batch_size=128 --workdir=WORKDIR/two",
+                f"srun --ntasks=1 python -m tfdist.main {_IMAGENET} --config.cluster.gpus=1 --workdir=WORKDIR/one",
+                f"python -m tfdist.main {_IMAGENET} --config.data.batch_size=64xREPLICAS --workdir=WORKDIR/two",
             ),
             laptop=(
-                f"python -m tfdist.main {_SMALL} --config.train.steps=4 --workdir=WORKDIR/one",
-                f"python -m tfdist.main {_SMALL} --config.train.steps=4 --config.data.batch_size=16 "
-                "--config.cluster.logical_devices=2 --workdir=WORKDIR/two",
+                f"srun --ntasks=1 python -m tfdist.main {_SMALL} {_FOUR_STEPS} --workdir=WORKDIR/one",
+                f"python -m tfdist.main {_SMALL} {_FOUR_STEPS} --config.cluster.logical_devices=2 "
+                "--workdir=WORKDIR/two",
             ),
             difference=_RANDOM,
             answers=(
@@ -92,12 +97,12 @@ COURSE = Course(
             title="The same with Estimators: ResNet101 and Adagrad",
             asks="Train ResNet101 with Adagrad(0.1 x workers) for 100 steps. TensorFlow no longer has Estimators.",
             page=(
-                f"python -m tfdist.main {_IMAGENET} --config.model.name=ResNet101 {_ADAGRAD} --config.train.steps=100 "
-                "--workdir=WORKDIR",
+                f"python -m tfdist.main {_IMAGENET} {_ADAGRAD} --config.learning_rate.reference_batch_size=64 "
+                "--config.data.batch_size=64xREPLICAS --config.train.steps=100 --workdir=WORKDIR",
             ),
             laptop=(
-                f"python -m tfdist.main {_SMALL} --config.model.name=ResNet101 {_ADAGRAD} --config.train.steps=4 "
-                "--workdir=WORKDIR",
+                f"python -m tfdist.main {_SMALL} {_ADAGRAD} --config.learning_rate.reference_batch_size=8 "
+                f"{_FOUR_STEPS} --workdir=WORKDIR",
             ),
             difference=_RANDOM,
             answers=(Answer(quantity="loss at the end", page="not printed", yours=report("loss", -1)),),
@@ -111,7 +116,7 @@ COURSE = Course(
                 "--workdir=WORKDIR",
             ),
             laptop=(
-                f"python -m tfdist scaling {_SMALL} --replicas=1,2 --epochs=2 "
+                f"python -m tfdist scaling {_SMALL} --config.data.batch_size=8 --replicas=1,2 --epochs=2 "
                 "--published=cscs_inceptionv3 --workdir=WORKDIR",
             ),
             difference="32 random images of 75x75 pixels, 8 for each of two workers.",

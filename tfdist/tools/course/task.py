@@ -1,7 +1,8 @@
 """A course, its tasks, and readers of their results. Imports no TensorFlow.
 
 Command lines contain words in capitals, which `lines` replaces: DATA by the path of the page's data, WORKDIR by the
-directory of the task, RUNS by that of the course.
+directory of the task, RUNS by that of the course. `command.command_lines` replaces 64xREPLICAS by 64 times the replicas
+of the line, and removes `srun --ntasks=N` from its start where there is no allocation.
 """
 
 import csv
@@ -47,6 +48,8 @@ class Task:
     hardware: str = ""
     # The page of tfdist about it.
     see: str = ""
+    # Exit codes of a command after which the next one runs.
+    exit_codes: tuple[int, ...] = (0,)
 
     def needs_data(self) -> bool:
         """Returns whether the page's size needs data that tfdist does not include, or a task that needs them."""
