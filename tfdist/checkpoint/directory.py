@@ -1,11 +1,12 @@
 """The directory of a run's checkpoints: their paths, steps, and which is best. Imports no TensorFlow."""
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tfdist.report import files
 
 BEST = "best.json"
 _RESUME = "run the same command to resume"
@@ -33,7 +34,7 @@ def safe_state(directory: Path) -> str:
 def read_best(directory: Path) -> dict[str, Any] | None:
     """Returns {"step", "metric", "value"} of the best checkpoint, or None if none is recorded."""
     try:
-        best = json.loads((directory / BEST).read_text())
+        best = files.read_json(directory / BEST)
         return best if isinstance(best["step"], int) and step_path(directory, best["step"]).is_dir() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

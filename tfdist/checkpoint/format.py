@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from tfdist.report import files
 FORMAT = 1
 # Prefix of arrays that hold the state of callbacks, not variables.
 CALLBACKS = "callbacks/"
+# A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
+# of NFS. Seconds between two looks.
+_STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
 
 
 class DamagedCheckpointError(ValueError):
@@ -123,7 +127,7 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
 def _replace(temporary: Path, target: Path) -> None:
     """Renames `temporary` to `target`; a damaged checkpoint there is kept as `.damaged`, a valid one replaced."""
     old = None
-    if target.exists():
+    if os.path.lexists(target):
         try:
             verify(target)
             old = target.with_name(target.name + ".removing")
@@ -143,7 +147,9 @@ def verify(path: Path) -> Saved:
         DamagedCheckpointError: names the file and the mismatch.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = files.read_json(path / "manifest.json")
+        if manifest is None:
+            raise DamagedCheckpointError(f"{path} has no manifest.json")
         if manifest["format"] != FORMAT:
             raise DamagedCheckpointError(
                 f"{path} has format {manifest['format']}, but this version of tfdist reads format {FORMAT}"
@@ -176,22 +182,28 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
     Raises:
         DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
     """
-    damages: list[str] = []
-    for step in (s for s in directory_lib.steps(directory) if at_most is None or s <= at_most):
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise DamagedCheckpointError(f"{directory} is not a directory: restore it, or choose another --workdir.")
+    damages: dict[int, str] = {}
+    give_up = time.monotonic() + _STALE_SECONDS
+    while steps := [
+        s for s in directory_lib.steps(directory) if s not in damages and (at_most is None or s <= at_most)
+    ]:
+        path = directory_lib.step_path(directory, steps[0])
         try:
-            saved = verify(directory_lib.step_path(directory, step))
+            saved = verify(path)
         except DamagedCheckpointError as error:
-            if directory_lib.step_path(directory, step).exists():
-                damages.append(str(error))
-                continue
-            # Removed by a run in progress, which has a newer one.
-            return newest_valid(directory, report, at_most)
-        for damage in damages:
+            if os.path.lexists(path) or time.monotonic() > give_up:
+                damages[steps[0]] = str(error)
+            else:  # Removed by a run in progress, which has a newer one.
+                time.sleep(_LOOK_SECONDS)
+            continue
+        for damage in damages.values():
             report(f"WARNING: skipped a damaged checkpoint: {damage}")
         return saved
     if damages:
         raise DamagedCheckpointError(
-            "\n  ".join([f"No valid checkpoint in {directory}:", *damages])
+            "\n  ".join([f"No valid checkpoint in {directory}:", *damages.values()])
             + "\nRestore one from a copy, or start from scratch in another --workdir."
         )
     return None
@@ -213,7 +225,8 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
         if best is None:
             raise ValueError(
                 f"{directory} has no best checkpoint: set config.checkpoint.best_metric when training. If it was set, "
-                "the checkpoint could not be written; see the warnings in metrics.jsonl."
+                f"{directory_lib.BEST} is damaged, or the checkpoint could not be written; see the warnings in "
+                "metrics.jsonl."
             )
         return verify(directory_lib.step_path(directory, best["step"]))
     if not which.isdigit() or not directory_lib.step_path(directory, int(which)).is_dir():

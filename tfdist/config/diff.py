@@ -43,9 +43,9 @@ def with_defaults(saved: dict[str, Any], defaults: Any) -> dict[str, Any]:
     filled = dict(saved)
     for field in dataclasses.fields(defaults):
         value = getattr(defaults, field.name)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and isinstance(saved.get(field.name, {}), dict):
             filled[field.name] = with_defaults(saved.get(field.name, {}), value)
-        else:
+        else:  # Also a section that is none in a damaged file: `differences` names it.
             filled.setdefault(field.name, value)
     return filled
 

@@ -5,8 +5,12 @@ import dataclasses
 import json
 import math
 import os
+import stat
 import tempfile
 from typing import Any
+
+# Levels of lists and dicts in a JSON file: Python's own limit is 1,000 calls.
+_MAX_LEVELS = 500
 
 
 def make_workdir(workdir: str | os.PathLike[str]) -> None:
@@ -29,6 +33,54 @@ def make_workdir(workdir: str | os.PathLike[str]) -> None:
             f"The workdir {os.path.abspath(workdir)!r} cannot be written: {error.strerror}. "
             "Free space, fix its permissions, or choose another workdir."
         ) from None
+
+
+def read_file(path: str | os.PathLike[str], advice: str = "") -> bytes | None:
+    """Returns the content of a file, or None if there is none; `advice`: what to do if it cannot be read.
+
+    Raises:
+        ValueError: it cannot be read, or is a directory, a pipe, a device or a link to nothing; names it.
+    """
+    try:
+        # Without O_NONBLOCK, open waits for the other end of a pipe.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read()
+        reason = "it is not a file"
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.islink(path):
+            return None
+        reason = error.strerror
+    raise ValueError(f"{path} cannot be read ({reason}){advice and ': '}{advice}")
+
+
+def read_json(path: str | os.PathLike[str], advice: str = "") -> dict[str, Any] | None:
+    """Returns the object that a JSON file holds, or None if there is no file; `advice`: what to do if it is damaged.
+
+    Raises:
+        ValueError: the file cannot be read, or holds something else; names it.
+    """
+    content = read_file(path, advice)
+    if content is None:
+        return None
+    try:
+        value = json.loads(content)
+        if isinstance(value, dict) and not _exceeds_levels(value):
+            return value
+        reason = "not an object, or with too many levels"
+    except RecursionError:
+        reason = "too many levels"
+    except ValueError as error:
+        reason = str(error)
+    raise ValueError(f"{path} is damaged ({reason}){advice and ': '}{advice}")
+
+
+def _exceeds_levels(value: Any) -> bool:
+    items = [value]
+    for _ in range(_MAX_LEVELS):
+        nested = [one.values() if isinstance(one, dict) else one for one in items if isinstance(one, dict | list)]
+        items = [item for one in nested for item in one]
+    return bool(items)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -138,5 +190,6 @@ class AppendOnlyFile:
 
 def open_append_only(path: str) -> AppendOnlyFile:
     """Opens `path` for appending; creates it if needed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    # With O_NONBLOCK, a pipe in its place gives an error when it is full.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
     return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)

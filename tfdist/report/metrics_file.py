@@ -1,6 +1,5 @@
 """metrics.jsonl: one JSON object per line, trimmed when a run resumes. Imports no TensorFlow."""
 
-import contextlib
 import json
 import os
 from typing import Any
@@ -23,18 +22,15 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
 
     Returns:
         The number of complete lines removed.
+
+    Raises:
+        ValueError: the file cannot be read.
     """
-    if not os.path.exists(path):
-        return 0
-    with open(path, "rb") as file:
-        lines = file.read().splitlines(keepends=True)
+    lines = _lines(path)
     kept, removed = [], 0
     for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if not line.endswith(b"\n") or not isinstance(record, dict):
+        record = _record(line)
+        if record is None:
             continue
         last = last_evaluated if record.get("kind") == "evaluation" and last_evaluated is not None else last_step
         if last is not None and record.get("step", 0) > last:
@@ -47,12 +43,24 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
 
 
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the complete lines of a metrics.jsonl, in order: the last one may be incomplete while the run writes."""
-    records = []
-    with open(path, "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if line.endswith(b"\n") and isinstance(record, dict):
-                    records.append(record)
-    return records
+    """Returns the complete lines of a metrics.jsonl, in order: the last one may be incomplete while the run writes.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    return [record for line in _lines(path) if (record := _record(line)) is not None]
+
+
+def _lines(path: str | os.PathLike[str]) -> list[bytes]:
+    content = files.read_file(path, "restore it, or remove it to go on without the reports so far.")
+    return (content or b"").splitlines(keepends=True)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Returns the record of a line; None if the line is incomplete or damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step", 0), int)
+    return record if whole else None

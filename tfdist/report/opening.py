@@ -79,7 +79,7 @@ def _open_files(
     if tensorboard:
         folder = os.path.join(workdir, tensorboard_events.TENSORBOARD)
         reporter.tensorboard = tensorboard_events.open_event_files(
-            folder, last_step, last_evaluated, evaluates=evaluates
+            folder, last_step, last_evaluated, evaluates=evaluates, warn=reporter.warning
         )
     if removed:
         reporter.event(f"removed {removed} lines of {path} after step {last_step}: these steps run again", last_step)

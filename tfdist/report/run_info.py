@@ -41,14 +41,7 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
     Raises:
         ValueError: the file is damaged.
     """
-    path = os.path.join(workdir, CONFIG)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): restore it, or remove it to start with this config.") from None
+    return files.read_json(os.path.join(workdir, CONFIG), "restore it, or remove it to start with this config.")
 
 
 def _version(name: str) -> str:

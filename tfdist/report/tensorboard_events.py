@@ -14,8 +14,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +31,12 @@ _BEFORE, _AFTER = 12, 4
 
 
 def open_event_files(
-    directory: str, last_step: int | None, last_evaluated: int | None, *, evaluates: bool
+    directory: str,
+    last_step: int | None,
+    last_evaluated: int | None,
+    *,
+    evaluates: bool,
+    warn: Callable[[str], None],
 ) -> dict[str, AppendOnlyFile]:
     """Opens the event files of a start, by run; that of evaluations only if it `evaluates`.
 
@@ -41,20 +45,25 @@ def open_event_files(
         last_step: the last step that is kept; None: all are.
         last_evaluated: the last step whose evaluation is kept; None: `last_step`.
         evaluates: whether evaluations are expected.
-
-    Raises:
-        OSError: a file cannot be written.
+        warn: called with a line for each file that cannot be read or written: training does not need them.
     """
     last = {TRAIN: last_step}
     if evaluates:
         last[EVALUATION] = last_step if last_evaluated is None else last_evaluated
-    return {run: open_event_file(os.path.join(directory, run), step) for run, step in last.items()}
+    opened = {}
+    for run, step in last.items():
+        try:
+            opened[run] = open_event_file(os.path.join(directory, run), step, warn)
+        except OSError as error:
+            warn(f"WARNING: no records for TensorBoard: {error.filename} cannot be written ({error.strerror}).")
+    return opened
 
 
-def open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
+def open_event_file(directory: str, last_step: int | None, warn: Callable[[str], None]) -> AppendOnlyFile:
     """Opens a new event file in `directory`, whose other files keep only the records up to `last_step`.
 
     A TensorBoard that is already open discards the data of later steps as well. None as `last_step` discards nothing.
+    `warn` is called with a line for each of the other files that cannot be read or replaced.
 
     Raises:
         OSError: the file cannot be written.
@@ -65,7 +74,10 @@ def open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
     paths = glob.glob(f"{glob.escape(directory)}/*tfevents.*")
     if last_step is not None:
         for path in paths:
-            trim_events(path, last_step)
+            try:
+                trim_events(path, last_step)
+            except (OSError, ValueError) as error:
+                warn(f"WARNING: TensorBoard may show steps twice: {error}")
     timestamps = [re.search(r"tfevents\.(\d+)", name) for name in paths]
     # TensorBoard reads files in the order of their names: the timestamp must be newer than that of all others.
     timestamp = max([int(time.time()), *(int(match[1]) + 1 for match in timestamps if match)])
@@ -86,11 +98,12 @@ def trim_events(path: str, last_step: int) -> None:
 
     Raises:
         OSError: the file cannot be written.
+        ValueError: it cannot be read.
     """
     if last_step == 0:
         os.unlink(path)
         return
-    data, kept, keep = Path(path).read_bytes(), [], True
+    data, kept, keep = files.read_file(path) or b"", [], True
     for record, event in _records(data):
         # A record over epochs follows the one over steps of the same report.
         if not any(value.tag.startswith(_BY_EPOCH) for value in event.summary.value):

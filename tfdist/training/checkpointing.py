@@ -1,8 +1,8 @@
 """Checkpoints of the loop: restores the newest one, saves the run, and marks it as finished."""
 
-import json
 import os
 import sys
+from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, export, restore, workdir_lock
@@ -279,15 +279,22 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     loop_tools.report_end(tools, state)
 
 
-def is_finished(run: Run) -> bool:
-    """Returns whether the workdir's run is finished, and not before the end that the config sets now."""
+def read_finished(run: Run) -> dict[str, Any] | None:
+    """Returns finished.json if the workdir's run is finished, and not before the end that the config sets now.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     if run.workdir is None:
-        return False
-    path = run.workdir / FINISHED
-    if not path.exists():
-        return False
-    finished = json.loads(path.read_text())
-    return finished["step"] >= run.total_steps or finished.get("stopped_by_callback", False)
+        return None
+    path, advice = run.workdir / FINISHED, "remove it; the same command then finishes the run again."
+    finished = files.read_json(path, advice)
+    if finished is None:
+        return None
+    numbers = all(isinstance(value, int | float) and abs(value) < 1e300 for value in finished.values())
+    if not (numbers and isinstance(finished.get("step"), int)):
+        raise ValueError(f"{path} is damaged (a value is missing or wrong): {advice}")
+    return finished if finished["step"] >= run.total_steps or finished.get("stopped_by_callback") else None
 
 
 def check_same_config(run: Run, allow_changes: bool) -> list[str]:

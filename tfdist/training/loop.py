@@ -37,10 +37,11 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         SystemExit: a callback of a script raised it, and there is one worker.
     """
     changes = checkpointing.check_same_config(run, allow_config_changes)
-    if not run.by_epochs and run.cluster.broadcast(checkpointing.is_finished(run)):
+    finished = None if run.by_epochs else checkpointing.read_finished(run)
+    if not run.by_epochs and run.cluster.broadcast(finished is not None):
         if run.cluster.is_chief:
-            finished = loop_tools.describe_finished(run.workdir / checkpointing.FINISHED)
-            print(f"This run is finished; nothing to do. {finished}\nTo train again, choose another --workdir.")
+            text = loop_tools.describe_finished(finished)
+            print(f"This run is finished; nothing to do. {text}\nTo train again, choose another --workdir.")
         return 0
     if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -170,9 +169,9 @@ def describe_early_stop(run: run_lib.Run) -> str:
     return f"before the first step: {saved}"
 
 
-def describe_finished(path: Path) -> str:
-    """Returns the content of finished.json, at `path`, as a sentence: "Step 660, best accuracy 0.9944."."""
-    values = json.loads(path.read_text())
+def describe_finished(values: dict[str, Any]) -> str:
+    """Returns the content of finished.json as a sentence: "Step 660, best accuracy 0.9944."."""
+    values = dict(values)
     early = "; a callback stopped it" if values.pop("stopped_by_callback", False) else ""
     step, best = values.pop("step"), [f", {name.replace('_', ' ')} {value:.4g}" for name, value in values.items()]
     return f"Step {step}{''.join(best)}{early}."

@@ -111,7 +111,10 @@ def _data_fields(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipe
 def _saved_precision(workdir: Path) -> str | None:
     """Returns the precision of the run in `workdir`; None if there is no run."""
     old = run_info.read_config(workdir)
-    return None if old is None else old.get("train", {}).get("precision", "float32")
+    if old is None:
+        return None
+    train = old.get("train")
+    return train.get("precision", "float32") if isinstance(train, dict) else "float32"
 
 
 def _warmup_note(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> list[str]:

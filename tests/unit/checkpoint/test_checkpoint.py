@@ -110,6 +110,19 @@ def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
     assert_holds(second, 10)
 
 
+def test_a_removed_checkpoint_that_is_still_listed_is_looked_for_until_the_newer_one_is(tmp_path, monkeypatch):
+    """A network file system may list names for a while that another host has removed."""
+    saved(tmp_path, 9, 12)
+    listings = iter([[10, 9], [11, 10, 9], [11, 10, 9]])
+    monkeypatch.setattr(directory_lib, "steps", lambda directory: next(listings, [12, 9]))
+    monkeypatch.setattr(checkpoint_format, "_LOOK_SECONDS", 0.01)
+    assert newest(tmp_path) == (12, [])
+    monkeypatch.setattr(directory_lib, "steps", lambda directory: [10, 9])  # For good.
+    monkeypatch.setattr(checkpoint_format, "_STALE_SECONDS", 0.1)
+    step, said = newest(tmp_path)
+    assert step == 9 and len(said) == 1 and "step-00000010 has no manifest.json" in said[0]
+
+
 def test_steps_are_compared_as_numbers(tmp_path):
     saved(tmp_path, 9, 99_999_999, 100_000_000)
     assert newest(tmp_path) == (100_000_000, [])

@@ -70,7 +70,7 @@ def train(
     """
     run = setup.build_run(config, workdir)
     checkpointing.check_same_config(run, allow_config_changes)
-    if checkpointing.is_finished(run):
+    if checkpointing.read_finished(run) is not None:
         print("This run is already finished; nothing to do.")
         return 0
     tools, state = checkpointing.open_run(run)

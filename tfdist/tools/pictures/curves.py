@@ -136,7 +136,7 @@ def _legend(runs: Sequence[Run]) -> list[Any]:
 
 def _described(workdir: Path, last: dict[str, Any]) -> str:
     config = run_info.read_config(workdir) or {}
-    model, data = config.get("model") or {}, config.get("data") or {}
+    model, data = (config[name] if isinstance(config.get(name), dict) else {} for name in ("model", "data"))
     name = model.get("name") or str(model.get("target", "")).rpartition(":")[2]
     per_replica = last.get("examples_per_second_per_replica")
     replicas = round(last[SPEED] / per_replica) if per_replica and last.get(SPEED) else None

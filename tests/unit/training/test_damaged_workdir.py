@@ -1,0 +1,168 @@
+"""A damaged file of a workdir ends the start with one message, or is passed over; it never hangs."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+
+import keras
+import pytest
+
+from tfdist import config as c
+from tfdist.checkpoint import directory
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster import process_exit
+from tfdist.report import metrics_file
+from tfdist.tools.pictures import curves
+from tfdist.training import loop, setup
+from tfdist.training import run as run_lib
+
+pytestmark = pytest.mark.usefixtures("own_signals")
+
+STEP = "step-00000002"
+FILES = [
+    *("finished.json", "config.json", "environment.json", "metrics.jsonl", "model.keras"),
+    *("checkpoints/best.json", f"checkpoints/{STEP}/manifest.json", f"checkpoints/{STEP}/arrays.npz"),
+    *("tensorboard/train/events", "tensorboard/evaluation/events"),
+]
+DIRECTORIES = ["checkpoints", f"checkpoints/{STEP}", "tensorboard", "tensorboard/train"]
+FIFO, LOOP, DANGLING, DIRECTORY = "pipe", "link to itself", "dangling link", "directory"
+
+
+def nested(depth: int) -> bytes:
+    return b'{"model": ' * depth + b"1" + b"}" * depth
+
+
+CONTENTS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "zeros": lambda content: bytes(len(content)),
+    "garbage": lambda content: b"\xff\x80{]" * 99,
+    "list": lambda content: b"[]\n",
+    "text": lambda content: b'"text"\n',
+    "wrong values": lambda content: (
+        b'{"step": "2", "kind": [], "train": 3, "model": [1], "state": 5, "format": 1, "best_loss": {}}\n'
+    ),
+    "huge values": lambda content: b'{"step": %s, "best_loss": %s, "value": NaN}\n' % (b"9" * 400, b"9" * 400),
+    "deep": lambda content: nested(900) + b"\n",
+    "very deep": lambda content: b"[" * 100_000 + b"\n",
+}
+DAMAGES = [*CONTENTS, FIFO, LOOP, DANGLING, DIRECTORY]
+
+
+def config() -> c.Config:
+    return c.Config(
+        model={"target": "lab:linear", "num_classes": 10},
+        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
+        learning_rate=c.LearningRate(peak=0.01),
+        train=c.Train(steps=2),
+        report=c.Report(every=c.Every(steps=1)),
+        checkpoint=c.Checkpoint(every=c.Every(steps=1), best_metric="loss", best_mode="min"),
+        evaluation=c.Evaluation(every=c.Every(steps=1)),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> run_lib.Run:
+    """A run of two steps that is finished."""
+    keras.utils.clear_session()
+    run = setup.build_run(config(), tmp_path_factory.mktemp("finished") / "run")
+    assert loop.train(run) == 0
+    return run
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    def late(number, frame):
+        raise TimeoutError(f"not done after {seconds} s")
+
+    old = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def damage(path: pathlib.Path, how: str) -> None:
+    content = b"" if path.is_dir() else path.read_bytes()
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if how == FIFO:
+        os.mkfifo(path)
+    elif how == LOOP:
+        path.symlink_to(path.name)
+    elif how == DANGLING:
+        path.symlink_to("nowhere/file")
+    elif how == DIRECTORY:
+        path.mkdir()
+        (path / "file").write_text("")
+    else:
+        path.write_bytes(CONTENTS[how](content))
+
+
+def copied(run: run_lib.Run, workdir: pathlib.Path, name: str, how: str) -> tuple[run_lib.Run, pathlib.Path]:
+    """Copies a finished run, and damages a file or directory of the copy; returns the run and the file's path."""
+    shutil.copytree(run.workdir, workdir)
+    if name != "finished.json":
+        (workdir / "finished.json").unlink()  # Otherwise nothing else is read.
+    path = workdir / name
+    if path.name == "events":
+        (path,) = path.parent.glob("*tfevents*")
+    damage(path, how)
+    return dataclasses.replace(run, workdir=workdir), path
+
+
+def start(run: run_lib.Run, capsys) -> tuple[int, str]:
+    """Starts as the command does; returns the exit code and what standard error shows."""
+    capsys.readouterr()
+    try:
+        with limited(60):
+            code = loop.train(run)
+    except Exception as error:
+        code = process_exit.report_exception(error)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and "not done after" not in said, said[-2000:]
+    assert code in (0, 1)
+    errors = [line for line in said.splitlines() if line.startswith("tfdist: ") and "WARNING" not in line]
+    assert len(errors) == code, said
+    return code, said
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, capsys, name, how):
+    run, path = copied(finished, tmp_path / "run", name, how)
+    code, said = start(run, capsys)
+    if name.startswith("tensorboard/") and how not in CONTENTS:
+        assert code == 0 and f"{path} cannot be read" in said
+    if name in ("finished.json", "config.json"):
+        assert code == 1 and ((str(path) in said and "remove it" in said) or "different config" in said)
+    if name == "metrics.jsonl":
+        assert code == (how not in CONTENTS)
+        with limited(60), contextlib.suppress(ValueError):
+            metrics_file.read_records(path)
+    if name == "config.json":
+        with limited(60), contextlib.suppress(ValueError):  # Read before the workers connect, and by a tool.
+            setup.build_run(config(), run.workdir)
+        with limited(60), contextlib.suppress(ValueError):
+            curves.read([run.workdir])
+    if name == "checkpoints/best.json":  # Written again, if it is not a directory.
+        assert code == 0 and (directory.read_best(run.checkpoints) is None) == (how == DIRECTORY)
+        damage(path, how)
+        with limited(60), pytest.raises(ValueError, match="has no best checkpoint"):
+            checkpoint_format.find(run.checkpoints, "best", print)
+
+
+@pytest.mark.parametrize("how", [FIFO, LOOP, DANGLING, "empty"])
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_something_else_in_place_of_a_directory(finished, tmp_path, capsys, name, how):
+    run, path = copied(finished, tmp_path / "run", name, how)
+    code, said = start(run, capsys)
+    assert code == (name == "checkpoints") and str(path) in said
+    # The reports stay: the run did not start again from the first step.
+    records = metrics_file.read_records(run.workdir / "metrics.jsonl")
+    assert [line["step"] for line in records if line["kind"] == "train"] == [1, 2]
