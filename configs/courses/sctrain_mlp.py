@@ -7,7 +7,7 @@
 | flatten, dense 128 with ReLU, softmax; Glorot-uniform | the same, 101,770 parameters |
 | pixels / 255; shuffled over the whole split; the rest of an epoch dropped over workers | the same |
 | `batch(32)` per worker | batch 32 for one worker; on N workers `--config.data.batch_size` is 32 N |
-| Adam, evaluation on "test" | Adam(0.001); 6 epochs, as in the tfds example that the page follows |
+| no optimizer for it ("SGD, Adam, etc."); evaluation on "test" | Adam(0.001), 6 epochs, as in the tfds example |
 
 The page prints no results. `mnist.npz` is the file of `keras.datasets.mnist`.
 """

@@ -126,6 +126,19 @@ def test_every_row_has_three_cells_and_says_where_it_is_or_what_is_missing():
     assert [row for row in found if row[1] == "-" and not row[2]] == []
 
 
+def test_a_function_of_tensorflow_is_called_in_the_file_of_its_row():
+    found = {}
+    for first, second, _ in rows():
+        function, file = (
+            re.match(r"`@?(?:tf|strategy)\.([\w.]+)`", first),
+            re.fullmatch(r"`(tfdist/[\w/]+\.py)`", second),
+        )
+        if function and file:
+            found[function[1].split(".")[-1]] = (documents.ROOT / file[1]).read_text()
+    assert {"compute_average_loss", "reduce", "function"} <= found.keys()
+    assert [name for name, text in found.items() if f".{name}(" not in text] == []
+
+
 def test_every_task_of_every_course_is_on_the_page():
     tasks = set(re.findall(r"tfdist course (\w+) --task=(\w+)", PAGE))
     assert {(course.name, task.number) for course in command.COURSES.values() for task in course.tasks} == tasks

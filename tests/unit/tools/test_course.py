@@ -215,6 +215,13 @@ def typed(name, number, size, **variables):
     return command.command_lines(task, size, runs=pathlib.Path("runs"), data="some/data", env=env)
 
 
+def test_numbers_that_are_not_on_the_page_stand_under_their_source(tmp_path):
+    figure = command.find_task(command.COURSES["piz_daint"], "figure")
+    for table in (command.comparison(figure, PAGE, tmp_path), command.page_answers(figure)):
+        assert re.match(r" +CSCS report, 2017\b", table) and "page" not in table
+        assert "\nCSCS report, 2017: nodes of Piz Daint with one P100 each, TensorFlow 1.1" in table
+
+
 @pytest.mark.parametrize("number", ["6", "A", "B", "D"])
 def test_a_program_for_one_gpu_is_one_task_with_one_gpu(number):
     for size in (PAGE, LAPTOP):

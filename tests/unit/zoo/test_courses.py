@@ -346,8 +346,13 @@ def test_cifar_refuses_pickles_of_anything_else_without_running_them(tmp_path):
     (folder / "data_batch_1").write_bytes(content[:-2000])
     with pytest.raises(ValueError, match=r"data_batch_1' is damaged"):
         sources.cifar("train", path=str(folder))
-    with pytest.raises(FileNotFoundError, match=r"is none of the folders cifar-10-batches-py, "):
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no folder '.*elsewhere'. It must be one of cifar-10-batches-py"
+    ):
         sources.cifar("train", path=str(tmp_path / "elsewhere"))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"is none of the folders cifar-10-batches-py, "):
+        sources.cifar("train", path=str(tmp_path / "other"))
 
 
 def idx_bytes(values):

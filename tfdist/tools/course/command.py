@@ -179,16 +179,16 @@ def comparison(task: Task, size: str, workdir: Path) -> str:
     output = log.read_text(errors="replace") if log.is_file() else ""
     rows = [(each.quantity, each.page, _shown(each.yours(workdir, output))) for each in task.answers]
     note = f" Laptop size: {task.difference}" if size == LAPTOP and task.difference else ""
-    hardware = f"page: {task.hardware}\n" if task.hardware else ""
-    return f"{tables.text(('', 'page', 'yours'), rows)}\n{hardware}yours: {measure.machine()}.{note}"
+    hardware = f"{task.source}: {task.hardware}\n" if task.hardware else ""
+    return f"{tables.text(('', task.source, 'yours'), rows)}\n{hardware}yours: {measure.machine()}.{note}"
 
 
 def page_answers(task: Task) -> str:
     """Returns a table of the page's answers, with their hardware; "": there are none."""
     if not task.answers:
         return ""
-    table = tables.text(("", "page"), [(each.quantity, each.page) for each in task.answers])
-    hardware = f"page: {task.hardware}\n" if task.hardware else ""
+    table = tables.text(("", task.source), [(each.quantity, each.page) for each in task.answers])
+    hardware = f"{task.source}: {task.hardware}\n" if task.hardware else ""
     return f"{table}\n{hardware}Not run (--dry_run). A run prints its own values beside these."
 
 

@@ -128,7 +128,8 @@ COURSE = Course(
                 )
                 for nodes, rate in (("1", 138.23), ("2", 264.57), ("4", 523.38), ("8", 1018.18))
             ),
-            hardware="nodes of Piz Daint with one P100 each, TensorFlow 1.1, random images (report of CSCS, 2017)",
+            hardware="nodes of Piz Daint with one P100 each, TensorFlow 1.1 with parameter servers, random images",
+            source="CSCS report, 2017",
         ),
     ),
 )

@@ -46,6 +46,8 @@ class Task:
     answers: tuple[Answer, ...] = ()
     # The hardware of the page's answers.
     hardware: str = ""
+    # Where the answers are printed, if not on the page.
+    source: str = "page"
     # The page of tfdist about it.
     see: str = ""
     # Exit codes of a command after which the next one runs.

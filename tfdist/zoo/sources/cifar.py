@@ -55,6 +55,8 @@ def cifar(split: str, *, path: str) -> Arrays:
     found = [(f, name) for name in layouts for f in (folder, folder / name) if (f / layouts[name][1][0]).is_file()]
     if not found:
         listed = ", ".join(layouts)
+        if not folder.exists():
+            raise FileNotFoundError(f"cifar: there is no folder {str(folder)!r}. It must be one of {listed}.")
         raise FileNotFoundError(f"cifar: {str(folder)!r} is none of the folders {listed}, and contains none of them.")
     folder, layout = found[0]
     train, test, labels, num_classes = layouts[layout]
