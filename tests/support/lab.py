@@ -274,18 +274,18 @@ class Drifting:
 
 
 class Unreadable:
-    """Images of which one cannot be read, or has a label out of range; `verify` sleeps."""
+    """Images of which one cannot be read, or has a label out of range in `labels_of`; `verify` sleeps."""
 
-    def __init__(self, split: str, label: int = 0, seconds: float = 0.0):
-        self.label, self.seconds = label, seconds
+    def __init__(self, split: str, label: int | None = None, labels_of: str = "train", seconds: float = 0.0):
+        self.label, self.seconds = label if label is None or split == labels_of else 7, seconds
 
     def __len__(self) -> int:
         return 96
 
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        if not self.label:
+        if self.label is None:
             tf.debugging.assert_none_equal(ids, tf.constant(17, tf.int64), message="a damaged file")
-        labels = tf.where(ids == 17, tf.constant(self.label, tf.int64), ids % 10)
+        labels = tf.where(ids == 17, tf.constant(self.label or 0, tf.int64), ids % 10)
         return {"image": tf.zeros([tf.size(ids), 8, 8, 1], tf.uint8), "label": labels}
 
     def verify(self) -> None:

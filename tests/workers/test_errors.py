@@ -19,7 +19,7 @@ from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, process_exit
 from tfdist.data import inspection
-from tfdist.training import checkpointing, loop, setup
+from tfdist.training import checkpointing, execution, loop, setup
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -216,15 +216,24 @@ def unreadable(**options: Any) -> c.Config:
     return config(data=data(source={"target": "lab:Unreadable", **options}))
 
 
+@pytest.mark.parametrize(("split", "label"), [("train", 10), ("train", -1), ("test", 2**62)])
+def test_a_label_out_of_range_is_named_with_its_example(fails, tmp_path, split, label):
+    bad = config(data=data(source={"target": "lab:Unreadable", "label": label, "labels_of": split}))
+    assert fails(tmp_path, bad) == (
+        f"Example 17 of the split {split!r} has the label {label}, but the model has 10 outputs, for the labels 0 to "
+        "9: number the classes from 0 on, or give the last layer more units.\n"
+    )
+
+
 def test_an_error_of_the_model_is_shown_without_a_search_of_the_data(tmp_path, capsys):
     keras.utils.clear_session()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Received a label value of 99"):
+    with pytest.raises(ValueError, match="Example 17 of the split 'train' has the label 99"):
         loop.train(setup.build_run(unreadable(label=99), tmp_path))
     assert "verifying" not in capsys.readouterr().out
 
 
 def test_a_search_of_the_data_is_announced_and_has_a_limit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(loop, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(execution, "_QUIET_SECONDS", 0.1)
     monkeypatch.setattr(inspection, "SECONDS", 0.5)
     keras.utils.clear_session()
     with pytest.raises(tf.errors.InvalidArgumentError, match="a damaged file"):

@@ -152,7 +152,7 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
         ("large_split", r"validation_split must be between 0 and 1\. Received: 1\.5"),
         ("no_targets", r"^The loss of compile\(loss=\.\.\.\) needs targets, and the data has none: pass y"),
         ("empty", r"has no examples"),
-        ("labels_from_1", r"^The targets have the label 3, but the model has 3 outputs, for the labels 0 to 2: number"),
+        ("labels_from_1", r"^y\[\d+\] has the label 3, but the model has 3 outputs, for the labels 0 to 2: number"),
         ("short", r"^The data ended before an epoch of 9 steps was complete, .*: let it start again at its end, or"),
         ("only_x", r"^validation_data must be \(x, y\) or \(x, y, sample_weight\), as y is given\. Received: only x"),
         ("numbers", r"^Lists are several inputs, .* Received: a list of 6 values of type float64"),

@@ -1,4 +1,4 @@
-"""Looks for NaN and infinite values in the examples of some steps, to name the place in the user's data."""
+"""Looks for NaN and infinite values in the examples of some steps, or for a label, to name the place in the data."""
 
 import dataclasses
 import functools
@@ -15,6 +15,8 @@ from tfdist.data.stream import Batch, ReplicaShard, Source
 
 # Limit of a search: the steps since the last checkpoint may be many.
 SECONDS = 60.0
+# Examples that are read at once in the search for a label.
+_CHUNK = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,25 @@ def first_nonfinite(elements: Iterable[Rows]) -> tuple[int, str] | None:
             more = f", and {others} more of its examples have such values" if others else ""
             return rows.step, f"in step {rows.step}, {rows.place(name, at)} is {values[at]}{more}"
     return None
+
+
+def example_with_label(sources: Mapping[str, Source | None], column: str, label: int) -> str:
+    """Returns the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
+
+    Args:
+        sources: split -> its source. Without random access, it is not searched.
+        column: the column of the labels, as the source reads it.
+        label: the label.
+    """
+    for split, source in sources.items():
+        if not hasattr(source, "read"):
+            continue
+        read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
+        for start, batch in tf.data.Dataset.range(len(source)).batch(_CHUNK).map(read).enumerate():
+            rows = np.argwhere(batch[column].numpy() == label) if column in batch else ()
+            if len(rows):
+                return f"Example {int(start) * _CHUNK + int(rows[0][0])} of the split {split!r}"
+    return ""
 
 
 def rows_of_steps(

@@ -70,8 +70,7 @@ def make_run(
     else:
         trains = validation is not adapter
         context = _compiled(cluster, model, config, adapter, stack, may_be_empty=may_be_empty, trains=trains)
-        train_step = train_step_lib.train_step
-        more = {}
+        train_step, more = train_step_lib.train_step, {}
     seed_generators.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
     shard = run_lib.replica_shard(cluster)
     training_data = functools.partial(adapter.dataset, shard)
@@ -95,6 +94,7 @@ def make_run(
         train_step=train_step,
         more_variables=more,
         search_data=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
+        find_label=functools.partial(rows_of_steps.with_label, {"": adapter, "validation_data: ": validation}, shard),
         execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )

@@ -11,7 +11,7 @@ from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
 from tfdist.report import files
 from tfdist.training import loop_tools, triggers
-from tfdist.training.execution import StopRequested
+from tfdist.training.execution import StopRequested, data_errors_explained
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState, add_totals
@@ -99,7 +99,8 @@ def evaluate_only(run: Run, which: str) -> int:
         The exit code.
 
     Raises:
-        ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split.
+        ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
+            `data_errors_explained`.
     """
     if run.evaluation_data is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
@@ -113,7 +114,8 @@ def evaluate_only(run: Run, which: str) -> int:
     tools = loop_tools.make_tools(run, report, None)
     tools.consistency.check(TrainingState(step=saved.step))
     try:
-        values = evaluate(tools, saved.step, compare=False)
+        with data_errors_explained(run):
+            values = evaluate(tools, saved.step, compare=False)
     except StopRequested:
         reason = run.stop.reason or "another worker"
         report.event(f"evaluation stopped by {reason}: {saved.path} is unchanged; run the same command to start again")

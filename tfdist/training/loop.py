@@ -1,27 +1,18 @@
 """The training loop. Read `train_loop` first: it runs executions of many steps, and what is due between them."""
 
 import math
-import sys
-import threading
 import time
 
-import tensorflow as tf
-
-from tfdist.cluster import interruption, process_exit
-from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster import interruption
 from tfdist.config import user_code
-from tfdist.data import inspection
 from tfdist.training import checkpointing, evaluate, loop_tools, nonfinite, triggers
 from tfdist.training.consistency import start
 from tfdist.training.consistency.replicas import ReplicaMismatchError
-from tfdist.training.execution import StopRequested
+from tfdist.training.execution import StopRequested, data_errors_explained
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
-
-# Seconds after which the search for a damaged example is announced.
-_QUIET_SECONDS = 5.0
 
 
 def train(run: Run, *, allow_config_changes: bool = False) -> int:
@@ -31,7 +22,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         0 if the run is finished; `interruption.EXIT_STOPPED` if it was stopped and is saved.
 
     Raises:
-        ValueError: the workdir holds a run of another config, or with other data.
+        ValueError: the workdir holds a run of another config, or with other data; or see `data_errors_explained`.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it, and there is one worker.
@@ -51,18 +42,16 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     for line in changes:
         tools.report.event(f"changed: config.{line}", state.step)
     try:
-        data = run.data_hashes()
-        start.check_start(run.cluster, data, state.to_json())
-        for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.by_epochs):
-            tools.report.warning(text)
-        tools.consistency.check(state)
-        return _train_or_stop(tools, state)
+        with data_errors_explained(run):
+            data = run.data_hashes()
+            start.check_start(run.cluster, data, state.to_json())
+            for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.by_epochs):
+                tools.report.warning(text)
+            tools.consistency.check(state)
+            return _train_or_stop(tools, state)
     except ReplicaMismatchError:
         checkpointing.save_mismatch(tools, state)
         raise
-    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        peer_loss.claim_exit()  # The search for the example may outlast the other workers.
-        raise find_damaged_example(run, error) or error from None
     except SystemExit as end:
         if run.by_epochs and run.cluster.num_workers == 1:
             raise  # A script may end itself in a callback.
@@ -235,31 +224,3 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     run.callbacks.train_end(state.logs)
     if run.cluster.is_chief and not run.callbacks.stopped_on_nan:
         checkpointing.finish(tools, state)
-
-
-def find_damaged_example(run: Run, error: Exception) -> ValueError | None:
-    """Returns the error of the first example that cannot be read, after `error` ended an execution.
-
-    Returns None if the input pipeline did not fail, all examples can be read, or the search takes too long.
-    """
-    if "IteratorGetNext" not in str(error):
-        return None
-    found: list[ValueError] = []
-
-    def search() -> None:
-        try:
-            for verify in run.verify:
-                verify()
-        except ValueError as damage:
-            found.append(damage)
-
-    thread = threading.Thread(target=search, daemon=True)
-    with run.cluster.paused():
-        thread.start()
-        thread.join(_QUIET_SECONDS)
-        if thread.is_alive():
-            reason, limit = process_exit.first_line(str(error)), f"{inspection.SECONDS:g} s"
-            text = f"the data cannot be read: {reason}. Searching for the example, for {limit} at most"
-            print(f"tfdist: worker {run.cluster.rank}: {text}", file=sys.stderr, flush=True)
-            thread.join(inspection.SECONDS)
-    return found[0] if found else None

@@ -50,6 +50,8 @@ class Run:
     by_epochs: bool = False
     # Each reads a split, and raises a ValueError that names the first example that cannot be read.
     verify: tuple[Callable[[], None], ...] = ()
+    # (label) -> the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
+    find_label: Callable[[int], str] = lambda label: ""
     # Hashes the data, to compare it with that of other workers and of the saved run.
     data_hashes: Callable[[], DataHashes] = DataHashes
     # The first step of a new run: above 0 for a script with `initial_epoch`.

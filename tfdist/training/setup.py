@@ -100,6 +100,11 @@ def _data_fields(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipe
         "training_examples": len(training),
         "evaluation_examples": None if evaluation is None else len(evaluation),
         "verify": tuple(source.verify for source in (training, evaluation) if hasattr(source, "verify")),
+        "find_label": functools.partial(
+            inspection.example_with_label,
+            {options.train_split: training, options.evaluation_split: evaluation},
+            config.objective.get("labels", "label"),
+        ),
         "preparation": description.describe(options.prepare, data.spec),
         "example_name": "images" if "image" in data.spec else "examples",
         "model_input": description.usage(options.prepare, options.finish, config.objective, data.spec),

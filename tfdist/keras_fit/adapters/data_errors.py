@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from tfdist.config import user_code
 
-_LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
-
 # The reason in a message of Keras, which lists the arguments of the call after it.
 _REASON = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)
 _KERAS = os.path.join(os.path.dirname(keras.__file__), "")
@@ -76,14 +74,14 @@ def _shapes(specs: Any) -> str:
 
 @contextlib.contextmanager
 def explained(steps: int) -> Iterator[None]:
-    """In the block, raises a ValueError for labels, ends and texts in the data that the model cannot be trained with.
+    """In the block, raises a ValueError for ends and texts in the data that the model cannot be trained with.
 
     Args:
         steps: the steps of an epoch.
     """
     try:
         yield
-    except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError) as error:
+    except (tf.errors.OutOfRangeError, tf.errors.UnimplementedError) as error:
         text = _explanation(error, steps)
         if text is None:
             raise
@@ -91,13 +89,6 @@ def explained(steps: int) -> Iterator[None]:
 
 
 def _explanation(error: tf.errors.OpError, steps: int) -> str | None:
-    label = _LABEL.search(error.message)
-    if label:
-        value, outputs = label[1], int(label[2])
-        return (
-            f"The targets have the label {value}, but the model has {outputs} outputs, for the labels 0 to "
-            f"{outputs - 1}: number the classes from 0 on, or give the last layer more units."
-        )
     if isinstance(error, tf.errors.OutOfRangeError):
         return (
             f"The data ended before an epoch of {steps} steps was complete, or before the last epoch. A generator must "

@@ -1,6 +1,6 @@
-"""Finds values that are not finite in the data of some steps; reads them once more, if that gives the same data."""
+"""Finds values that are not finite, or a label, in the data; reads it once more, if that gives the same data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +28,23 @@ def first_nonfinite(
     if isinstance(adapter, BatchAdapter) and adapter.first_nonfinite is not None:
         return adapter.first_nonfinite(range(first_step, last_step + 1))
     return inspection.first_nonfinite(_rows_of_steps(adapter, shard, first_step, last_step))
+
+
+def with_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard, label: int) -> str:
+    """Returns the first target with this label, such as "y[17]"; "": none was found. Only arrays are searched.
+
+    Args:
+        adapters: the name of the data, for its targets ("validation_data: "; "" for those of training) -> its adapter.
+        shard: the rows of this worker.
+        label: the label.
+    """
+    for name, adapter in adapters.items():
+        if isinstance(adapter, RandomAccessAdapter):
+            for rows in _rows_of_steps(adapter, shard, 1, adapter.pass_steps):
+                found = np.argwhere(rows.columns["y"] == label) if "y" in rows.columns else ()
+                if len(found):
+                    return name + rows.place("y", tuple(int(index) for index in found[0]))
+    return ""
 
 
 def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_step: int, last_step: int) -> Iterator[Rows]:
