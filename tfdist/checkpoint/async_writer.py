@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,16 @@ import numpy as np
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory as directory_lib
-from tfdist.checkpoint import export
+from tfdist.checkpoint import export, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import files
 
 # The longest wait of `save` for the previous checkpoint. After that, it skips the new one.
 _MAX_WAIT_SECONDS = 30.0
-# Suffixes of files that killed runs leave behind, and the age in seconds at which the next start removes them.
-_LEFTOVERS = {".writing": 0, ".removing": 0, ".tmp": 3600, ".damaged": 7 * 86400}
+# Names of files that killed runs leave behind among the checkpoints and in the workdir, and the age in seconds at which
+# the next start removes them.
+_LEFTOVERS = {"*.writing": 0, "*.removing": 0, "*.tmp": 3600, "*.damaged": 7 * 86400}
+_LEFTOVERS_IN_WORKDIR = {"model.writing.keras": 0, "*.tmp": 3600, "tensorboard/*/*.tmp": 3600, ".tfdist-*": 3600}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +73,24 @@ class AsyncCheckpointer:
         self.longest_write_seconds: float | None = None
 
     def remove_partial(self, restored: checkpoint_format.Saved | None) -> None:
-        """Removes files that a killed run left in its workdir, and records that `restored` is valid.
+        """Removes what a killed run left in its workdir, and records that `restored` is valid.
 
-        No other run may write to the workdir. Incomplete checkpoints are removed at once, files that other processes
-        may be writing after an hour, and damaged checkpoints after a week.
+        No other run may write to the workdir. Incomplete checkpoints and those that are no longer kept are removed at
+        once, files that other processes may be writing after an hour, and damaged checkpoints after a week.
         """
-        for path in [*self._directory.glob("*"), *self._directory.parent.glob("*.tmp")]:
-            age = _LEFTOVERS.get(path.suffix)
-            with contextlib.suppress(OSError):
-                if age is not None and time.time() - path.stat().st_ctime >= age:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for directory, leftovers in (
+            (self._directory, _LEFTOVERS),
+            (self._directory.parent, _LEFTOVERS_IN_WORKDIR),
+        ):
+            for pattern, age in leftovers.items():
+                for path in directory.glob(pattern):
+                    with contextlib.suppress(OSError):
+                        if path.name != workdir_lock.LOCK and time.time() - path.lstat().st_ctime >= age:
+                            _remove(path)
         if restored is not None:
             self._valid_steps.add(restored.step)
+            with contextlib.suppress(OSError):
+                self._remove_old(restored.step, restored.state)
 
     def save(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
         """Starts writing the checkpoint of `step`; first waits up to `_MAX_WAIT_SECONDS` for the previous one."""
@@ -193,7 +201,7 @@ class AsyncCheckpointer:
                 else:
                     self._write_best(best)
                 with contextlib.suppress(OSError):  # Retried after the next save.
-                    self._remove_old(snapshot.step, snapshot.state.get("regular"))
+                    self._remove_old(snapshot.step, snapshot.state)
 
     def _write_best(self, best: dict[str, Any]) -> None:
         error = None
@@ -225,13 +233,16 @@ class AsyncCheckpointer:
     def _is_failed_best(self, step: int) -> bool:
         return self._failed_best is not None and self._failed_best[0]["step"] == step
 
-    def _remove_old(self, newest: int, regular: int | None) -> None:
+    def _remove_old(self, newest: int, state: Mapping[str, Any]) -> None:
+        """Removes the checkpoints before `newest`, whose state is given, that are no longer kept."""
         best = directory_lib.read_best(self._directory)
         steps = directory_lib.steps(self._directory)
         kept = [step for step in steps if step <= newest][: self._options.keep]
         for step in steps:
-            # Keep the target of a rollback, however many checkpoints were saved since.
-            needed = step in (*kept, regular) or (best is not None and step == best["step"])
+            # Keep the target of a rollback, however many checkpoints were saved since, and the best also if best.json
+            # is damaged.
+            needed = step in (*kept, state.get("regular"), state.get("best_step") or None)
+            needed = needed or (best is not None and step == best["step"])
             needed = needed or self._is_failed_best(step)
             if step < newest and not needed:
                 # Rename first: an interrupted removal must not look like a damaged checkpoint.
@@ -239,6 +250,10 @@ class AsyncCheckpointer:
                 removing = path.with_name(path.name + ".removing")
                 os.replace(path, removing)
                 shutil.rmtree(removing, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 class _BestFileError(Exception):

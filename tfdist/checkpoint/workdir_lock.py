@@ -143,6 +143,8 @@ def acquire(
             if _take_over(path, found.owner, mine):
                 log(f"took over {workdir} from a run that no longer exists: {found.owner}")
                 break
+            if found is first:
+                log(f"waiting: another process is taking over {workdir}, or was killed while it did")
             continue
         same_job = job != "" and found.owner.job == job
         if (alive and not same_job) or time.monotonic() - started > wait_seconds:

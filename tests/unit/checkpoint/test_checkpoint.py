@@ -336,6 +336,37 @@ def test_what_killed_writers_have_left_is_removed_by_age(tmp_path, monkeypatch):
     assert left == [["best.json.12.tmp", "config.json.12.tmp", whole, damaged], [whole, damaged], [whole]]
 
 
+def test_what_killed_runs_leave_in_the_workdir_is_removed_and_what_is_in_use_stays(tmp_path, monkeypatch):
+    names = [".tfdist-run", "config.json", "step.tmp/file", "tensorboard/train/events.out.tfevents.1.host.1"]
+    old = [".tfdist-0123456789abcdef", ".tfdist-run.0123456789abcdef", ".tfdist-run.77.tmp", "metrics.jsonl.77.tmp"]
+    old += ["tensorboard/train/events.out.tfevents.1.host.1.77.tmp"]
+    at_once = ["model.writing.keras"]
+    for name in (*names, *old, *at_once):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "link.tmp").symlink_to("nowhere")
+
+    def left() -> set[str]:
+        saver = async_writer.AsyncCheckpointer(tmp_path / "checkpoints", config.Checkpoint(), print)
+        saver.remove_partial(None)
+        paths = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]
+        return {str(path) for path in paths if (tmp_path / path).is_symlink() or not (tmp_path / path).is_dir()}
+
+    now = time.time()
+    assert left() == {*names, *old, "link.tmp"}
+    monkeypatch.setattr(time, "time", lambda: now + 3700)
+    assert left() == {".tfdist-run", "config.json", "tensorboard/train/events.out.tfevents.1.host.1"}
+
+
+def test_a_run_that_was_killed_before_it_removed_a_checkpoint_removes_it_at_the_next_start(tmp_path):
+    saved(tmp_path, 1, 2, 3, 4, 5)
+    (tmp_path / "best.json").write_text('{"step')  # The state names the best as well.
+    newest = checkpoint_format.write(tmp_path, 6, arrays_of(6), {"regular": 4, "best_step": 2})
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2), print)
+    saver.remove_partial(checkpoint_format.verify(newest))
+    assert directory_lib.steps(tmp_path) == [6, 5, 4, 2]
+
+
 def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_path):
     said = []
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"

@@ -159,6 +159,19 @@ def test_a_half_written_file_does_not_block_the_workdir(tmp_path, content, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_wait_for_a_process_that_was_killed_in_a_take_over_is_announced(tmp_path, held):
+    held.kill()
+    held.wait()
+    values = json.loads((tmp_path / workdir_lock.LOCK).read_text()) | {"heartbeat_seconds": 0.5}
+    (tmp_path / workdir_lock.LOCK).write_text(json.dumps(values))
+    (tmp_path / f"{workdir_lock.LOCK}.{values['nonce']}").write_text("")
+    said = []
+    acquire(tmp_path, log=said.append).release()
+    assert said[0] == f"waiting: another process is taking over {tmp_path}, or was killed while it did"
+    assert len(said) == 2 and said[1].startswith(f"took over {tmp_path} from a run that no longer exists")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("kind", ["dangling link", "pipe", "directory"])
 def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
     path = tmp_path / workdir_lock.LOCK
