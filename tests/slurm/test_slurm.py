@@ -226,38 +226,66 @@ time.sleep(600)
 """
 
 
+def run_job(slurm: SlurmCluster, directory: pathlib.Path, options: str, command: str) -> tuple[str, str, str]:
+    """Runs a batch job until it fails or comes back to the queue; returns its id, its state, and what it wrote."""
+    log, file = directory / "log", directory / "job.sbatch"
+    file.write_text(f"#!/bin/bash\n#SBATCH {options} --requeue --output={log}\nPYTHONPATH={REPOSITORY} {command}\n")
+    job = slurm.run(["sbatch", "--parsable", file]).stdout.strip()
+    state, restarts, deadline = "", "0", time.monotonic() + 300
+    while state != "FAILED" and (state, restarts) != ("PENDING", "1"):
+        assert time.monotonic() < deadline, f"{state}\n{log.read_text()}"
+        time.sleep(0.3)
+        shown = slurm.run(["scontrol", "show", "job", job]).stdout
+        state, restarts = (re.search(rf"{name}=(\w+)", shown)[1] for name in ("JobState", "Restarts"))
+    assert slurm.run(["scancel", job]).returncode == 0
+    return job, state, log.read_text()
+
+
 @pytest.mark.parametrize(
     ("victim", "how", "state"), [(0, "killed", "PENDING"), (2, "killed", "PENDING"), (0, "failed", "FAILED")]
 )
 def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm, tmp_path, victim, how, state):
     (tmp_path / "lose.py").write_text(LOSE)
-    srun = f"PYTHONPATH={REPOSITORY} srun -m cyclic {sys.executable} {tmp_path}/lose.py {victim} {how}"
-    (tmp_path / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH -N2 -n3 --requeue --output={tmp_path}/log\n{srun}\n")
-    job = slurm.run(["sbatch", "--parsable", tmp_path / "job.sbatch"]).stdout.strip()
-    found, deadline = "", time.monotonic() + 300
-    while found != state:
-        assert time.monotonic() < deadline, f"{found}\n{(tmp_path / 'log').read_text()}"
-        time.sleep(0.3)
-        # In its first moments, too, the job is pending.
-        shown = slurm.run(["scontrol", "show", "job", job]).stdout
-        found = re.search(r"JobState=(\w+)", shown)[1]
-        found = "" if state == "PENDING" and "Restarts=1" not in shown else found
-    assert slurm.run(["scancel", job]).returncode == 0
-    said = (tmp_path / "log").read_text()
+    srun = f"srun -m cyclic {sys.executable} {tmp_path}/lose.py {victim} {how}"
+    job, found, said = run_job(slurm, tmp_path, "-N2 -n3", srun)
+    assert found == state, said
     told = said.count(f"tfdist: job {job} requeued")
     # Slurm ends the worker that has asked for it, sometimes before it can say so.
     assert said.count(" requeued") == told <= (how == "killed")
 
 
+# A worker whose TensorFlow does not start, and lets no thread of Python run; nothing listens at the others' ports.
+HANG = """
+import ctypes, sys
+from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.liveness import startup_watchdog
+rank, size = map(int, sys.argv[1:])
+slurm_requeue.enable_requeue(rank, interruption.StopRequest(), slurm_requeue.few_restarts)
+members = [{"rank": r, "address": f"localhost:{1 + r}", "host": "n9", "pid": 7} for r in range(size)]
+with startup_watchdog.deadline(rank, members, 0.5):
+    ctypes.PyDLL(None).sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("rank", "restarts", "state"), [(0, "", "PENDING"), (1, "2", "PENDING"), (1, "3", "FAILED")])
+def test_a_job_whose_tensorflow_does_not_start_comes_back_a_few_times(slurm, tmp_path, rank, restarts, state):
+    (tmp_path / "hang.py").write_text(HANG)
+    srun = f"SLURM_RESTART_COUNT={restarts} srun {sys.executable} {tmp_path}/hang.py {rank} 3"
+    _, found, said = run_job(slurm, tmp_path, "-n1", srun)
+    assert found == state, said
+    assert f"tfdist: worker {rank}: TensorFlow did not start within 0.5 s" in said
+    assert ("job not requeued: this attempt saved no new checkpoint" in said) == (state == "FAILED")
+
+
 PUT_BACK = """
 import os, signal, subprocess, sys
 from tfdist.cluster import interruption, slurm_requeue
-progressed, cancelled, reason, lost_chief = sys.argv[1:]
+progressed, cancelled, reason, rank = sys.argv[1:]
 if cancelled == "yes":
     interruption.ignore_signals()
     subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]], check=True)
-slurm_requeue.enable_requeue(0, interruption.StopRequest(reason=reason), lambda: progressed == "yes")
-slurm_requeue.requeue(lost_chief=lost_chief == "yes")
+slurm_requeue.enable_requeue(int(rank), interruption.StopRequest(reason=reason), lambda: progressed == "yes")
+slurm_requeue.requeue()
 """
 
 
@@ -269,7 +297,7 @@ def test_one_task_of_a_job_array_is_requeued_alone(slurm, tmp_path):
 cd {REPOSITORY}
 if [ "$SLURM_ARRAY_TASK_ID" = 1 ] && [ ! -e {tmp_path}/requeued ]; then
     touch {tmp_path}/requeued
-    srun {sys.executable} {tmp_path}/requeue.py yes no SIGUSR1 no
+    srun {sys.executable} {tmp_path}/requeue.py yes no SIGUSR1 0
 fi
 sleep 600
 """
@@ -290,19 +318,19 @@ sleep 600
 @pytest.mark.parametrize(
     ("prefix", "arguments", "said"),
     [
-        ("srun -n1", "yes no SIGUSR1 no", "scontrol failed: "),
+        ("srun -n1", "yes no SIGUSR1 0", "scontrol failed: "),
         (
             "srun -n1 env PATH=",
-            "yes no SIGUSR1 no",
+            "yes no SIGUSR1 0",
             "scontrol not found. In a container, mount Slurm's programs",
         ),
-        ("srun -n1", "no no SIGUSR1 no", "this attempt saved no new checkpoint, so a restart would not either"),
-        ("srun -n1", "yes yes SIGUSR1 no", "Slurm is ending it already (C"),  # COMPLETING, or CANCELLED by then
-        ("", "yes no SIGUSR1 no", "SLURM_JOB_ID is not set: not a Slurm job"),
+        ("srun -n1", "no no SIGUSR1 0", "this attempt saved no new checkpoint, so a restart would not either"),
+        ("srun -n1", "yes yes SIGUSR1 0", "Slurm is ending it already (C"),  # COMPLETING, or CANCELLED by then
+        ("", "yes no SIGUSR1 0", "SLURM_JOB_ID is not set: not a Slurm job"),
         # Ended by the user; or another worker does it.
-        ("srun -n1", "yes no SIGTERM no", None),
-        ("srun -n1", "yes no SIGINT no", None),
-        ("srun -n1", "yes no SIGUSR1 yes", None),
+        ("srun -n1", "yes no SIGTERM 0", None),
+        ("srun -n1", "yes no SIGINT 0", None),
+        ("srun -n1", "yes no SIGUSR1 1", None),
     ],
 )
 def test_why_a_job_is_not_put_back_is_said_in_a_line(slurm, prefix, arguments, said):

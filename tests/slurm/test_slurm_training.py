@@ -73,6 +73,25 @@ def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, 
     return state
 
 
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absent):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\n[ "$SLURM_PROCID" != {absent} ] || exit 3\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    site, one_a_node = f'export PATH="{python.parent}:$PATH"\n', ["--ntasks-per-node=1", "--gpus-per-node=0"]
+    job, log = submit(slurm, tmp_path, one_a_node, "--config.cluster.connect_seconds=5", site=site)
+
+    def has_ended() -> bool:
+        state = job_state(slurm, job)
+        return state["Restarts"] == "1" or state["JobState"] == "FAILED"
+
+    wait_for(has_ended, log)
+    assert job_state(slurm, job)["Restarts"] == "1", log.read_text()
+    assert slurm.run(["scancel", job]).returncode == 0
+    assert f"rank {absent} (n{9 + absent}:" in log.read_text()
+
+
 @pytest.mark.slow
 def test_the_batch_file_trains(slurm, alone, tmp_path):
     job, log = submit(slurm, tmp_path, ["--ntasks-per-node=2", "--gpus-per-node=2", "--distribution=cyclic"])

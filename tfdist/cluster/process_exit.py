@@ -27,6 +27,7 @@ def run_and_exit(body: Callable[[], int]) -> None:
     interruption.end_at_second_signal(_end_unsaved)
     with interruption.blocked_signals():  # TensorFlow's threads must not receive signals.
         import_tensorflow_quietly()
+    missing = ()
     try:
         code = body()
     except interruption.StopError as stop:
@@ -38,12 +39,12 @@ def run_and_exit(body: Callable[[], int]) -> None:
         _print_error(_UNSAVED)
         code = 130
     except Exception as error:
-        code = report_exception(error)
+        code, missing = report_exception(error), getattr(error, "missing", ())
     interruption.ignore_signals()
     if code == interruption.EXIT_STOPPED:
         slurm_requeue.requeue()
     elif code == interruption.EXIT_PEER_LOST:
-        peer_loss.requeue()
+        peer_loss.requeue(missing)
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):

@@ -5,12 +5,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from tfdist.cluster import interruption
 
 # Time limit of scontrol, in seconds.
 _ANSWER_SECONDS = 60.0
+# Restarts of a job after which a failed start does not requeue it again.
+_START_RESTARTS = 3
 # A user ends a job with these signals. If Slurm itself sends SIGTERM, it requeues the job itself, or must not.
 _BY_USER = ("SIGTERM", "SIGINT")
 
@@ -21,7 +23,7 @@ class RequeuePolicy:
 
     rank: int
     stop: interruption.StopRequest
-    # Returns True if this attempt saved a new checkpoint: otherwise a restart would not either.
+    # Returns True if a restart would help: this attempt saved a new checkpoint, or see `few_restarts`.
     progressed: Callable[[], bool]
 
 
@@ -60,13 +62,23 @@ def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callab
     _policy = RequeuePolicy(rank=rank, stop=stop, progressed=progressed)
 
 
-def requeue(*, lost_chief: bool = False) -> None:
+def few_restarts() -> bool:
+    """Returns whether a start that failed may requeue the job: Slurm has restarted it a few times at most."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0) < _START_RESTARTS
+
+
+def restart_helps() -> bool | None:
+    """Returns `RequeuePolicy.progressed` of this process; None: it does not requeue."""
+    return None if _policy is None else _policy.progressed()
+
+
+def requeue(lost: Collection[int] = ()) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
-    The chief requeues, or worker 1 if the chief is lost. After SIGTERM or SIGINT no worker does.
+    The first worker that is not among the ranks in `lost` requeues. After SIGTERM or SIGINT no worker does.
     """
     policy, env = _policy, os.environ
-    if policy is None or policy.rank != (1 if lost_chief else 0) or policy.stop.reason in _BY_USER:
+    if policy is None or not set(range(policy.rank)) <= set(lost) or policy.stop.reason in _BY_USER:
         return
     job = job_id(env)
     if job is None:

@@ -137,7 +137,8 @@ def connect(
     """Connects to the other workers, which must have the same config and data, and makes the strategy."""
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
-        slurm_requeue.enable_requeue(rank, stop, progressed=lambda: False)  # Until `checkpointing.open_run`.
+        # Until `checkpointing.open_run`. A stop before is no failure of the start, but the time is too short.
+        slurm_requeue.enable_requeue(rank, stop, lambda: stop.reason is None and slurm_requeue.few_restarts())
     try:
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=workdir, stop=stop)
     except interruption.StopError as error:

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
@@ -194,10 +194,15 @@ def announce_exit(monitor: HeartbeatMonitor) -> None:
         _send_and_flush(monitor, {"finished": True})
 
 
-def requeue() -> None:
-    """Requeues the Slurm job if this process ends because a worker was lost, and if it is the one to do so."""
-    if _monitor is not None and _monitor.restart_helps:
-        slurm_requeue.requeue(lost_chief=0 in _monitor.timed_out)
+def requeue(missing: Collection[int] = ()) -> None:
+    """Requeues the Slurm job if this process ends because a worker was lost, and if it is the one to do so.
+
+    `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
+    """
+    if _monitor is None:
+        slurm_requeue.requeue(missing)
+    elif _monitor.restart_helps:
+        slurm_requeue.requeue(_monitor.timed_out)
 
 
 def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:

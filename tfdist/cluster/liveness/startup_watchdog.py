@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfdist.cluster import slurm_requeue
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import startup_watchdog_process
@@ -39,7 +40,7 @@ def deadline(
 ) -> Iterator[None]:
     """Kills this process (SIGKILL) if the block takes longer than `seconds`, or if another worker dies in it.
 
-    The watchdog process first prints which worker does not respond.
+    The watchdog process first prints which worker does not respond, and requeues the Slurm job if this process may.
 
     Args:
         rank: the rank of this worker.
@@ -51,7 +52,7 @@ def deadline(
     others = [_other(worker) for worker in members if worker["rank"] != rank]
     port = None if listener is None else listener.fileno()
     secrets = [secret.hex() for secret in keys.secrets] if keys else []
-    arguments = json.dumps([os.getpid(), rank, seconds, others, port, secrets])
+    arguments = json.dumps([os.getpid(), rank, seconds, others, slurm_requeue.restart_helps(), port, secrets])
     # Without site-packages (-S) it starts in a few milliseconds.
     command = [sys.executable, "-I", "-S", startup_watchdog_process.__file__]
     # Its own session: Ctrl-C is for the worker. When the worker exits, the pipe closes and the watchdog ends.

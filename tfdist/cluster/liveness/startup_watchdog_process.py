@@ -26,6 +26,8 @@ _CHECK_SECONDS, _CONNECT_SECONDS = 1.0, 1.0
 _CHECKS_AT_ONCE = 64
 # A worker is lost, if a port of it was open, after this many failed checks in a row.
 _FAILED_CHECKS = 3
+# For imports of tfdist, after the start.
+_PACKAGES = str(pathlib.Path(__file__).parents[3])
 # Seconds between the message and SIGKILL: the other workers still find this one, so they all name the same culprit.
 _GRACE_SECONDS = 2.0
 
@@ -33,7 +35,14 @@ _GRACE_SECONDS = 2.0
 _Other = tuple[str, int, int | None, str]
 
 
-def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence[_Other]) -> None:
+def watch(
+    stdin: BinaryIO,
+    pid: int,
+    rank: int,
+    seconds: float,
+    others: Sequence[_Other],
+    restart_helps: bool | None,
+) -> None:
     """Kills the worker and prints which other worker does not respond, unless it starts or ends in time.
 
     Args:
@@ -41,7 +50,8 @@ def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence
         pid: process id of the worker.
         rank: its rank.
         seconds: time limit of its start.
-        others: host, gRPC port, watchdog port (None: unknown) and name of each other worker.
+        others: host, gRPC port, watchdog port (None: unknown) and name of each other worker, in rank order.
+        restart_helps: see `slurm_requeue.restart_helps`.
     """
     deadline = time.monotonic() + seconds
     opened: set[str] = set()
@@ -69,8 +79,22 @@ def watch(stdin: BinaryIO, pid: int, rank: int, seconds: float, others: Sequence
             return
     sys.stderr.write(f"tfdist: worker {rank}: {text}. Restart all workers\n")
     sys.stderr.flush()
-    if not select.select([stdin], [], [], _GRACE_SECONDS)[0]:
-        os.kill(pid, signal.SIGKILL)
+    if select.select([stdin], [], [], _GRACE_SECONDS)[0]:
+        return
+    if restart_helps is not None:
+        names = [name for *_, name in others]
+        names.insert(rank, "")
+        _requeue(rank, restart_helps, [names.index(name) for name in unreachable])
+    os.kill(pid, signal.SIGKILL)
+
+
+def _requeue(rank: int, restart_helps: bool, lost: Sequence[int]) -> None:
+    """Requeues the Slurm job in place of the worker; see `slurm_requeue.requeue`."""
+    sys.path.insert(0, _PACKAGES)
+    from tfdist.cluster import interruption, slurm_requeue
+
+    slurm_requeue.enable_requeue(rank, interruption.StopRequest(), lambda: restart_helps)
+    slurm_requeue.requeue(lost)
 
 
 def _unreachable(others: Sequence[_Other], opened: set[str]) -> Mapping[str, str]:
@@ -132,7 +156,7 @@ def reply(stdin: BinaryIO, pid: int, descriptor: int, secrets: Sequence[str]) ->
         secrets: the keys, in hexadecimal digits.
     """
     # Here, because the start needs none of them.
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
+    sys.path.insert(0, _PACKAGES)
     import asyncio
 
     from tfdist.cluster.wire import keys as keys_lib

@@ -1,6 +1,7 @@
 """Rank 0's decision from the workers' reports, in words; see preflight.py. Pure functions, no TensorFlow.
 
-A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}.
+A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}; if workers are
+missing, also their ranks: "missing".
 """
 
 import collections
@@ -13,6 +14,9 @@ from tfdist.cluster import interruption
 class MissingWorkersError(TimeoutError):
     """Workers did not connect: they have not started, or died before. All workers may be restarted."""
 
+    # Their ranks, as far as this worker knows.
+    missing: Sequence[int] = ()
+
 
 _TYPES = (interruption.StopError, MissingWorkersError, TimeoutError, ValueError, FileNotFoundError, OSError)
 ERRORS = {error.__name__: error for error in _TYPES}
@@ -23,7 +27,9 @@ _MOST_NAMED = 20
 def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the members, or raises the error."""
     if "error" in decision:
-        raise ERRORS[decision["error"]](decision["message"])
+        error = ERRORS[decision["error"]](decision["message"])
+        error.missing = decision.get("missing", ())
+        raise error
     return decision["members"]
 
 
@@ -94,7 +100,7 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
         f"{len(absent)} of {len(addresses) or 'the'} workers did not connect within {seconds:g} s. Check their "
         "logs for errors. If they only start slowly, increase config.cluster.connect_seconds:",
         lines,
-    )
+    ) | {"missing": sorted(absent)}
 
 
 def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str, Any]:
@@ -105,7 +111,7 @@ def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str,
         f"{len(absent)} of {size} workers did not contact rank 0 within {seconds:g} s. Check their logs for errors. "
         "If they only start slowly, increase config.cluster.connect_seconds. Missing:",
         [_ranks(absent)],
-    )
+    ) | {"missing": absent}
 
 
 def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
         f"Could not connect to rank 0 within {seconds:g} s. If it runs on a different host, set TFDIST_CHIEF to that "
         "host on all workers. If it only starts slowly, increase config.cluster.connect_seconds:",
         [f"{address}: {reason}" for address, reason in reasons.items()],
-    )
+    ) | {"missing": [0]}
 
 
 def same_rank(rank: int, workers: Sequence[dict]) -> str:

@@ -106,6 +106,8 @@ def _check_decision(message: Mapping[str, Any], size: int) -> None:
     if "error" in found:
         _require(_is_text(found["error"]) and found["error"] in decision.ERRORS, "decision")
         _require(_is_text(found.get("message")), "decision")
+        missing = found.get("missing", [])
+        _require(isinstance(missing, list) and all(_is_rank(rank, size) for rank in missing), "decision")
         return
     members = found.get("members")
     _require(isinstance(members, list) and len(members) == size, "decision")
