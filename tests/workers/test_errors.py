@@ -317,6 +317,23 @@ def test_a_damaged_config_of_the_workdir_is_named(fails, tmp_path):
     assert said.startswith(f"{tmp_path}/config.json is damaged") and "restore it, or remove it" in said
 
 
+def test_a_run_whose_workdir_was_removed_ends_after_three_checkpoints(tmp_path, capsys):
+    """It trained to its end, for hours, and could save nothing."""
+    bad = config(
+        train=c.Train(epochs=20),
+        checkpoint=c.Checkpoint(every=c.Every(epochs=1)),
+        callbacks=[{"target": "lab:Removing", "path": str(tmp_path / "run")}],
+    )
+    keras.utils.clear_session()
+    with pytest.raises(
+        FileNotFoundError, match=r"no longer exists: 3 checkpoints .* ends at step 120\. Restore"
+    ) as ended:
+        loop.train(setup.build_run(bad, tmp_path / "run"))
+    assert process_exit.is_user_error(ended.value)
+    said = capsys.readouterr().err
+    assert said.count("could not be written") == 3 and not (tmp_path / "run").exists()
+
+
 def finite(path: pathlib.Path) -> bool:
     with np.load(path / "arrays.npz") as file:
         return all(np.isfinite(file[name]).all() for name in file.files)

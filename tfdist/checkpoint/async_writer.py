@@ -24,6 +24,8 @@ from tfdist.report import files
 
 # The longest wait of `save` for the previous checkpoint. After that, it skips the new one.
 _MAX_WAIT_SECONDS = 30.0
+# Checkpoints in a row that found no workdir, after which the run ends.
+_MAX_MISSING = 3
 # Names of files that killed runs leave behind among the checkpoints and in the workdir, and the age in seconds at which
 # the next start removes them.
 _LEFTOVERS = {"*.writing": 0, "*.removing": 0, "*.tmp": 3600, "*.damaged": 7 * 86400}
@@ -51,6 +53,8 @@ class AsyncCheckpointer:
         self._options = options
         self._warn = warn
         self._valid_steps: set[int] = set()
+        # The last checkpoints in a row that could not be written because the workdir does not exist.
+        self._missing = 0
         # Shared with the thread and guarded by `_changed`: the step being written, the next snapshot, best.json records
         # to write after their checkpoints, steps not yet written, and results not yet reported:
         # step, error, and whether it is the best and is tried again.
@@ -93,8 +97,18 @@ class AsyncCheckpointer:
                 self._remove_old(restored.step, restored.state)
 
     def save(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-        """Starts writing the checkpoint of `step`; first waits up to `_MAX_WAIT_SECONDS` for the previous one."""
+        """Starts writing the checkpoint of `step`; first waits up to `_MAX_WAIT_SECONDS` for the previous one.
+
+        Raises:
+            FileNotFoundError: the workdir does not exist, and the previous checkpoints could not be written.
+        """
         self._wait_until_idle(_MAX_WAIT_SECONDS)
+        if self._missing >= _MAX_MISSING:
+            raise FileNotFoundError(
+                f"The workdir {self._directory.parent} no longer exists: {self._missing} checkpoints in a row could "
+                f"not be written, so the run ends at step {step}. Restore or mount the directory, and run the same "
+                "command to resume from its newest checkpoint."
+            )
         self._newest_step = step
         if step in self._valid_steps | self._pending_steps:
             return
@@ -159,6 +173,7 @@ class AsyncCheckpointer:
             results, self._results = self._results, []
         for step, error, again in results:
             if error is None:
+                self._missing = 0
                 self._valid_steps.add(step)
             elif isinstance(error, _BestFileError):
                 self._warn(
@@ -166,6 +181,7 @@ class AsyncCheckpointer:
                     f"continues, and tries again after the next checkpoint to record step {step} as the best."
                 )
             else:
+                self._missing = 0 if self._directory.parent.exists() else self._missing + 1
                 self._warn(
                     f"WARNING: the checkpoint of step {step} could not be written to {self._directory}: "
                     f"{export.reason(error)}. Training continues; the previous checkpoint is untouched."
