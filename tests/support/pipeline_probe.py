@@ -25,6 +25,7 @@ DATASET = {"pipeline": "textbook", "source": {"target": "pipeline_probe:slices"}
 CASES = {
     "stream": {},
     "fixed": {"shards": "fixed"},
+    "contiguous": {"shards": "contiguous"},
     "auto": {"pipeline": "textbook"},
     "hint": {"pipeline": "textbook", "auto_shard": "hint"},
     "slices": DATASET,

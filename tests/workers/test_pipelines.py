@@ -68,7 +68,7 @@ def test_what_a_worker_reads_and_prepares(workers):
     taken = probe.STEPS * probe.BATCH
     for worker in workers:
         # Half of what is taken, and what is read ahead: three steps.
-        for case in ("stream", "fixed"):
+        for case in ("stream", "fixed", "contiguous"):
             assert taken / 2 <= worker[f"{case}/read"] == worker[f"{case}/prepared"] < taken * 0.8
         # Everything, for the worker's half.
         for case in ("auto", "slices"):
@@ -89,12 +89,18 @@ def test_the_worker_that_reads_a_value_that_is_not_finite_names_its_step_and_its
             assert text == (f"in step {step}, {place}" if reads.size else "")
 
 
-def test_fixed_shards_give_an_example_to_the_same_worker_always(workers):
+@pytest.mark.parametrize("case", ["fixed", "contiguous"])
+def test_fixed_shards_give_an_example_to_the_same_worker_always(workers, case):
+    def place(numbers):
+        """The worker of an example, and its place there."""
+        places = divmod(numbers, probe.EXAMPLES // WORKERS)
+        return places if case == "contiguous" else divmod(numbers, WORKERS)[::-1]
+
     for rank, worker in enumerate(workers):
-        assert set(worker["fixed/id"].ravel() % WORKERS) == {rank}
-        assert set(worker["fixed/evaluated"] % WORKERS) == {rank}
-        np.testing.assert_array_equal(worker["fixed/seed"], worker["fixed/id"])  # Augmented by its own number.
-    orders = [worker["fixed/id"] // WORKERS for worker in workers]
+        for what in ("id", "evaluated"):
+            assert set(place(worker[f"{case}/{what}"].ravel())[0]) == {rank}
+        np.testing.assert_array_equal(worker[f"{case}/seed"], worker[f"{case}/id"])  # Augmented by its own number.
+    orders = [place(worker[f"{case}/id"])[1] for worker in workers]
     assert not np.array_equal(*orders)  # Not one order for all.
 
 
@@ -218,6 +224,7 @@ def test_both_pipelines_have_the_same_losses_on_two_workers_in_the_order_of_the_
         ({"source": {"target": f"{__name__}:batched"}, "pipeline": "textbook"}, r"has batches.*remove batch\(\)"),
         ({"pipeline": "textbook", "auto_shard": "file"}, r'auto_shard="file" needs .* set it to "data"'),
         ({"pipeline": "textbook", "shards": "fixed"}, r'data.shards="fixed" needs data.pipeline="stream"'),
+        ({"pipeline": "textbook", "shards": "contiguous"}, r'data.shards="contiguous" needs data.pipeline="stream"'),
         ({"auto_shard": "hint"}, r"data.auto_shard='hint' has no effect"),
         ({"pipeline": "textbok"}, r"data.pipeline must be one of .* Did you mean 'textbook'"),
     ],

@@ -51,8 +51,9 @@ class Data:
     # Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all.
     shuffle_buffer: int | None = None
     # Examples of a worker: "batch", those of its shard of each batch, any in the course of a run; "fixed", example i
-    # always with worker i mod W, so that memory and disk of a cache fall as 1/W. With "fixed" the result depends on the
-    # number of workers; runs on the same workers still repeat and resume bit for bit.
+    # always with worker i mod W, so that memory and disk of a cache fall as 1/W; "contiguous", consecutive examples,
+    # so that a worker also reads only its files. With both the result depends on the number of workers; runs on the
+    # same workers still repeat and resume bit for bit.
     shards: str = "batch"
     # Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
     # which must not be random. The first read fills the cache with the whole split. The results do not change.

@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("auto", "nccl", "ring")
 CACHES = ("none", "raw", "prepared")
 PIPELINES = ("stream", "textbook")
 AUTO_SHARD = ("auto", "data", "file", "hint")
-SHARDS = ("batch", "fixed")
+SHARDS = ("batch", "fixed", "contiguous")
 
 
 def validate(config: schema.Config) -> None:
@@ -135,8 +135,9 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
             f"float16 and no callbacks. {received}"
         )
-    if data.pipeline == "textbook" and data.shards == "fixed":
-        yield 'data.shards="fixed" needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
+    if data.pipeline == "textbook" and data.shards != "batch":
+        needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
+        yield f'data.shards="{data.shards}" {needs}'
     for name, default in (("auto_shard", "auto"), ("shuffle_buffer", None)):
         if data.pipeline == "stream" and getattr(data, name) != default:
             yield f'data.{name}={getattr(data, name)!r} has no effect with data.pipeline="stream": set it to "textbook"'

@@ -1,4 +1,7 @@
-"""`config.data.shards = "fixed"`: example i always belongs to worker i mod W, which reads and caches no other."""
+"""`config.data.shards`: an example always belongs to one worker, and no other reads and caches it.
+
+"fixed": example i to worker i mod W. "contiguous": each worker has consecutive examples, and reads only their files.
+"""
 
 import dataclasses
 from typing import Any
@@ -17,7 +20,8 @@ class PartSource:
         self._part = part
         self.num_classes = getattr(source, "num_classes", None)
         self._fingerprint = f"{getattr(source, 'fingerprint', str)()} {part.index} of {part.count}"
-        arrays = getattr(source, "arrays_of_part", lambda *_: None)(part.index, part.count)
+        self._fingerprint += " contiguous" * part.contiguous
+        arrays = getattr(source, "arrays_of_part", lambda _: None)(part.examples())
         read = autograph.convert_read(source) if arrays is None else arrays.gather
         self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
         self.verify = getattr(source, "verify", lambda: None)
@@ -35,14 +39,17 @@ class PartSource:
         return self._fingerprint
 
 
-def divide(source: Source | None, shard: ReplicaShard, split: str | None) -> tuple[Any, Part | None]:
+def divide(
+    source: Source | None, shard: ReplicaShard, split: str | None, shards: str = "fixed"
+) -> tuple[Any, Part | None]:
     """Returns the examples of this worker, and their numbers in the whole split.
 
     Args:
         source: the whole split; None: there is none. If it keeps its examples in memory, it should have
-            `arrays_of_part(index, count)`, as those of the zoo have; otherwise memory does not decrease.
+            `arrays_of_part(examples)`, as those of the zoo have; otherwise memory does not decrease.
         shard: the replicas of this worker.
         split: for the message.
+        shards: "fixed" or "contiguous", see `config.data.shards`.
 
     Raises:
         ValueError: there are fewer examples than workers.
@@ -53,10 +60,11 @@ def divide(source: Source | None, shard: ReplicaShard, split: str | None) -> tup
         total=len(source),
         index=shard.first_replica // shard.local_replicas,
         count=shard.num_replicas // shard.local_replicas,
+        contiguous=shards == "contiguous",
     )
     if part.total < part.count:
         raise ValueError(
-            f'config.data.shards="fixed" needs an example for each of the {part.count} workers, but the split '
+            f'config.data.shards="{shards}" needs an example for each of the {part.count} workers, but the split '
             f'{split!r} has {part.total}: use fewer workers, or set config.data.shards to "batch".'
         )
     return PartSource(source, part), part
@@ -67,10 +75,10 @@ def local_shard(shard: ReplicaShard) -> ReplicaShard:
     return dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
 
 
-def note(num_workers: int) -> str:
+def note(num_workers: int, shards: str) -> str:
     """Returns the line for the log: what fixed shards cost."""
     return (
-        f'config.data.shards="fixed": each of the {num_workers} workers reads and caches 1/{num_workers} of the '
+        f'config.data.shards="{shards}": each of the {num_workers} workers reads and caches 1/{num_workers} of the '
         "examples. The examples of a batch depend on the number of workers, and so do the weights "
         "(docs/consistency.md)."
     )

@@ -32,15 +32,17 @@ class InMemoryArrays:
                 self._load = None
         return {key: tf.gather(tensor, ids) for key, tensor in self._tensors.items()}
 
-    def part(self, index: int, count: int) -> "InMemoryArrays":
-        """Moves the rows index, index + count, ... to new arrays, before anything is loaded: `self` is empty then.
+    def part(self, rows: range) -> "InMemoryArrays":
+        """Moves these rows to new arrays, before anything is loaded: `self` is empty then.
 
         All rows are in memory while they are loaded, and those of the part afterwards.
         """
         load, self._load = self._load, None
 
         def load_part() -> dict[str, np.ndarray]:
-            return {key: np.ascontiguousarray(value[index::count]) for key, value in load().items()}
+            return {
+                key: np.ascontiguousarray(value[rows.start : rows.stop : rows.step]) for key, value in load().items()
+            }
 
         return InMemoryArrays(load_part)
 

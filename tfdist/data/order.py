@@ -10,20 +10,29 @@ SALT = 0x0DE2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The examples index, index + count, index + 2 count, ... of a split: those of one worker for the whole run."""
+    """The examples of a split that belong to one worker for the whole run."""
 
     # Examples of the whole split.
     total: int
     # The worker, and the number of workers.
     index: int = 0
     count: int = 1
+    # True: consecutive examples. False: index, index + count, index + 2 count, ...
+    contiguous: bool = False
 
     def __len__(self) -> int:
-        return len(range(self.index, self.total, self.count))
+        return len(self.examples())
+
+    def examples(self) -> range:
+        """Returns the numbers of the part's examples in the whole split."""
+        if self.contiguous:
+            return range(*(self.total * index // self.count for index in (self.index, self.index + 1)))
+        return range(self.index, self.total, self.count)
 
     def ids(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns the numbers, in the whole split, of the examples with the numbers `rows` in this part."""
-        return rows * self.count + self.index if self.count > 1 else rows
+        examples = self.examples()
+        return rows * examples.step + examples.start if self.count > 1 else rows
 
 
 def steps_per_epoch(num_examples: int, global_batch: int) -> int:

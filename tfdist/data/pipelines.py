@@ -81,10 +81,10 @@ def _replica_shards(
     """The default: random access to the examples of this worker's replicas."""
     options, parts, notes = config.data, (None, None), ()
     sizes = options.batch_size, batches.evaluation_batch_size(config)
-    if options.shards == "fixed" and cluster.num_workers > 1:
-        train, train_part = fixed_shards.divide(train, shard, options.train_split)
-        evaluation, evaluation_part = fixed_shards.divide(evaluation, shard, options.evaluation_split)
-        parts, notes = (train_part, evaluation_part), (fixed_shards.note(cluster.num_workers),)
+    if options.shards != "batch" and cluster.num_workers > 1:
+        train, train_part = fixed_shards.divide(train, shard, options.train_split, options.shards)
+        evaluation, evaluation_part = fixed_shards.divide(evaluation, shard, options.evaluation_split, options.shards)
+        parts, notes = (train_part, evaluation_part), (fixed_shards.note(cluster.num_workers, options.shards),)
         shard, sizes = fixed_shards.local_shard(shard), tuple(size // cluster.num_workers for size in sizes)
     train_source = train
     train, train_prepare = cache.cached(options, train, prepare, training=True)

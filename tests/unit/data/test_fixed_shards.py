@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.data import cache, fixed_shards, stream
+from tfdist.data import cache, fixed_shards, order, stream
 from tfdist.zoo import sources
 
 EXAMPLES = 8_000
@@ -75,12 +75,54 @@ def test_disk_of_a_worker_decreases_with_the_number_of_workers(path, tmp_path):
         np.testing.assert_array_equal(numbers(kept.read(rows)), found.ids(rows))
 
 
+def write_records(folder):
+    """Writes 40 images to four files in the layout of ImageNet; the label of an image is its number."""
+    image = tf.io.encode_png(tf.zeros([2, 2, 3], tf.uint8)).numpy()
+    for file in range(4):
+        with tf.io.TFRecordWriter(str(folder / f"train-{file:05d}-of-00004")) as writer:
+            for number in range(10 * file, 10 * file + 10):
+                features = {
+                    "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                    "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(example.SerializeToString())
+
+
+@pytest.mark.parametrize(("shards", "own_files"), [("contiguous", [{0, 1}, {2, 3}]), ("fixed", [{0, 1, 2, 3}] * 2)])
+def test_a_worker_with_contiguous_shards_reads_only_its_files(tmp_path, shards, own_files):
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        write_records(folder)
+        source = sources.imagenet("train", path=str(folder), num_classes=40, first_label=0)
+        shard = stream.ReplicaShard(first_replica=rank, num_replicas=2)
+        part, numbers = fixed_shards.divide(source, shard, "train", shards)
+        # What it does not need may be missing.
+        for file in {0, 1, 2, 3} - own_files[rank]:
+            (folder / f"train-{file:05d}-of-00004").unlink()
+        rows = tf.range(len(part), dtype=tf.int64)
+        labels = part.read(rows)["label"].numpy()
+        np.testing.assert_array_equal(labels, numbers.ids(rows))
+        assert {label // 10 for label in labels} == own_files[rank] and len(labels) == 20
+
+
+def test_the_parts_of_uneven_splits_have_each_example_once():
+    for total, count in ((11, 3), (5, 5), (1_281_167, 16)):
+        for contiguous in (False, True):
+            parts = [order.Part(total=total, index=index, count=count, contiguous=contiguous) for index in range(count)]
+            found = [np.asarray(part.ids(np.arange(len(part)))) for part in parts]
+            np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(total))
+            assert {len(part) for part in parts} <= {total // count, -(-total // count)}
+
+
 def test_each_part_has_its_own_cache_and_too_many_workers_are_refused():
     names = set()
     for rank in range(3):
         shard = stream.ReplicaShard(first_replica=rank, num_replicas=3)
-        part, _ = fixed_shards.divide(sources.digits("train"), shard, "train")
-        names.add(cache.cached(config.Data(cache="raw"), part, None, training=True)[0].name)
-    assert len(names) == 3
+        for shards in ("fixed", "contiguous"):
+            part, _ = fixed_shards.divide(sources.digits("train"), shard, "train", shards)
+            names.add(cache.cached(config.Data(cache="raw"), part, None, training=True)[0].name)
+    assert len(names) == 6
     with pytest.raises(ValueError, match=r'shards="fixed" needs an example for each of the 3 workers.*train\[:2\]'):
         fixed_shards.divide(sources.digits("train[:2]"), shard, "train[:2]")

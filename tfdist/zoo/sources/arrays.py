@@ -44,9 +44,9 @@ class Arrays:
         """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
         return self._memory.gather(ids)
 
-    def arrays_of_part(self, index: int, count: int) -> InMemoryArrays:
-        """Moves the examples index, index + count, ... to arrays of their own; `read` cannot be used then."""
-        return self._memory.part(index, count)
+    def arrays_of_part(self, examples: range) -> InMemoryArrays:
+        """Moves these examples to arrays of their own; `read` cannot be used then."""
+        return self._memory.part(examples)
 
     def verify(self) -> None:
         """Does nothing: the arrays were checked by the constructor."""

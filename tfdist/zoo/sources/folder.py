@@ -71,10 +71,10 @@ class ImageFolder:
             return batch
         return {"image": self._decode(self._paths(batch["name"], batch["label"])), "label": batch["label"]}
 
-    def arrays_of_part(self, index: int, count: int) -> in_memory.InMemoryArrays | None:
-        """Loads the examples index, index + count, ... to arrays of their own; None: they are read from files."""
-        part = copy.copy(self)
-        part._names, part._labels = self._names[index::count], self._labels[index::count]
+    def arrays_of_part(self, examples: range) -> in_memory.InMemoryArrays | None:
+        """Loads these examples to arrays of their own; None: they are read from files."""
+        part, rows = copy.copy(self), slice(examples.start, examples.stop, examples.step)
+        part._names, part._labels = self._names[rows], self._labels[rows]
         return in_memory.InMemoryArrays(part._load_images) if self._in_memory else None
 
     def verify(self) -> None:

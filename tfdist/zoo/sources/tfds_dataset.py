@@ -67,9 +67,9 @@ class TfdsSource:
         """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
         return self._memory.gather(ids) if self._in_memory else self._decode(self._read_records(ids))
 
-    def arrays_of_part(self, index: int, count: int) -> in_memory.InMemoryArrays | None:
-        """Moves the examples index, index + count, ... to arrays of their own; None: they are read from files."""
-        return self._memory.part(index, count) if self._in_memory else None
+    def arrays_of_part(self, examples: range) -> in_memory.InMemoryArrays | None:
+        """Moves these examples to arrays of their own; None: they are read from files."""
+        return self._memory.part(examples) if self._in_memory else None
 
     def verify(self) -> None:
         """Reads and decodes every record.
