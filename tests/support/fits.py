@@ -775,6 +775,57 @@ def application(cluster: Cluster) -> dict[str, Any]:
     }
 
 
+class InManyTypes(keras.layers.Layer):
+    """Rows [n, 6] as bfloat16, truth values, bytes, complex numbers and texts."""
+
+    def call(self, x):
+        x = tf.convert_to_tensor(x)
+        lengths = tf.cast(tf.abs(x[:, 0]) * 5, tf.int32)
+        return {
+            "bfloat16": tf.cast(x, tf.bfloat16),
+            "bool": x > 0,
+            "uint8": tf.cast(tf.abs(x) * 50, tf.uint8),
+            "complex64": tf.complex(x, -x),
+            "text": tf.strings.substr(tf.fill(tf.shape(lengths), "a\0bcdefghijklmnopq\0"), 0 * lengths, lengths),
+        }
+
+
+def of_many_types(cluster: Cluster) -> dict[str, Any]:
+    """Trains bfloat16 variables, predicts outputs of many types, and lets variables of many types have the chief's
+    initial and later values."""
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        with cluster.scope():
+            model = compiled(
+                dense(3), keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            )
+            inputs = keras.Input((6,), dtype="float32")
+            shown = keras.Model(inputs, InManyTypes(dtype="float32")(inputs))
+            variables = [
+                keras.Variable(lambda shape, dtype: tf.cast(tf.fill(shape, 0.5 + cluster.rank), dtype), (2,), dtype)
+                for dtype in ("bfloat16", "uint8", "bool", "float32")
+            ]
+        initial = [variable.numpy().astype(float).tolist() for variable in variables]
+        for variable in variables:
+            variable.assign(tf.cast([1 - cluster.rank, 1], variable.dtype))
+        cluster.broadcast_variables(variables)
+        history = tfdist.fit(cluster, model, X, LABELS, batch_size=16, epochs=2, verbose=0).history
+    finally:
+        keras.config.set_dtype_policy("float32")
+    outputs = tfdist.predict(cluster, shown, X[:7], batch_size=4, verbose=0)
+    alone = shown(np.float32(X[:7]))
+    return {
+        "initial": initial,
+        "later": [variable.numpy().astype(float).tolist() for variable in variables],
+        "loss": history["loss"],
+        "weights": sorted({tf.as_dtype(variable.value.dtype).name for variable in model.weights}),
+        "predicted": [tf.as_dtype(tfdist.predict(cluster, model, X, verbose=0).dtype).name],
+        "types": {name: tf.as_dtype(one.dtype).name for name, one in outputs.items()},
+        "equal": {name: bool(np.all(one == alone[name].numpy())) for name, one in outputs.items()},
+        "lengths": [len(text) for text in outputs["text"]],
+    }
+
+
 def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, devices: int = 1) -> list[dict]:
     """Runs the cases and trials `names` on a topology; returns the results of each worker, by name."""
     paths = [directory / f"worker{rank}.json" for rank in range(workers)]
@@ -799,6 +850,7 @@ def main() -> None:
         "eager_step": lambda: eager(cluster, noisy),
         "metric_parts": lambda: metric_parts(cluster),
         "application": lambda: application(cluster),
+        "of_many_types": lambda: of_many_types(cluster),
         "chief_first": lambda: chief_first(cluster, path.parent),
     }
     results = {}

@@ -95,7 +95,7 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
     "dropout": lambda: _small(model={"target": "lab:Dropouts"}),
     "dropout_micro_batches": lambda: _small(model={"target": "lab:Dropouts"}, train__micro_batches=2),
     "l2": lambda: _small(model=_CNN | {"l2": 1e-4}),
-    "compressed": lambda: _small(communication__dtype="bfloat16"),
+    "compressed": lambda: _small(communication__dtype="float16"),
     "adam": lambda: _small(optimizer={"target": "keras.optimizers:Adam"}),
     "adamw": lambda: _small(optimizer={"target": "keras.optimizers:AdamW"}),
     "lookahead_sgd": lambda: _small(optimizer={"target": f"{_ZOO}lookahead_sgd"}),

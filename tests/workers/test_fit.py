@@ -35,10 +35,10 @@ TOPOLOGIES = {
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
-    "two devices": ["refused_steps", "eager_step"],
+    "two devices": ["refused_steps", "eager_step", "of_many_types"],
     "two devices, slow": ["resumed_step"],
     "four devices": ["metric_parts"],
-    "two workers": ["chief_first", "not_finite", "unknown_order"],
+    "two workers": ["chief_first", "not_finite", "unknown_order", "of_many_types"],
     "two workers, slow": ["resumed", "application", "eager", "eager_step"],
 }
 SLOW = {name for name in OF_KERAS if all("slow" in where for where, names in TOPOLOGIES.items() if name in names)}
@@ -245,6 +245,17 @@ def test_eager_steps_run_python_and_give_the_weights_of_compiled_ones(found, top
         assert list(compiled) == list(eager)
         for key, values in compiled.items():
             np.testing.assert_allclose(eager[key], values, rtol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("topology", ["two devices", "two workers"])
+def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topology):
+    for worker in found(topology):
+        run = worker["of_many_types"]
+        assert run["initial"] == [[0.5, 0.5], [0, 0], [1, 1], [0.5, 0.5]] and run["later"] == [[1, 1]] * 4
+        assert run["weights"] == run["predicted"] == ["bfloat16"] and run["loss"][1] < run["loss"][0]
+        types = {"text": "string", **{name: name for name in ("bfloat16", "bool", "uint8", "complex64")}}
+        assert run["types"] == types and run["equal"] == dict.fromkeys(types, True)
+        assert len(set(run["lengths"])) > 2
 
 
 def test_all_workers_have_the_same_results(found):

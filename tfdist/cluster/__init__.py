@@ -3,7 +3,7 @@
     connect(options) -> Cluster   strategy.py: rendezvous, then one tf.distribute strategy per process
     Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier, chief_first
     interruption, process_exit    stop requests from signals; exit codes
-    devices/                      GPUs of the host, their software, the precision that suits them; float(variable)
+    devices/                      GPUs of the host, their software, the precision that suits them; dtypes of collectives
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec
     first_collective.py           a first all-reduce with a time limit
     wire/                         signed messages between workers, and their keys

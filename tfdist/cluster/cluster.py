@@ -11,12 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import collective_guard, distributed_dataset
+from tfdist.cluster.devices import collective_dtypes
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
-# Collectives support these dtypes on all devices.
-_BROADCAST_DTYPES = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # Bytes of one broadcast: longer contents are broadcast in parts.
 _BROADCAST_BYTES = 2**25
 
@@ -53,7 +52,7 @@ class Cluster:
 
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created."""
-        return self.strategy.scope()
+        return self.strategy.scope() if self.num_workers == 1 else collective_dtypes.scope(self.strategy)
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
@@ -72,8 +71,21 @@ class Cluster:
         return self.strategy.extended.variable_created_in_scope(variable)
 
     def gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Concatenates the replicas' values [n, ...], of any dtype, in replica order; `n` may differ. Collective."""
-        return self.strategy.gather(value, axis=0)
+        """Concatenates the replicas' values [n, ...] in replica order; `n` may differ. Collective.
+
+        Args:
+            value: numbers of any dtype but float8, bools or strings; on one replica, anything.
+        """
+        if self.num_replicas == 1:
+            return self.strategy.gather(value, axis=0)
+        dtype = self.local_values(value)[0].dtype
+        if dtype == tf.string:
+            lengths = self.gather(self.strategy.run(tf.strings.length, args=(value,)))
+            width = tf.maximum(tf.reduce_max(lengths), 1)
+            codes = self.strategy.run(collective_dtypes.to_codes, args=(value, width))
+            return collective_dtypes.from_codes(self.strategy.gather(codes, axis=0), lengths)
+        bits = self.strategy.run(collective_dtypes.to_bits, args=(value,))
+        return collective_dtypes.from_bits(self.strategy.gather(bits, axis=0), dtype)
 
     def all_gather(self, values: Sequence[int] | Sequence[float]) -> np.ndarray:
         """Gathers numbers of all workers on every worker. Collective: all workers call it with the same length.
@@ -181,19 +193,19 @@ class Cluster:
         """Returns a function that sets `variables` to the chief's values on every worker. Collective.
 
         Args:
-            variables: of Keras or TensorFlow; those of other dtypes than floats, int32 and int64 are skipped.
+            variables: of Keras or TensorFlow; strings are skipped.
         """
         values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
-        values = [variable for variable in values if tf.as_dtype(variable.dtype) in _BROADCAST_DTYPES]
+        values = [variable for variable in values if tf.as_dtype(variable.dtype) != tf.string]
         if self.num_workers == 1 or not values:
             return lambda: None
         broadcast = self._make_broadcast()
 
         def broadcast_values() -> None:
             collective_guard.check("a broadcast of variables")
-            from_chief = broadcast([tf.convert_to_tensor(variable) for variable in values])
-            for variable, value in zip(values, from_chief, strict=True):
-                variable.assign(value)
+            from_chief = broadcast([collective_dtypes.to_bits(tf.convert_to_tensor(variable)) for variable in values])
+            for variable, bits in zip(values, from_chief, strict=True):
+                variable.assign(collective_dtypes.from_bits(bits, variable.dtype))
 
         return broadcast_values
 

@@ -56,7 +56,10 @@ class ClusterPlan:
 
 
 def plan(
-    options: config_lib.Cluster | None = None, env: Mapping[str, str] | None = None, *, implementation: str = "auto"
+    options: config_lib.Cluster | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    communication: config_lib.Communication | None = None,
 ) -> ClusterPlan:
     """Detects the workers from a Slurm step, TF_CONFIG, an MPI or PBS launcher; otherwise this process only.
 
@@ -65,14 +68,14 @@ def plan(
     Args:
         options: ports, timeouts and devices; None: the defaults.
         env: the environment; None: that of this process.
-        implementation: `config.communication.implementation`.
+        communication: `config.communication`; None: the defaults.
 
     Raises:
         ValueError: variables are inconsistent or missing; this worker has fewer GPUs than `options.gpus` names, or
-            none for NCCL.
+            none for NCCL; NCCL does not support `communication.dtype`.
         GpusNotFoundError: this host has GPUs, but TensorFlow lists none.
     """
-    options = options or config_lib.Cluster()
+    options, communication = options or config_lib.Cluster(), communication or config_lib.Communication()
     env = os.environ if env is None else env
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     seconds = worker_spec.connect_seconds(options.connect_seconds, spec.num_workers)
@@ -86,18 +89,32 @@ def plan(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
             f"{len(gpus)} GPUs: set it to 1, or config.cluster.gpus to 0."
         )
-    if implementation == "nccl" and not gpus:
-        raise ValueError(
-            'config.communication.implementation="nccl" needs GPUs, but the replicas of this worker run on the CPU: '
-            'set it to "auto" or "ring".'
-        )
+    local_replicas = len(gpus) or options.logical_devices
     return ClusterPlan(
         worker_spec=spec,
         options=options,
         gpus=gpus,
-        local_replicas=len(gpus) or options.logical_devices,
-        implementation=implementation if implementation != "auto" else "nccl" if gpus else "ring",
+        local_replicas=local_replicas,
+        implementation=_implementation(communication, gpus, spec.num_workers * local_replicas),
     )
+
+
+def _implementation(communication: config_lib.Communication, gpus: tuple[int, ...], num_replicas: int) -> str:
+    """Returns "nccl" or "ring"; see `plan` for the errors."""
+    chosen = communication.implementation
+    if chosen == "auto":
+        chosen = "nccl" if gpus else "ring"
+    if chosen == "nccl" and not gpus:
+        raise ValueError(
+            'config.communication.implementation="nccl" needs GPUs, but the replicas of this worker run on the CPU: '
+            'set it to "auto" or "ring".'
+        )
+    if chosen == "nccl" and communication.dtype == "bfloat16" and num_replicas > 1:
+        raise ValueError(
+            'config.communication.dtype="bfloat16": TensorFlow cannot sum bfloat16 with NCCL. Set it to "float16", '
+            'which sends as many bytes, or to "float32"; or set config.communication.implementation to "ring".'
+        )
+    return chosen
 
 
 def connect(

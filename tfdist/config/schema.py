@@ -126,8 +126,8 @@ class Communication:
     # Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
     # while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 8 MB with the ring.
     bytes_per_pack: int | None = None
-    # Data type of the gradients on the network. "float32": not converted. "bfloat16" or "float16": half the bytes;
-    # weights and optimizer slots stay float32.
+    # Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16": half
+    # the bytes; weights and optimizer slots stay float32.
     dtype: str = "float32"
 
 

@@ -48,7 +48,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
     from tfdist.data import inputs as inputs_lib
     from tfdist.training import setup
 
-    plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
+    plan = strategy.plan(config.cluster, communication=config.communication)
     rank, replicas = plan.worker_spec.rank, plan.num_replicas
     found: dict[str, Any] = {"replicas": replicas}
     config.data.batch_size = batch * replicas

@@ -48,7 +48,7 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
     stop = interruption.install_handlers()
     inputs = inputs_lib.open_inputs(config)
     preprocessing.check(config)
-    plan = strategy.plan(config.cluster, implementation=config.communication.implementation)
+    plan = strategy.plan(config.cluster, communication=config.communication)
     if config.data.pipeline == "textbook":  # A tf.data.Dataset starts TensorFlow: connect before.
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)

@@ -201,9 +201,23 @@ def test_gpus_that_a_worker_does_not_have(assigned, wanted, message):
 def test_the_implementation_follows_the_devices():
     env = {"CUDA_VISIBLE_DEVICES": ""}
     for wanted in ("auto", "ring"):
-        assert strategy.plan(config.Cluster(), env, implementation=wanted).implementation == "ring"
+        communication = config.Communication(implementation=wanted)
+        assert strategy.plan(config.Cluster(), env, communication=communication).implementation == "ring"
     with pytest.raises(ValueError, match=r'implementation="nccl" needs GPUs, but .* on the CPU: set it to "auto" or'):
-        strategy.plan(config.Cluster(), env, implementation="nccl")
+        strategy.plan(config.Cluster(), env, communication=config.Communication(implementation="nccl"))
+
+
+def test_bfloat16_is_not_sent_with_nccl(monkeypatch):
+    monkeypatch.setattr(gpu_software, "num_listed", lambda env: 2)
+
+    def implementation(gpus=None, **communication):
+        options = config.Cluster(gpus=gpus)
+        return strategy.plan(options, {}, communication=config.Communication(**communication)).implementation
+
+    with pytest.raises(ValueError, match=r'communication\.dtype="bfloat16": .* with NCCL\. Set it to "float16", which'):
+        implementation(dtype="bfloat16")
+    assert implementation(dtype="float16") == implementation(dtype="bfloat16", gpus=1) == "nccl"
+    assert implementation(dtype="bfloat16", implementation="ring") == "ring"
 
 
 @pytest.mark.workers

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.training.step import gradients as gradients_lib
 
-# Collectives support these on all devices; others travel as int32 or int64.
+# `sum_value` supports these on all devices; others are sent as int32 or int64.
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 

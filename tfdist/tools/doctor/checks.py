@@ -202,7 +202,8 @@ def communication(seconds: float, num_bytes: int, replicas: int, step_seconds: f
     text = f"{num_bytes / 2**20:.3g} MiB of gradients over {replicas} replicas: {1e3 * seconds:.3g} ms, {rate}"
     if seconds > step_seconds:
         advice = (
-            "More than half of a step: use larger batches, config.communication.dtype=bfloat16, or a faster network."
+            "More than half of a step: use larger batches, config.communication.dtype=bfloat16 (with NCCL float16), or "
+            "a faster network."
         )
         return Finding("all-reduce", LOOK, f"{text}; the rest of a step {1e3 * step_seconds:.3g} ms", advice)
     return Finding("all-reduce", OK, f"{text}; the rest of a step {1e3 * step_seconds:.3g} ms")

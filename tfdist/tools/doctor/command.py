@@ -52,8 +52,7 @@ def run() -> int:
         validate.validate(config)
         findings.append(Finding("config", OK, "types, ranges and names"))
         try:
-            implementation = config.communication.implementation
-            plan, problem = strategy.plan(config.cluster, implementation=implementation), ""
+            plan, problem = strategy.plan(config.cluster, communication=config.communication), ""
         except gpu_software.GpusNotFoundError as error:
             plan, problem = strategy.plan(dataclasses.replace(config.cluster, gpus=0)), str(error)
         rank = plan.worker_spec.rank

@@ -156,9 +156,14 @@ def weighted(weight: tf.Tensor) -> Iterator[None]:
 
 
 def sum_value(value: tf.Tensor) -> tf.Tensor:
-    """Sums `value` (any shape) over all replicas in a collective of its own; outside of `strategy.run`, returns it."""
+    """Sums `value` (any shape) over all replicas in a collective of its own; outside of `strategy.run`, returns it.
+
+    bfloat16 is summed in float32: TensorFlow's NCCL collectives do not support it.
+    """
     if replicas() == 1:
         return value
+    if value.dtype == tf.bfloat16:
+        return tf.cast(sum_value(tf.cast(value, tf.float32)), value.dtype)
     context = tf.distribute.get_replica_context()
     if _trace.weight is None:
         return context.all_reduce(tf.distribute.ReduceOp.SUM, value)

@@ -1,0 +1,80 @@
+"""The dtypes of TensorFlow's collectives, and other values as tensors of these dtypes."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# All collectives support these, on all devices and with NCCL. For bfloat16 there is only a sum, and not with NCCL.
+DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+# Bytes of a number -> the integers that have its bits.
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
+# The argument of variable creators that names the dtype of a variable whose bits are broadcast.
+_OF_BITS = "tfdist_dtype"
+
+
+def to_bits(value: tf.Tensor) -> tf.Tensor:
+    """Returns the bits of `value` (bools, or numbers of any dtype but float8) as int32 or int64; `DTYPES` as they are.
+
+    The shape is that of `value`; of complex128, [..., 2].
+    """
+    if value.dtype in DTYPES:
+        return value
+    if value.dtype == tf.bool:
+        return tf.cast(value, tf.int32)
+    bits = tf.bitcast(value, _INTEGERS[value.dtype.size])
+    return tf.cast(bits, tf.int32) if bits.dtype.size < 4 else bits
+
+
+def from_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Inverts `to_bits` of a value of `dtype`."""
+    if bits.dtype == dtype:
+        return bits
+    if dtype == tf.bool:
+        return tf.cast(bits, dtype)
+    return tf.bitcast(tf.cast(bits, _INTEGERS[dtype.size]), dtype)
+
+
+def to_codes(texts: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+    """Returns the bytes of strings [...] of at most `width` bytes, padded with zeros: int32 [..., width]."""
+    return tf.cast(tf.io.decode_raw(texts, tf.uint8, fixed_length=width), tf.int32)
+
+
+def from_codes(codes: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Inverts `to_codes` of strings of `lengths` bytes."""
+    letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
+    return tf.strings.substr(tf.strings.reduce_join(letters, axis=-1), tf.zeros_like(lengths), lengths)
+
+
+@contextlib.contextmanager
+def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """The scope of a strategy of several workers, in which variables may have the dtypes of `to_bits`.
+
+    The strategy broadcasts the initial value of each variable. It gets the bits; the variables on its devices get the
+    value.
+    """
+    with tf.variable_creator_scope(_create_value), strategy.scope(), tf.variable_creator_scope(_create_bits):
+        yield
+
+
+def _create_bits(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
+    value, dtype = keywords["initial_value"], keywords.get("dtype")
+    if dtype is None and not callable(value):
+        dtype = tf.convert_to_tensor(value).dtype
+    if dtype is None or tf.as_dtype(dtype) in (*DTYPES, tf.string):
+        return next_creator(**keywords)
+    dtype = tf.as_dtype(dtype)
+
+    def bits() -> tf.Tensor:
+        return to_bits(tf.convert_to_tensor(value() if callable(value) else value, dtype))
+
+    return next_creator(**keywords | {"initial_value": bits, "dtype": None, _OF_BITS: dtype})
+
+
+def _create_value(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
+    dtype = keywords.pop(_OF_BITS, None)
+    if dtype is None:
+        return next_creator(**keywords)
+    bits = keywords["initial_value"]
+    return next_creator(**keywords | {"initial_value": lambda: from_bits(bits(), dtype), "dtype": dtype})
