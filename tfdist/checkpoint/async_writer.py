@@ -57,7 +57,7 @@ class AsyncCheckpointer:
         self._missing = 0
         # Shared with the thread and guarded by `_changed`: the step being written, the next snapshot, best.json records
         # to write after their checkpoints, steps not yet written, and results not yet reported:
-        # step, error, and whether it is the best and is tried again.
+        # step, error (of its write or its removal), and whether it is the best and is tried again.
         self._changed = threading.Condition()
         self._writing_step: int | None = None
         self._next: _Snapshot | None = None
@@ -69,6 +69,8 @@ class AsyncCheckpointer:
         self._failed_best: tuple[dict[str, Any], _Snapshot | None] | None = None
         # The step of the best checkpoint, if `wait` has reported that it could not be written.
         self._reported_best: int | None = None
+        # Whether a checkpoint that could not be removed was reported.
+        self._removal_reported = False
         # The last snapshot, if it could not be written: `mark_best` may name it later.
         self._failed: _Snapshot | None = None
         # The step of the last `save`.
@@ -180,6 +182,14 @@ class AsyncCheckpointer:
                     f"WARNING: {self._directory / directory_lib.BEST} could not be written: {error}. Training "
                     f"continues, and tries again after the next checkpoint to record step {step} as the best."
                 )
+            elif isinstance(error, _RemovalError):
+                if not self._removal_reported:
+                    self._warn(
+                        f"WARNING: the checkpoint of step {step} is no longer kept, and could not be removed from "
+                        f"{self._directory}: {error}. Such checkpoints fill the disk: remove them by hand. Training "
+                        "continues; this is said once."
+                    )
+                self._removal_reported = True
             else:
                 self._missing = 0 if self._directory.parent.exists() else self._missing + 1
                 self._warn(
@@ -264,12 +274,20 @@ class AsyncCheckpointer:
                 # Rename first: an interrupted removal must not look like a damaged checkpoint.
                 path = directory_lib.step_path(self._directory, step)
                 removing = path.with_name(path.name + ".removing")
-                os.replace(path, removing)
-                shutil.rmtree(removing, ignore_errors=True)
+                try:
+                    os.replace(path, removing)
+                    _remove(removing)
+                except OSError as error:
+                    with self._changed:
+                        self._results.append((step, _RemovalError(export.reason(error)), False))
 
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+class _RemovalError(Exception):
+    """A checkpoint that is no longer kept could not be removed."""
 
 
 class _BestFileError(Exception):

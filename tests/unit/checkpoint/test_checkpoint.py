@@ -367,6 +367,18 @@ def test_a_run_that_was_killed_before_it_removed_a_checkpoint_removes_it_at_the_
     assert directory_lib.steps(tmp_path) == [6, 5, 4, 2]
 
 
+def test_a_checkpoint_that_cannot_be_removed_is_named_once_and_the_others_are_removed(tmp_path):
+    saved(tmp_path, 1, 2, 3)
+    (tmp_path / "step-00000002.removing").write_text("in the way")
+    said = []
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=1), said.append)
+    for step in (4, 5, 6):
+        saver.save(step, arrays_of(step), STATE)
+        assert saver.wait()
+    assert len(said) == 1 and "the checkpoint of step 2 is no longer kept, and could not be removed" in said[0]
+    assert directory_lib.steps(tmp_path) == [6, 2]
+
+
 def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_path):
     said = []
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
