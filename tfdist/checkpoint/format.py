@@ -97,7 +97,7 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
     try:
         if not directory.is_dir():
             directory.mkdir(exist_ok=True)  # Not its parents: fail if the workdir is no longer mounted.
-            _sync_directory(directory.parent)
+            files.sync_directory(directory.parent)
         temporary.mkdir()
         # NumPy's format supports only NumPy's dtypes: bfloat16 and float8 are stored as unsigned integers.
         bits = {n: a.view(f"u{a.dtype.itemsize}") if a.dtype.kind == "V" else a for n, a in arrays.items()}
@@ -115,9 +115,9 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
         }
         manifest["own_sha256"] = _own_sha256(manifest)
         files.replace_file(str(temporary / "manifest.json"), json.dumps(manifest, indent=1).encode())
-        _sync_directory(temporary)
+        files.sync_directory(temporary)
         _replace(temporary, target)
-        _sync_directory(directory)
+        files.sync_directory(directory)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -298,11 +298,3 @@ def _sha256(path: Path) -> str:
 def _own_sha256(manifest: dict[str, Any]) -> str:
     """Hash of a manifest's content, independent of key order and whitespace."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -120,11 +121,23 @@ def move_complete(temporary: str | os.PathLike[str], path: str | os.PathLike[str
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    sync_directory(os.path.dirname(path) or ".")
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Calls fsync on a directory, unless its file system knows no fsync of directories (CIFS, some of FUSE).
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def nan_to_null(value: Any) -> Any:

@@ -1,12 +1,14 @@
 """A checkpoint is whole or absent, whatever happens while it is written, and is found again."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
 import re
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -377,6 +379,26 @@ def test_a_checkpoint_that_cannot_be_removed_is_named_once_and_the_others_are_re
         assert saver.wait()
     assert len(said) == 1 and "the checkpoint of step 2 is no longer kept, and could not be removed" in said[0]
     assert directory_lib.steps(tmp_path) == [6, 2]
+
+
+def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, monkeypatch):
+    """CIFS and some file systems of FUSE answer with EINVAL: the checkpoint was complete, and counted as failed."""
+    sync, refused = os.fsync, []
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    said = []
+    saver = async_writer.AsyncCheckpointer(tmp_path / "checkpoints", config.Checkpoint(), said.append)
+    saver.save(1, arrays_of(1), STATE)
+    saver.mark_best(1, "accuracy", 0.5)
+    assert saver.wait() and said == [] and refused
+    assert directory_lib.read_best(tmp_path / "checkpoints")["step"] == 1
+    assert_holds(directory_lib.step_path(tmp_path / "checkpoints", 1), 1)
 
 
 def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_path):
