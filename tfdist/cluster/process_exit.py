@@ -1,5 +1,6 @@
 """Ends a process of tfdist: exit code and error message."""
 
+import linecache
 import os
 import sys
 import traceback
@@ -93,7 +94,7 @@ def report_exception(error: Exception) -> int:
         peer_loss.claim_exit()
         _print_error(str(error))
         return interruption.EXIT_PEER_LOST
-    text, _ = _cause(error)
+    text = _cause(error)[0]
     peer_loss.claim_exit()
     reason = first_line(text)
     of_user = is_user_error(error)
@@ -118,8 +119,13 @@ def report_exception(error: Exception) -> int:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Returns whether tfdist raised the error to report a mistake of the user: its message says what to do."""
-    return isinstance(error, ValueError | OSError | ArithmeticError) and _cause(error)[1].startswith(_PACKAGE)
+    """Returns whether the message says what to do: tfdist raised the error, or a file that it names cannot be used.
+
+    Other errors in tfdist's code, such as that of `int("a")`, have Python's own message.
+    """
+    _, file, line = _cause(error)
+    raised = line.startswith("raise ") or (isinstance(error, OSError) and error.filename is not None)
+    return isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE) and raised
 
 
 def _verbose() -> bool:
@@ -145,13 +151,16 @@ def import_tensorflow_quietly() -> None:
             tf.get_logger().setLevel("ERROR")
 
 
-def _cause(error: BaseException) -> tuple[str, str]:
-    """Returns the message and the file of the place that raised `error`."""
+def _cause(error: BaseException) -> tuple[str, str, str]:
+    """Returns the message, and the file and the line of code that raised `error`."""
     # TensorFlow wraps errors raised during tracing; the new text starts with a traceback.
     traced = getattr(error, "ag_error_metadata", None)
     if traced is not None and traced.translated_stack:
-        return traced.cause_message.removeprefix(f"{type(error).__name__}: "), traced.translated_stack[0].filename
-    return str(error), traceback.extract_tb(error.__traceback__)[-1].filename
+        place = traced.translated_stack[0]
+        message = traced.cause_message.removeprefix(f"{type(error).__name__}: ")
+        return message, place.filename, linecache.getline(place.filename, place.lineno).strip()
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return str(error), place.filename, place.line
 
 
 def first_line(text: str) -> str:
