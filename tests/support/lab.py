@@ -217,6 +217,13 @@ def bad_gradient_from_epoch(model, batch, *, training, epoch: int) -> Mapping[st
     return values
 
 
+def steep(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """Classification by a model of float64 whose gradients float32 cannot hold."""
+    logits = model(batch["image"], training=training)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], logits)
+    return {"loss": loss + 1e40 * (loss - tf.stop_gradient(loss))}
+
+
 def flips_a_bit(model, batch, *, training, epoch: int, replica: int, nan: bool = False) -> Mapping[str, tf.Tensor]:
     """Classification that flips a bit of a weight, or makes it NaN, on one replica in an epoch; see `with_epoch`."""
     values = objectives.classification(model, batch, training=training)

@@ -199,3 +199,14 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, obje
     before, after = (topologies.arrays(tmp_path, step) for step in (4, 6))
     assert after.pop(ITERATION) == 6 and before.pop(ITERATION) == 4
     assert same_bits(before, after)
+
+
+def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
+    made = config("skip")
+    made.model = {"target": "tests.support.lab:synchronised", "num_classes": 10}
+    made.objective = {"target": "tests.support.lab:steep"}
+    made.learning_rate.peak, made.train.steps = 1e-6, 4
+    keras.utils.clear_session()
+    assert loop.train(setup.build_run(made, tmp_path)) == 0
+    assert topologies.records(tmp_path, "train")[-1]["skipped"] == 0
+    assert np.abs(topologies.arrays(tmp_path, 4)["model/logits/kernel"]).max() > 1e30

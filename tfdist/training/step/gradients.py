@@ -206,7 +206,8 @@ def all_finite(gradients: Gradients) -> tf.Tensor:
     """Returns whether all summed gradients are finite: bool [], the same on every replica."""
     # A sum is non-finite as soon as one term is: one reduction per tensor is enough.
     present = [sparse_gradients.values(row_moments.sums(one)) for one in gradients if one is not None]
-    sums = [tf.reduce_sum(tf.abs(tf.cast(values, tf.float32))) for values in present]
+    dtype = tf.float64 if any(values.dtype == tf.float64 for values in present) else tf.float32
+    sums = [tf.reduce_sum(tf.abs(tf.cast(values, dtype))) for values in present]
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
 
