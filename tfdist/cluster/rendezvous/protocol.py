@@ -14,10 +14,18 @@ from tfdist.cluster.rendezvous import decision, messages, rpc
 from tfdist.cluster.wire.channel import Channel
 from tfdist.cluster.wire.keys import Keys
 
-_CALLS_AT_ONCE = 64
+# Requests at once of a worker that connects to all others, while these do the same. With 64, about 100 workers on two
+# cores are so slow that requests exceed their limit and are repeated, until the rendezvous fails.
+_CALLS_AT_ONCE = 4
+# The time limit of requests to a worker is doubled after each one without an answer, up to this, in seconds.
+_LONGEST_REQUEST_SECONDS = 12.0
+# Requests at once of rank 0 that sends a message to all others.
+_NOTIFICATIONS_AT_ONCE = 64
 # Seconds for a message to all others if some do not respond; and for each pair of workers in addition, because the
 # decision names all workers to each: on one machine 1,000 take 3.2 s, and 1,600 more than 5 s.
 _NOTIFY_SECONDS, _SECONDS_PER_PAIR = 5.0, 1e-5
+# The same for a message without which the run cannot start: a worker may be slow under a flood of connections.
+_START_SECONDS = 30.0
 # Seconds for one attempt.
 _ATTEMPT_SECONDS = 1.5
 # Seconds in which a client must close its connection after the reply.
@@ -43,6 +51,8 @@ class RendezvousState:
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     # rank -> reason why there is no connection yet.
     unreached: dict[int, str] = dataclasses.field(default_factory=dict)
+    # rank -> time limit of the next request in seconds, if an earlier one had no answer.
+    limits: dict[int, float] = dataclasses.field(default_factory=dict)
     # Reason why this worker cannot join.
     failed: str = ""
     # The stop request of this worker, such as "SIGTERM"; "" if there is none.
@@ -95,7 +105,12 @@ def report(state: RendezvousState, workdir: str = "") -> dict[str, Any]:
 
 async def call(state: RendezvousState, rank: int, request: dict) -> dict:
     """Sends a message to a worker; raises UnreachableError if it does not reply, or another one does."""
-    reply = await rpc.request(state.addresses[rank], request | {"to": rank}, state.keys)
+    limit = state.limits.get(rank, rpc.REQUEST_SECONDS)
+    try:
+        reply = await rpc.request(state.addresses[rank], request | {"to": rank}, state.keys, limit)
+    except rpc.NoAnswerError:
+        state.limits[rank] = min(2 * limit, _LONGEST_REQUEST_SECONDS)
+        raise
     verify(state, reply, rank)
     return reply
 
@@ -114,12 +129,18 @@ def verify(state: RendezvousState, reply: dict, rank: int) -> None:
 async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False, **content: Any) -> list[int]:
     """Sends a message to every other worker, and returns the ranks that did not receive it.
 
-    A worker that has connected before is tried for `_NOTIFY_SECONDS` and more in large jobs; another one once, or, if
-    `insist`, for the same time, but not beyond the deadline.
+    A worker that has connected before is tried for `_NOTIFY_SECONDS` and more in large jobs, or for `_START_SECONDS`
+    before the deadline if the message is not an error; another one once, or, if `insist`, for the same time, but not
+    beyond the deadline.
     """
-    seconds = _NOTIFY_SECONDS + size_seconds(state.spec.num_workers)
-    seconds = min(seconds, max(_ATTEMPT_SECONDS, state.deadline - now())) if insist else seconds
-    gate = asyncio.Semaphore(_CALLS_AT_ONCE)
+    seconds, left = _NOTIFY_SECONDS + size_seconds(state.spec.num_workers), state.deadline - now()
+    attempt = _ATTEMPT_SECONDS
+    if insist:
+        seconds = min(seconds, max(_ATTEMPT_SECONDS, left))
+    elif "error" not in content.get("decision", {}):
+        # One attempt: a worker that reads an earlier one late has the decision, and has closed its port at the next.
+        attempt = seconds = max(seconds, min(_START_SECONDS, left))
+    gate = asyncio.Semaphore(_NOTIFICATIONS_AT_ONCE)
     addresses = dict(enumerate(state.addresses)) or state.arrivals
     known = state.hellos.keys() | state.arrivals.keys()
     pending = sorted((rank for rank in addresses if rank != 0), key=lambda rank: (rank not in known, rank))
@@ -130,9 +151,7 @@ async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False,
         while rank in pending and now() < limit:
             async with gate:
                 with contextlib.suppress(rpc.UnreachableError):
-                    reply = await rpc.request(
-                        addresses[rank], messages.addressed(body, rank), state.keys, _ATTEMPT_SECONDS
-                    )
+                    reply = await rpc.request(addresses[rank], messages.addressed(body, rank), state.keys, attempt)
                     verify(state, reply, rank)
                     pending.remove(rank)
             if not insist and rank not in known:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -12,11 +13,20 @@ from tfdist.cluster.wire import channel
 from tfdist.cluster.wire.keys import Keys
 
 # Time limit of one request, in seconds.
-_REQUEST_SECONDS = 3.0
+REQUEST_SECONDS = 3.0
+# Seconds for which the addresses of a host are kept: N workers send N**2 requests, and look up each host only once.
+_LOOKUP_SECONDS = 60.0
+
+# Host name -> when it was looked up, and its IP addresses.
+_looked_up: dict[str, tuple[float, list[str]]] = {}
 
 
 class UnreachableError(Exception):
     """A request failed; the text completes "rank 3 (n10:12345): ..."."""
+
+
+class NoAnswerError(UnreachableError):
+    """The time limit has passed."""
 
 
 class WrongPeerError(UnreachableError):
@@ -24,18 +34,19 @@ class WrongPeerError(UnreachableError):
 
 
 async def request(
-    address: str, message: Mapping[str, Any] | bytes, keys: Keys, seconds: float = _REQUEST_SECONDS
+    address: str, message: Mapping[str, Any] | bytes, keys: Keys, seconds: float = REQUEST_SECONDS
 ) -> dict[str, Any]:
     """Sends a message to "host:port" and returns the reply.
 
     Raises:
         WrongPeerError: the worker there has another key.
+        NoAnswerError: no reply within `seconds`.
         UnreachableError: no reply; the text is the reason.
     """
     try:
         return await asyncio.wait_for(_exchange(address, message, keys), seconds)
     except asyncio.TimeoutError:
-        raise UnreachableError(f"no answer within {seconds:g} s (blocked by a firewall?)") from None
+        raise NoAnswerError(f"no answer within {seconds:g} s (blocked by a firewall?)") from None
     except socket.gaierror as error:
         raise UnreachableError(f"its host name cannot be resolved ({error.strerror})") from None
     except ConnectionRefusedError:
@@ -53,14 +64,25 @@ async def request(
 
 async def _exchange(address: str, message: Mapping[str, Any] | bytes, keys: Keys) -> dict[str, Any]:
     host, port = hostlist.split_address(address)
-    found = await in_thread(socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM)
-    for index, (_, _, _, _, sockaddr) in enumerate(found):
+    found = await _addresses(host)
+    for ip in found:
         try:
-            return await channel.request(sockaddr[:2], keys, message)
+            return await channel.request((ip, port), keys, message)
         except OSError:
-            if index + 1 == len(found):
+            if ip == found[-1]:
                 raise
     raise UnreachableError("its host name has no address")
+
+
+async def _addresses(host: str) -> list[str]:
+    """Returns the IP addresses of a host; raises OSError if its name cannot be resolved."""
+    when, known = _looked_up.get(host, (0.0, []))
+    if known and time.monotonic() - when < _LOOKUP_SECONDS:
+        return known
+    found = await in_thread(socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
+    known = list(dict.fromkeys(sockaddr[0] for *_, sockaddr in found))
+    _looked_up[host] = time.monotonic(), known
+    return known
 
 
 def in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future:

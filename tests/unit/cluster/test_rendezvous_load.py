@@ -1,0 +1,111 @@
+"""The rendezvous of many or slow workers: requests at once, their time limits, and look-ups of names."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+import time
+
+from launching import free_ports
+from rendezvous_threads import run, tf_config, worker_specs
+
+from tfdist.cluster.discovery import environment
+
+
+@contextlib.contextmanager
+def serving_at(ports: list[int], handle):
+    """Serves `handle(reader, writer)` at `ports` in a thread."""
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+
+    async def serve() -> None:
+        for port in ports:
+            await asyncio.start_server(handle, "localhost", port)
+        ready.set()
+
+    def work() -> None:
+        loop.create_task(serve())
+        loop.run_forever()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+
+
+def test_a_worker_sends_few_requests_at_once_and_gives_slow_workers_more_time():
+    ports = free_ports(17)
+    lasted: list[float] = []
+    open_now = [0]
+    most_open = [0]
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        start = time.monotonic()
+        open_now[0] += 1
+        most_open[0] = max(most_open[0], open_now[0])
+        await reader.read()  # Until the worker gives up.
+        open_now[0] -= 1
+        lasted.append(time.monotonic() - start)
+        writer.close()
+
+    with serving_at(ports[:-1], silent):
+        (outcome,) = run([(worker_specs(ports)[-1], {"seconds": 4.0})])
+    assert isinstance(outcome.error, TimeoutError)
+    assert 1 <= most_open[0] <= 4
+
+    lasted.clear()
+    ports = free_ports(2)
+    with serving_at(ports[:1], silent):
+        run([(worker_specs(ports)[1], {"seconds": 10.0})])
+    assert 2.5 < lasted[0] < 4.5 and 5.5 < lasted[1] < 8.0
+
+
+def test_each_host_is_looked_up_once(monkeypatch):
+    looked_up = []
+
+    def counted(host, *args, _real=socket.getaddrinfo, **keywords):
+        looked_up.append(host)
+        return _real(host, *args, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    name = socket.gethostname()
+    ports = free_ports(8)
+    config = {"cluster": {"worker": [f"{name}:{port}" for port in ports]}, "task": {"type": "worker", "index": 3}}
+    spec = environment.resolve({"TF_CONFIG": json.dumps(config)}, port_base=1024, port_count=1000)
+    (outcome,) = run([(spec, {"seconds": 3.0})])
+    assert "7 of 8 workers did not connect" in outcome.message
+    # To find the own address; and for the first requests, which are sent at once.
+    assert 1 < looked_up.count(name) <= 5
+
+
+def test_a_worker_that_is_slow_when_the_decision_arrives_is_waited_for():
+    """As in a flood of connections: the message reaches it 4 s late."""
+    ports = free_ports(3)
+    delayed = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                if b'"kind": "decision"' in data:
+                    delayed.append(data)
+                    await asyncio.sleep(4.0)
+                sink.write(data)
+            sink.close()
+
+        with contextlib.suppress(OSError):  # Until the worker listens, and after it.
+            worker_reader, worker_writer = await asyncio.open_connection("localhost", ports[2])
+            await asyncio.gather(copy(reader, worker_writer), copy(worker_reader, writer))
+        writer.close()
+
+    specs = [environment.resolve(tf_config(ports[:2], rank), port_base=1024, port_count=1000) for rank in range(2)]
+    specs[1] = dataclasses.replace(specs[1], port=ports[2])
+    with serving_at(ports[1:2], forward):
+        outcomes = run([(spec, {"seconds": 60.0}) for spec in specs])
+    assert delayed
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert all(len(outcome.roster) == 2 for outcome in outcomes)
