@@ -80,8 +80,8 @@ def _make_neutral(workdir: pathlib.Path) -> None:
     """Takes the names of this machine and of its folders out of the files that are for people alone."""
     environment, metrics = workdir / "environment.json", workdir / "metrics.jsonl"
     environment.write_text(json.dumps(json.loads(environment.read_text()) | _NEUTRAL, indent=2) + "\n")
-    lines = [line for line in metrics.read_text().splitlines(keepends=True) if json.loads(line)["kind"] != "workers"]
-    metrics.write_text("".join(lines))
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if json.loads(line)["kind"] not in ("workers", "environment")))
     for path in workdir.glob("tensorboard/events.*"):
         path.rename(path.with_name(".".join([*path.name.split(".")[:4], "host", "1"])))
 

@@ -9,6 +9,7 @@ import re
 import runpy
 import shutil
 import signal
+import socket
 import time
 
 import keras
@@ -178,6 +179,17 @@ def in_process(workdir: pathlib.Path, change=lambda config: None) -> run_lib.Run
     return setup.build_run(config, workdir)
 
 
+def linear_for(epochs: int, **rate):
+    """Changes the config to a quick model, trained for `epochs`; `rate`: fields of the learning rate."""
+
+    def change(config: c.Config) -> None:
+        config.model = {"target": "tests.support.lab:linear"}
+        config.objective = {"target": "tfdist.zoo.objectives:classification"}
+        config.train, config.learning_rate = c.Train(epochs=epochs), c.LearningRate(**{"peak": 1e-3} | rate)
+
+    return change
+
+
 def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tmp_path, capsys):
     def epochs(number):
         def change(config):
@@ -242,6 +254,19 @@ def test_another_best_metric_starts_the_search_anew(tmp_path):
     assert finished == {"step": 90, "best_accuracy": accuracy} and accuracy < 1.0
     best = directory.read_best(tmp_path / "checkpoints")
     assert best == {"step": 90, "metric": "accuracy", "value": accuracy}
+
+
+def test_each_start_leaves_a_record_of_its_environment(tmp_path, monkeypatch):
+    """A run that was resumed on another machine kept no trace of the first one."""
+    for number, host in enumerate(("n1", "n2"), start=1):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        assert loop.train(in_process(tmp_path, linear_for(number)), allow_config_changes=True) == 0
+    first, second = topologies.records(tmp_path, "environment")
+    assert (first["host"], second["host"]) == ("n1", "n2")
+    last = json.loads((tmp_path / "environment.json").read_text())
+    assert {name: last[name] for name in ("host", "versions", "command", "git", "gpu")} == {
+        name: second[name] for name in ("host", "versions", "command", "git", "gpu")
+    }
 
 
 def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_allowed(uninterrupted, tmp_path, capsys):

@@ -10,6 +10,7 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
                 the start of the run, if config.train.nonfinite is "skip")
     evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
     workers     the roster: one line of text per worker with host, devices and communication
+    environment what environment.json holds for this start, without the roster
     event       `text`, and `step` if it applies: resumed, saved, stopped
     warning     `text`
 
@@ -63,6 +64,11 @@ class Reporter:
         self.lines(lines if shown is None else shown)
         if self.console is not None:
             self._record(kind="workers", workers=lines)
+
+    def environment(self, values: Mapping[str, Any]) -> None:
+        """Records the content of environment.json, which the next start replaces; of the roster, see `workers`."""
+        if self.console is not None:
+            self._record(kind="environment", **{name: value for name, value in values.items() if name != "workers"})
 
     def lines(self, lines: Sequence[str]) -> None:
         """Writes lines to the console only."""

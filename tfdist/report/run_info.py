@@ -59,8 +59,12 @@ def _version(name: str) -> str:
         return importlib.metadata.version(holders[0])
 
 
-def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> None:
-    """Writes workdir/environment.json: versions, host, command line, git commit, time, and the entries of `extra`."""
+def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> dict[str, Any]:
+    """Writes workdir/environment.json: versions, host, command line, git commit, time, and the entries of `extra`.
+
+    Returns:
+        What it wrote.
+    """
     versions = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -76,6 +80,7 @@ def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) ->
         "git": git_state("."),
     }
     files.write_json(os.path.join(workdir, ENVIRONMENT), described | extra)
+    return described | extra
 
 
 def git_state(directory: str) -> dict[str, Any] | None:

@@ -140,7 +140,7 @@ def report_start(run: run_lib.Run, report: Reporter, resumed_step: int | None) -
         report.text(resumed_step or run.first_step, "config", _table(config))
     run_info.write_config(workdir, run.config)
     described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
-    run_info.write_environment(workdir, described)
+    report.environment(run_info.write_environment(workdir, described))
     if run.callbacks.console == "all":
         report.lines(summary.start_lines(run, resumed_step))
         if run.config.report.summary:
