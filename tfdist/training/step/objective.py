@@ -136,7 +136,7 @@ class PerExampleObjective:
             # Divided once, by the global count: the optimizer applies the sum over replicas and micro-batches.
             dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
             losses = tf.cast(values["loss"], dtype)
-            loss = tf.nn.compute_average_loss(losses, global_batch_size=self.global_batch)
+            loss = _average(losses, self.global_batch)
             if self.model.losses:
                 regularization = tf.cast(tf.add_n(self.model.losses), dtype)
                 loss += tf.nn.scale_regularization_loss(regularization) / self.micro_batches
@@ -185,6 +185,16 @@ class PerExampleObjective:
 
     def finish(self) -> None:
         """Does nothing: the weights are final after the last step."""
+
+
+def _average(losses: tf.Tensor, global_batch: int) -> tf.Tensor:
+    """Returns `tf.nn.compute_average_loss` of float [n] losses: [].
+
+    Without its assertion about the constant `global_batch`, which would run on the host in each step of a GPU.
+    """
+    average = functools.partial(tf.nn.compute_average_loss, global_batch_size=global_batch)
+    function = tf.compat.v1.wrap_function(average, [tf.TensorSpec(losses.shape, losses.dtype)])
+    return function.prune(function.inputs, function.outputs[0])(losses)
 
 
 def check_values(values: dict[str, tf.Tensor], num_examples: int) -> tuple[str, ...]:
