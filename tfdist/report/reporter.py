@@ -5,11 +5,12 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
     train       means over the interval that ended at `step`: the objective's values under their names,
                 `learning_rate`, `examples_per_second`, `examples_per_second_per_replica`, `input_wait_share` (fraction
                 of the time, 0 to 1, spent waiting for data), `worker_shares` (several workers only, in rank order:
-                fractions of input, compute and communication), `slowest_worker` (the rank that the others wait for),
+                fractions of input, compute and communication; of more than 16 workers only those with the smallest,
+                the median and the largest communication), `slowest_worker` (the rank that the others wait for),
                 `seconds` and `steps` (of the interval), `epoch` (fractional), `skipped` (updates skipped since
                 the start of the run, if config.train.nonfinite is "skip")
     evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
-    workers     the roster: one line of text per worker with host, devices and communication
+    workers     the roster: one line of text per worker, up to 16, with host, devices and communication
     environment what environment.json holds for this start, without the roster
     event       `text`, and `step` if it applies: resumed, saved, stopped
     warning     `text`
@@ -116,8 +117,8 @@ class Reporter:
         }
         workers = {}
         if len(worker_shares) > 1:
-            rounded = [[round(part, 4) for part in shares] for shares in worker_shares]
-            workers = {"worker_shares": rounded, "slowest_worker": time_shares.slowest_worker(worker_shares)}
+            shares = time_shares.recorded(worker_shares)
+            workers = {"worker_shares": shares, "slowest_worker": time_shares.slowest_worker(worker_shares)}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(tensorboard_events.TRAIN, step, values, rates, speeds, steps=steps)

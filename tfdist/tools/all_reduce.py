@@ -140,7 +140,7 @@ def run() -> int:
             sent = 2 * (replicas - 1) / replicas * size
             times = (round(1e3 * took, 4), round(1e3 * ring.seconds(size, replicas), 4))
             rows.append((size, int(sent), *times, round(8e-9 * sent / took, 4)))
-        print("\n".join(malloc.without_note(cluster.roster)))
+        print("\n".join(malloc.without_note(cluster.short_roster)))
         print(tables.text(HEADER, rows))
         print(f"fitted ring: {1e3 * ring.latency:.3f} ms per message, {8e-9 * ring.bandwidth:.3f} Gbit/s")
         print(f"step without communication: {1e3 * without_comm:.3f} ms; gradients: {num_bytes:,} bytes")

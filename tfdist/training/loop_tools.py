@@ -116,7 +116,7 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
         examples=run.example_name,
         **resumed,
     )
-    verbose, roster = run.config.report.verbose, list(run.cluster.roster)
+    verbose, roster = run.config.report.verbose, run.cluster.short_roster
     report.workers(roster, roster if verbose else malloc.without_note(roster))
     if run.preparation:
         report.event(run.preparation)

@@ -214,6 +214,18 @@ def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
     assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 5
 
 
+def test_the_time_of_many_workers_is_recorded_for_three_of_them(tmp_path):
+    reporter = open_quiet(tmp_path)
+    shares = [(0.0, 1 - rank / 1000, rank / 1000) for rank in reversed(range(101))]
+    reporter.train(
+        10, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=0.0, worker_shares=shares
+    )
+    reporter.close()
+    (line,) = read_lines(tmp_path)
+    assert line["worker_shares"] == [[0.0, 1.0, 0.0], [0.0, 0.95, 0.05], [0.0, 0.9, 0.1]]
+    assert line["slowest_worker"] == 100
+
+
 def test_steps_that_are_not_timed_have_no_shares(tmp_path):
     stream = io.StringIO()
     reporter = open_quiet(tmp_path, stream=stream, verbose=True)

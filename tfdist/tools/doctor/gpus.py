@@ -42,7 +42,7 @@ def run() -> int:
     cluster = strategy.connect(plan)
     rows = measured_rows(cluster, links(plan.gpus) if plan.num_workers == 1 else None)
     if cluster.is_chief:
-        print("\n".join(cluster.roster))
+        print("\n".join(cluster.short_roster))
         print(tables.text(("GPU", "result"), rows))
     cluster_lib.leave(cluster)
     return 0

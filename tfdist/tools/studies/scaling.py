@@ -97,7 +97,7 @@ def measure_one(
 
 
 def shares(lines: Sequence[Mapping[str, Any]], replicas: int) -> list[float] | None:
-    """Returns the fractions of input, compute and communication, means over the reports and their workers.
+    """Returns the fractions of input, compute and communication, means over the reports and the workers in them.
 
     None: they were not measured, as on several devices of one process, where communication is part of a step.
     """
