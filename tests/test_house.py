@@ -78,7 +78,7 @@ PRIVATE_NAMES = {
         ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.inspect_dataset": dict.fromkeys(
-        ("_batch_size", "_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
+        ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
         "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",
@@ -139,9 +139,6 @@ PRIVATE_NAMES = {
         "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping (tensorflow#33929)",
         "_learning_rate": "the schedule, by the notes of TensorFlow 2.11; Optimizer.learning_rate is its value",
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
-    },
-    "tfdist.training.step.updates.by_lookup": {
-        "_clip_gradients": "replaced: a norm comes from the sums of squares; rows that are clipped stay as they are",
     },
     "tfdist.training.step.updates.fused_updates": {
         "_all_reduce_sum_gradients": "Keras calls it once in each apply: the weights share what is computed then",

@@ -129,6 +129,10 @@ class Communication:
     # Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16": half
     # the bytes; weights and optimizer slots stay float32.
     dtype: str = "float32"
+    # The gradient of a table, such as an embedding's. False: a row for each lookup, which Keras' optimizers square and
+    # clip one by one; the rows of all replicas are gathered. True: the rows are summed first, which sends as many bytes
+    # as the table has and updates it as other weights.
+    sparse_as_dense: bool = False
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -32,8 +32,6 @@ class CompiledObjective:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     metric_state: MetricState
-    # In each tensor of a replica's shard; None: not known.
-    most_examples: int | None
     # Whether a shard may be empty: there are fewer examples than replicas.
     may_be_empty: bool = True
 
@@ -57,15 +55,8 @@ class CompiledObjective:
                 loss = self.optimizer.scale_loss(loss) * loss_scale
             self._update_metrics(shard, predictions)
             variables = self.model.trainable_variables
-            gradients = sparse_gradients.select(
-                tape.gradient(loss, variables),
-                variables,
-                shard["data"],
-                self.optimizer,
-                num_replicas=gradients_lib.replicas(),
-                most_examples=self.most_examples,
-            )
-            return sums, gradients
+            gradients = tape.gradient(loss, variables)
+            return sums, sparse_gradients.select(gradients, variables, shard["data"], self.optimizer)
 
         if self.model.jit_compile:
             # Without the sum over replicas, which XLA cannot compile on CPUs.

@@ -18,7 +18,7 @@ from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import metric_state, same_data
-from tfdist.keras_fit.adapters import base, rows_of_steps
+from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import eager_steps
@@ -35,7 +35,6 @@ from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates import row_moments
 
 
 def make_run(
@@ -90,7 +89,7 @@ def make_run(
         learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
         callbacks=CallbackRunner(cluster, model),
         data_hashes=DataHashes if workdir is None else functools.partial(same_data.hashes, adapter),
-        notes=_notes(model, context.optimizer, adapter, workdir),
+        notes=_notes(adapter, workdir),
         train_step=train_step,
         more_variables=more,
         search_data=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
@@ -100,24 +99,11 @@ def make_run(
     )
 
 
-def _notes(
-    model: keras.Model, optimizer: keras.optimizers.Optimizer, adapter: DataAdapter, workdir: Path | None
-) -> tuple[str, ...]:
-    """Returns warnings for the log: an inexact resume, results that differ from those of Keras' own fit."""
+def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:
+    """Returns warnings for the log: an inexact resume, an order that may differ from that of Keras' own fit."""
     notes = []
     if adapter.resume_caveat is not None and workdir is not None:
         notes.append(f"An exact resume needs care: {adapter.resume_caveat}.")
-    unknown = adapter.most_rows is None or any(
-        not isinstance(spec, tf.TensorSpec) or None in (spec.shape.rank, *spec.shape[1:])
-        for spec in tf.nest.flatten(adapter.element_spec)
-    )
-    embeds = any(variable.path.endswith("/embeddings") for variable in model.trainable_variables)
-    if unknown and embeds and row_moments.sums_differ_from_keras(optimizer):
-        notes.append(
-            f"{type(optimizer).__name__} gets the gradient of an embedding as sums over the lookups of each entry, "
-            "where Keras passes a row for each lookup, so the results differ from Keras' own fit: the number of "
-            "lookups in a batch is not known in advance. Pad to a fixed length, or see docs/scripts.md, Embeddings."
-        )
     if adapter.order_unknown:
         notes.append(
             "A callback ended an earlier fit with this shuffled tf.data.Dataset: its order may differ from Keras' own "
@@ -164,7 +150,6 @@ def _compiled(
         model=model,
         optimizer=optimizer,
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
-        most_examples=base.most_rows_of_shard(adapter, cluster.num_replicas),
         may_be_empty=may_be_empty,
     )
     context = context_lib.build_context(cluster, config, objective, optimizer, slots=trains)

@@ -129,22 +129,6 @@ def test_an_order_that_cannot_be_continued_is_known_to_be_so(finish, ended_early
         data.count_passes(data.steps, ended_early)
 
 
-# The largest number of rows in a batch, by which the rows of lookups are padded.
-MOST_ROWS = {
-    "batches": (lambda: slices().batch(16).cache().prefetch(2), 16),
-    "mapped examples": (lambda: slices().map(lambda x, y: (x + 1, y)).batch(16), 16),
-    "static sizes": (lambda: slices().batch(16, drop_remainder=True).map(lambda x, y: (tf.random.normal([16]), y)), 16),
-    "mapped batches": (lambda: slices().batch(16).map(lambda x, y: (x[::2], y[::2])), None),
-    "batches that grow": (lambda: slices().batch(4).concatenate(slices().batch(16)), None),
-    "two sizes": (lambda: tf.data.Dataset.zip((slices().batch(4), slices().batch(16))), None),
-}
-
-
-@pytest.mark.parametrize(("make", "most"), MOST_ROWS.values(), ids=MOST_ROWS.keys())
-def test_the_largest_batch_is_known_or_not_assumed(make, most):
-    assert feed(lambda: (make(), {})).most_rows == most
-
-
 class Rows(keras.utils.PyDataset):
     """Tells how many rows a batch has, and makes those that are wanted."""
 

@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import probes
 import pytest
+import tensorflow as tf
 
 from tfdist import config as c
-from tfdist.training.step import gradients
+from tfdist.training.step import gradients, sparse_gradients
 from tfdist.training.step import optimizer as optimizer_lib
 
 pytestmark = pytest.mark.workers
@@ -117,15 +118,36 @@ def test_sparse_and_absent_gradients_go_through_a_step(measured, name, updates):
         np.testing.assert_array_equal(before[key], after[key])
 
 
-@pytest.mark.parametrize(("name", "by_lookup"), [("adam", True), ("adam, micro", False), ("adam, clipped", False)])
+@pytest.mark.parametrize(
+    ("name", "by_lookup"), [("adam", True), ("adam, micro", False), ("adam, clipped", False), ("adam, dense", False)]
+)
 def test_adam_squares_the_row_of_each_lookup_as_keras_does(measured, name, by_lookup):
-    """In float16 and compiled by XLA too; Keras adds the rows first if it accumulates or clips by the global norm."""
+    """In float16 and compiled by XLA too; Keras adds the rows first if it accumulates or clips by the global norm.
+
+    So does tfdist with `communication.sparse_as_dense`.
+    """
     before, after = (measured[f"embedding/{name}/{when}/{KEYS[0]}"] for when in ("before", "after"))
     counts = np.bincount(probes.TOKENS[: probes.BATCH].ravel(), minlength=30)[:, np.newaxis]
     # The first update is the sum over the root of the sum of squares; each lookup has the same gradient.
     np.testing.assert_allclose(
         before - after, np.broadcast_to(np.sqrt(counts) if by_lookup else counts > 0, (30, 4)), rtol=1e-3, atol=1e-3
     )
+
+
+@pytest.mark.parametrize(("lookups", "replicas", "warns"), [(24, 1, False), (25, 2, True), (None, 8, False)])
+def test_rows_that_are_much_larger_than_their_table_are_named_with_both_sizes(lookups, replicas, warns):
+    # A table of 10 x 3 has 120 bytes, and a row with its number 20.
+    @tf.function
+    def traced(rows, values):
+        gradient = tf.IndexedSlices(values, rows, tf.constant([10, 3]))
+        texts.append(sparse_gradients.cost_of_gathering(gradient, replicas))
+        return values
+
+    texts = []
+    traced.get_concrete_function(tf.TensorSpec([lookups], tf.int64), tf.TensorSpec([lookups, 3]))
+    assert bool(texts[0]) == warns
+    if warns:
+        assert "gathers 1,000 bytes" in texts[0] and "a table of 120 bytes and shape (10, 3)" in texts[0]
 
 
 def check_loss_scale(scale, good_steps, kernel, iterations):

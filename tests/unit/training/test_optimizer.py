@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.updates import fused_updates, row_moments
+from tfdist.training.step import sparse_gradients
+from tfdist.training.step.updates import fused_updates
 
 STEPS = 20
 SCHEDULE = keras.optimizers.schedules.CosineDecay(0.05, STEPS)
@@ -23,8 +24,7 @@ FUSED = {
 }
 
 
-BY_LOOKUP = {
-    **{name: FUSED[name] for name in ("adam", "adamw")},
+OTHERS = {
     "rmsprop": lambda: keras.optimizers.RMSprop(SCHEDULE),
     "centered": lambda: keras.optimizers.RMSprop(SCHEDULE, centered=True, momentum=0.5, weight_decay=0.01),
     "amsgrad": lambda: keras.optimizers.Adam(SCHEDULE, amsgrad=True),
@@ -45,12 +45,16 @@ BY_LOOKUP = {
     "adamax_by_value": lambda: keras.optimizers.Adamax(SCHEDULE, clipvalue=0.5),
 }
 if hasattr(keras.optimizers, "ScheduleFreeAdamW"):  # Not in Keras 3.12, whose Muon fails on TensorFlow.
-    BY_LOOKUP["schedule_free"] = lambda: keras.optimizers.ScheduleFreeAdamW(0.05)
-    BY_LOOKUP["muon"] = lambda: keras.optimizers.Muon(SCHEDULE, exclude_layers=["."])
+    OTHERS["schedule_free"] = lambda: keras.optimizers.ScheduleFreeAdamW(0.05)
+    OTHERS["muon"] = lambda: keras.optimizers.Muon(SCHEDULE, exclude_layers=["."])
 
 
-def train(optimizer, sparse=False, moments=False, summed=False):
-    """Weights and slots after some steps on gradients made up of the step's number."""
+# Kernels that add rows in no fixed order on GPUs.
+IN_NO_ORDER = {"UnsortedSegmentSum", "ResourceScatterAdd", "ResourceScatterSub"}
+
+
+def train(optimizer, sparse=False, summed=False, ops=None):
+    """Weights and slots after some steps on gradients made up of the step's number; adds the types of ops to `ops`."""
     optimizer_lib.take_over_reduction(optimizer)
     generator = np.random.default_rng(0)
     weights = [keras.Variable(generator.normal(size=shape).astype(np.float32)) for shape in ((7, 5), (3,))]
@@ -60,12 +64,16 @@ def train(optimizer, sparse=False, moments=False, summed=False):
     def step(first, second):
         if sparse:  # One row occurs twice.
             first = tf.IndexedSlices(first[:3], tf.constant([4, 1, 4]), tf.shape(first))
-            first = row_moments.needed_by(optimizer).of_rows(first) if moments else first
             first = tf.convert_to_tensor(first) if summed else first
         optimizer.apply([first, second], weights)
 
     for _ in range(STEPS):
         step(*(tf.constant(generator.normal(size=weight.shape), tf.float32) for weight in weights))
+    if ops is not None:
+        traced = step.get_concrete_function(*(tf.TensorSpec(weight.shape) for weight in weights))
+        definition = traced.graph.as_graph_def()
+        nested = [node for function in definition.library.function for node in function.node_def]
+        ops |= {node.op for node in (*definition.node, *nested)}
     return [variable.numpy() for variable in (*weights, *optimizer.variables)]
 
 
@@ -80,48 +88,16 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", BY_LOOKUP)
-def test_an_update_from_row_moments_is_that_of_keras_from_the_rows(name):
-    plain, optimizer = BY_LOOKUP[name](), BY_LOOKUP[name]()
+@pytest.mark.parametrize("name", [*FUSED, *OTHERS])
+def test_rows_of_lookups_are_added_in_a_fixed_order_and_update_a_table_as_in_keras(name):
+    make = (FUSED | OTHERS)[name]
+    plain, optimizer = make(), make()
     fused_updates.fuse(optimizer)
-    assert row_moments.needed_by(optimizer).moments and not row_moments.sums_differ_from_keras(optimizer)
-    found, expected = train(optimizer, sparse=True, moments=True), train(plain, sparse=True)
-    for mine, keras_own in zip(found, expected, strict=True):
+    with sparse_gradients.convert_in_fixed_order():
+        found = train(optimizer, sparse=True, ops=(ops := set()))
+    for mine, keras_own in zip(found, train(plain, sparse=True), strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
-
-
-class Own(keras.optimizers.SGD):
-    """May compute anything."""
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "moments", "differ"),
-    [
-        (keras.optimizers.SGD(momentum=0.9), (), False),
-        (keras.optimizers.SGD(clipvalue=1.0), ("sums",), False),
-        (keras.optimizers.SGD(clipnorm=0.0), (), False),  # Keras does not clip.
-        (keras.optimizers.Lion(), (), False),
-        (keras.optimizers.Nadam(gradient_accumulation_steps=2), (), False),
-        (keras.optimizers.Adam(loss_scale_factor=2.0), (), False),
-        (keras.optimizers.Adam(clipvalue=1.0), ("sums", "squares"), False),
-        (keras.optimizers.Adamax(), ("sums", "magnitudes"), False),
-        (keras.optimizers.Adamax(global_clipnorm=1.0), ("sums", "magnitudes", "squares"), False),
-        (Own(clipnorm=1.0), (), True),
-        (Own(clipvalue=1.0), (), True),
-        (type("Mine", (keras.optimizers.Adam,), {})(), (), True),
-    ],
-)
-def test_row_moments_are_used_where_they_are_what_keras_of_the_rows(optimizer, moments, differ):
-    found = row_moments.needed_by(optimizer).moments, row_moments.sums_differ_from_keras(optimizer)
-    assert found == (moments, differ)
-
-
-@pytest.mark.parametrize(("skips", "expected"), [(False, 1.0), (True, np.inf)])
-def test_rows_that_overflow_are_clipped_as_in_keras_unless_their_step_is_skipped(skips, expected):
-    needs = row_moments.needed_by(keras.optimizers.Adam(clipvalue=0.5), skips_nonfinite=skips).scaled(2.0)
-    moments = needs.of_rows(tf.IndexedSlices(tf.constant([[np.inf], [-3.0], [0.25]]), tf.constant([0, 1, 1]), [2, 1]))
-    np.testing.assert_array_equal(moments.sums, [[expected], [-0.75]])
-    np.testing.assert_array_equal(moments.squares, [[expected], [1.0625]])
+    assert "SparseSegmentSum" in "".join(ops) and not IN_NO_ORDER & ops
 
 
 @pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Lion])

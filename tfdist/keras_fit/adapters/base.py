@@ -32,8 +32,6 @@ class DataAdapter(Protocol):
     element_spec: Any
     # Lower bound of the examples in a batch.
     smallest_batch: int
-    # Upper bound of the rows of each tensor in a batch; None: not known.
-    most_rows: int | None
     # Why an exact resume is not guaranteed with this data; None: it is.
     resume_caveat: str | None
     # Whether an earlier call may have left workers at different passes over a shuffle.
@@ -67,11 +65,6 @@ class RandomAccessAdapter:
     def smallest_batch(self) -> int:
         """Examples in the smallest batch."""
         return self.num_examples - (self.pass_steps - 1) * self.batch_size
-
-    @property
-    def most_rows(self) -> int:
-        """Examples in the largest batch."""
-        return self.batch_size
 
     @property
     def element_spec(self) -> Any:
@@ -116,11 +109,6 @@ def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tup
     """Returns (low, count), int64 []: the rows of `replica` among `total` examples; low is always below total."""
     low, high = replica * total // num_replicas, (replica + 1) * total // num_replicas
     return low, high - low
-
-
-def most_rows_of_shard(adapter: DataAdapter, num_replicas: int) -> int | None:
-    """Returns an upper bound of the rows of each tensor in a replica's shard; None: not known."""
-    return None if adapter.most_rows is None else -(-adapter.most_rows // num_replicas)
 
 
 def named_columns(batch: Any) -> dict[str, np.ndarray]:
@@ -181,7 +169,6 @@ class BatchAdapter:
     # Reads the columns, by name, that workers compare at the start; None: reading would consume them.
     sample: Callable[[], dict[str, np.ndarray]] | None
     resume_caveat: str | None = None
-    most_rows: int | None = None
     # sharded(shard, first_step, last_step) -> this worker's elements, without the work for other workers' rows; None:
     # every worker builds whole batches.
     sharded: Callable[[ReplicaShard, int, int], tf.data.Dataset] | None = None

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import stateful_ops
-from tfdist.keras_fit.adapters import base, shard_before_map
+from tfdist.keras_fit.adapters import base
 
 
 def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -49,18 +49,6 @@ def passes_of_keras(dataset: tf.data.Dataset, *, two_per_epoch: bool, skipped: i
     # Not by `repeat`, which makes one iterator more than it reads.
     before = tf.data.Dataset.range(skipped).flat_map(tf.autograph.experimental.do_not_convert(lambda number: unused))
     return before.concatenate(passes)
-
-
-def most_rows(dataset: tf.data.Dataset) -> int | None:
-    """Returns an upper bound of the rows of each tensor in a batch; None: not known, for example if a map follows."""
-    sizes = {spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec)}
-    if len(sizes) == 1 and None not in sizes:
-        return sizes.pop()
-    while type(dataset).__name__ in (*shard_before_map.ELEMENTWISE_AGNOSTIC, "CacheDataset"):
-        (dataset,) = dataset._inputs()
-    if type(dataset).__name__ not in shard_before_map.BATCHES:
-        return None
-    return int(tf.get_static_value(dataset._batch_size))
 
 
 def count(dataset: tf.data.Dataset) -> int:

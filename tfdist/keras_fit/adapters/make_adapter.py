@@ -209,7 +209,6 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     if options.continues:
         dataset, skipped, order_unknown = shuffle_passes.continued(dataset)
     parts = shard_before_map.split_before_maps(dataset)
-    most_rows = parts.batch_size if parts else inspect_dataset.most_rows(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
     dataset = dataset.map(_finishing(dataset, options))
     cardinality = int(dataset.cardinality())
@@ -254,7 +253,6 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         batch_size=known or inspect_dataset.first_batch_size(plain),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,
-        most_rows=most_rows,
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
         sharded=None if parts is None else sharded,

@@ -27,7 +27,6 @@ from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates import row_moments
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +43,6 @@ class OwnStepObjective:
     # Examples of the largest global batch, for "train" and "test".
     batch_sizes: dict[str, int]
     may_be_empty: bool = True
-    # In each tensor of a replica's shard in training; None: not known.
-    most_examples: int | None = None
     # Lines that assign a variable other than by an optimizer, by the variable's path.
     assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
 
@@ -164,19 +161,17 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
     )
 
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
-        replicas = context.cluster.num_replicas
         owner = getattr(optimizer, "inner_optimizer", optimizer)
         known = owner._trainable_variables if variables is None else variables
-        gradients = sparse_gradients.select(
-            gradients, known, element["data"], owner, num_replicas=replicas, most_examples=objective.most_examples
-        )
-        if replicas > 1:
-            gradients = row_moments.scale(gradients, weight)
-        gradients, _ = average(gradients, [], [], needs=row_moments.needed_by(optimizer))
-        return original(gradients, variables)
+        gradients = sparse_gradients.select(gradients, known, element["data"], owner)
+        if context.cluster.num_replicas > 1:
+            gradients = gradients_lib.scale(gradients, weight)
+        gradients, _ = average(gradients, [], [])
+        with sparse_gradients.convert_in_fixed_order():
+            return original(gradients, variables)
 
     sums = objective.run("train", element, apply)
-    average([], [], statistics, needs=row_moments.Needs())
+    average([], [], statistics)
     context.step_count.assign_add(1)
     train_step_lib.add_to_totals(context, sums, None)
     return train_step_lib.after_update(context, sums)

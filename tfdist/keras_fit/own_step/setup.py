@@ -13,7 +13,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import metric_state
-from tfdist.keras_fit.adapters.base import DataAdapter, most_rows_of_shard
+from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, explain, objective, patches
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
 from tfdist.training.consistency.replicas import ReplicaMismatchError
@@ -82,7 +82,6 @@ def prepare(
         ),
         batch_sizes={kind: adapter.batch_size for kind, adapter in adapters.items()},
         may_be_empty=may_be_empty,
-        most_examples=most_rows_of_shard(adapters["train"], cluster.num_replicas) if "train" in adapters else None,
     )
     main = model.optimizer if not optimizers or any(one is model.optimizer for one in optimizers) else optimizers[0]
     main = getattr(main, "inner_optimizer", main)

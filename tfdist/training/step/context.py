@@ -13,7 +13,7 @@ from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.normalization import activity_penalties, spanning_groups, synchronized_norm
-from tfdist.training.step.updates import fused_updates, row_moments, work_sharing
+from tfdist.training.step.updates import fused_updates, work_sharing
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,8 +43,6 @@ class StepContext:
     statistics: tuple[keras.Variable, ...]
     # Clips summed gradients; without `config.train.clip_norm` it returns them unchanged.
     clip: Callable[[gradients.Gradients], gradients.Gradients]
-    # The row moments that the optimizer needs.
-    row_needs: row_moments.Needs
     # None except in float16.
     loss_scale: loss_scale_lib.LossScale | None
     # Of the gradients' all-reduce; `bytes_per_pack` is set.
@@ -172,11 +170,6 @@ def build_context(
         optimizer=optimizer,
         statistics=found,
         clip=work_sharing.make_clip(config.train.clip_norm, cluster, equal=config.train.local_steps == 1),
-        row_needs=row_moments.needed_by(
-            optimizer,
-            clips=config.train.clip_norm is not None,
-            skips_nonfinite=config.train.nonfinite != "stop" or loss_scale is not None,
-        ),
         loss_scale=loss_scale,
         step_count=optimizer_lib.step_count(optimizer),
         communication_options=gradients.with_pack_size(config.communication, cluster.implementation),

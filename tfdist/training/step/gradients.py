@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,9 +13,10 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import sparse_gradients, timing
-from tfdist.training.step.updates import row_moments
 
-Gradients = list[row_moments.Gradient | None]
+# Rows of a replica that a collective gathers, if their number is not known when the step is traced.
+_GATHERED_ROWS = [4**power for power in range(3, 13)]
+Gradients = list[sparse_gradients.Gradient | None]
 
 
 def with_pack_size(options: config_lib.Communication, implementation: str) -> config_lib.Communication:
@@ -30,7 +32,6 @@ def sum_over_replicas(
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]],
     weight: tf.Tensor | float,
     *,
-    needs: row_moments.Needs,
     num_replicas: int,
     options: config_lib.Communication,
     communication: tf.Variable,
@@ -45,21 +46,19 @@ def sum_over_replicas(
             replicas. In every step: averaged at a save only, the time of the save would change the last bits of the
             run. The changes are averaged and not the values, so that a variable that did not change keeps its bits.
         weight: this replica's weight in that mean; 1 in total over all replicas.
-        needs: the row moments that the optimizer needs; see `row_moments.needed_by`.
         communication: the seconds that the all-reduce took are added to it.
         clock: returns the time at which tensors are computed.
 
     Returns:
         The sums of gradients and flags.
     """
-    own = row_moments.to_send(gradients, needs=needs, num_replicas=num_replicas)
+    if options.sparse_as_dense:
+        gradients = [None if gradient is None else sparse_gradients.sum_rows(gradient) for gradient in gradients]
     if num_replicas == 1:
-        return own, flags
-    tensors = [*(None if gradient is None else row_moments.sums(gradient) for gradient in own), *flags]
+        return gradients, flags
+    tensors = [*gradients, *flags]
     ready = clock(tensors)
-    # Always sent in float32: in shorter types, the squares of small gradients are 0.
     exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
-    exact += [part for gradient in own for part in row_moments.further(gradient)]
     if options.dtype == "float32":
         reduced = all_reduce([*tensors, *exact], options)
         tensors, exact = reduced[: len(tensors)], reduced[len(tensors) :]
@@ -67,14 +66,9 @@ def sum_over_replicas(
         tensors = all_reduce(tensors, options)
         exact = all_reduce(exact, dataclasses.replace(options, dtype="float32"))
     communication.assign_add(clock([*tensors, *exact]) - ready)
-    for (variable, old), change in zip(statistics, exact, strict=False):
+    for (variable, old), change in zip(statistics, exact, strict=True):
         variable.assign(old + change)
-    further, num_gradients = iter(exact[len(statistics) :]), len(own)
-    sums = [
-        row_moments.rebuilt(gradient, total, further)
-        for gradient, total in zip(own, tensors[:num_gradients], strict=True)
-    ]
-    return sums, tensors[num_gradients:]
+    return tensors[: len(gradients)], tensors[len(gradients) :]
 
 
 def all_reduce(
@@ -85,7 +79,8 @@ def all_reduce(
     Args:
         gradients: one per variable, of any shape; None for a variable without a gradient.
         options: `dtype` is the type on the wire; the sums are returned in the gradients' own type. With "float32",
-            float64 gradients are sent as float64. `bytes_per_pack` None: one pack.
+            float64 gradients are sent as float64. Rows of sparse gradients are sent in their own type.
+            `bytes_per_pack` None: one pack.
 
     Returns:
         The sums, in the same order. Sparse ones have the rows of all replicas, in the order of the replicas.
@@ -99,12 +94,77 @@ def all_reduce(
     ]
     if context.num_replicas_in_sync > 1:
         dense = _sum_tensors(dense, options)
-        add, replica = functools.partial(_sum_tensors, options=options), context.replica_id_in_sync_group
-        rows = sparse_gradients.concatenate(rows, add, replica, context.num_replicas_in_sync)
+        rows = [_gather_rows(gradient) for gradient in rows]
     results = {True: iter(rows), False: iter(dense)}
     return [
         None if gradient is None else next(results[isinstance(gradient, tf.IndexedSlices)]) for gradient in gradients
     ]
+
+
+def _gather_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Concatenates the rows of all replicas, which may have different numbers of them."""
+    # The lookups depend on the data alone: without this, a replica could send those of the next step before another
+    # replica has sent those of this one.
+    with tf.control_dependencies([gradient.values]):
+        indices = tf.identity(gradient.indices)
+    context, values = tf.distribute.get_replica_context(), gradient.values
+    # Collectives gather no bfloat16.
+    own = tf.cast(values, tf.float32) if values.dtype == tf.bfloat16 else values
+    rows = tf.IndexedSlices(own, indices, gradient.dense_shape)
+    if indices.shape[0] is None:
+        numbers = tf.one_hot(
+            context.replica_id_in_sync_group,
+            context.num_replicas_in_sync,
+            on_value=tf.shape(indices, tf.int64)[0],
+            off_value=tf.constant(0, tf.int64),
+        )
+        numbers = context.all_reduce(tf.distribute.ReduceOp.SUM, numbers)
+        rows = context.merge_call(_gather_padded, args=(rows, numbers))
+    else:
+        if tf.get_static_value(context.replica_id_in_sync_group) == 0:
+            _warn(sparse_gradients.cost_of_gathering(rows, context.num_replicas_in_sync))
+        rows = context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+    return tf.IndexedSlices(tf.cast(rows.values, values.dtype), rows.indices, gradient.dense_shape)
+
+
+def _gather_padded(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -> Any:
+    """Gathers rows whose number is known only in the step, in cross-replica context.
+
+    A collective in a loop needs the same shape in each iteration, so each size has a branch with a collective of its
+    own. The rows are padded by zeros, which no optimizer's formula notices.
+
+    Args:
+        rows: per replica, tf.IndexedSlices.
+        numbers: per replica, int64 [replicas]: how many rows each replica has.
+
+    Returns:
+        Per replica, tf.IndexedSlices with the rows of all replicas in the order of the replicas.
+    """
+    most = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
+
+    def gather(size: int) -> list[tf.Tensor]:
+        padded = strategy.extended.call_for_each_replica(
+            functools.partial(sparse_gradients.pad, size=size), args=(rows,)
+        )
+        gathered = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, padded, destinations=padded)
+        local = strategy.experimental_local_results(gathered)
+        return [part for each in local for part in (each.values, each.indices)]
+
+    index = tf.reduce_sum(tf.cast(most > tf.constant(_GATHERED_ROWS[:-1], tf.int64), tf.int32))
+    parts = tf.switch_case(index, [functools.partial(gather, size) for size in _GATHERED_ROWS])
+
+    def choose(own: tf.IndexedSlices) -> tf.IndexedSlices:
+        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        first = 2 * (replica % (len(parts) // 2))
+        return tf.IndexedSlices(parts[first], parts[first + 1], own.dense_shape)
+
+    return strategy.extended.call_for_each_replica(choose, args=(rows,))
+
+
+@functools.cache  # Once, if a step is traced again.
+def _warn(text: str) -> None:
+    if text:
+        print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
 
 
 def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) -> list[tf.Tensor]:
@@ -184,6 +244,17 @@ def sum_value(value: tf.Tensor) -> tf.Tensor:
     return total(value)
 
 
+def scale(gradients: Gradients, factor: tf.Tensor | float) -> Gradients:
+    """Multiplies gradients by `factor`, a number or float []; None stays None."""
+
+    def scaled(gradient: sparse_gradients.Gradient | None) -> sparse_gradients.Gradient | None:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(scaled(gradient.values), gradient.indices, gradient.dense_shape)
+        return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)
+
+    return [scaled(gradient) for gradient in gradients]
+
+
 def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
     """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
 
@@ -195,17 +266,16 @@ def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -
         own_norm: their norm, of their dtype: []; None: it is computed.
     """
     if own_norm is None:
-        halves = [row_moments.half_square(gradient) for gradient in gradients if gradient is not None]
-        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack(halves)))
-    summed = [None if gradient is None else row_moments.sums(gradient) for gradient in gradients]
-    clipped, _ = tf.clip_by_global_norm(summed, norm, own_norm)
+        numbers = [sparse_gradients.values(gradient) for gradient in gradients if gradient is not None]
+        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(values) for values in numbers])))
+    clipped, _ = tf.clip_by_global_norm(gradients, norm, own_norm)
     return [None if gradient is None else sparse_gradients.sum_rows(gradient) for gradient in clipped]
 
 
 def all_finite(gradients: Gradients) -> tf.Tensor:
     """Returns whether all summed gradients are finite: bool [], the same on every replica."""
     # A sum is non-finite as soon as one term is: one reduction per tensor is enough.
-    present = [sparse_gradients.values(row_moments.sums(one)) for one in gradients if one is not None]
+    present = [sparse_gradients.values(one) for one in gradients if one is not None]
     dtype = tf.float64 if any(values.dtype == tf.float64 for values in present) else tf.float32
     sums = [tf.reduce_sum(tf.abs(tf.cast(values, dtype))) for values in present]
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))

@@ -17,7 +17,6 @@ from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import train_step
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.updates import row_moments
 
 
 def choose_step(options: config_lib.Train) -> Callable[..., tf.Tensor]:
@@ -48,7 +47,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     for index in range(rounds):
         part = {name: value[index] for name, value in parts.items()}
         new_sums, gradients = objective.micro_batch(part, tf.constant(index), 1.0, local_step=index)
-        train_step.apply(context, row_moments.scale(gradients, replicas))
+        train_step.apply(context, gradients_lib.scale(gradients, replicas))
         sums += new_sums
     if replicas > 1:
         changes = [(variable.value - old) / replicas for variable, old in zip(averaged, before, strict=True)]
@@ -57,7 +56,6 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
             [],
             statistics,
             1 / replicas,
-            needs=row_moments.Needs(),
             num_replicas=replicas,
             options=context.communication_options,
             communication=context.communication,

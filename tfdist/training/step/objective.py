@@ -144,9 +144,7 @@ class PerExampleObjective:
             loss *= loss_scale
         variables = self.model.trainable_variables
         gradients = tape.gradient(loss, variables)
-        gradients = sparse_gradients.select(
-            gradients, variables, batch, self.optimizer, num_replicas=gradients_lib.replicas()
-        )
+        gradients = sparse_gradients.select(gradients, variables, batch, self.optimizer)
         return self._sums(values, tf.ones([num_examples], tf.bool)), gradients
 
     def _check_names(self, names: tuple[str, ...]) -> None:

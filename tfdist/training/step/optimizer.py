@@ -61,7 +61,8 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
 PUT_ON_OPTIMIZERS = (
     "_all_reduce_sum_gradients",
     "_apply_weight_decay",
-    "_clip_gradients",
+    "assign_add",
+    "assign_sub",
     "update_step",
     "work_sharing",
 )

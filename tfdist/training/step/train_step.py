@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import sparse_gradients
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates import row_moments
 
 
 def train_step(context: StepContext, shard: Any) -> tf.Tensor:
@@ -31,7 +31,6 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
         nonfinite_flags(context, sums),
         list(zip(context.statistics, statistics, strict=True)),
         weight,
-        needs=context.row_needs.scaled(loss_scale),
         num_replicas=context.cluster.num_replicas,
         options=context.communication_options,
         communication=context.communication,
@@ -52,7 +51,8 @@ def evaluation_step(context: StepContext, *element: Any) -> tf.Tensor:
 
 def apply(context: StepContext, gradients: gradients_lib.Gradients) -> None:
     """Applies summed gradients, clipped if `config.train.clip_norm` is set; called in `strategy.run`."""
-    context.optimizer.apply(context.clip(gradients), context.model.trainable_variables)
+    with sparse_gradients.convert_in_fixed_order():
+        context.optimizer.apply(context.clip(gradients), context.model.trainable_variables)
     if context.loss_scale is not None:
         context.loss_scale.update(finite=True)
 
@@ -87,7 +87,7 @@ def update(
     bad_loss = flags[0] > 0 if flags else tf.constant(False)
     scale = None if context.loss_scale is None else tf.convert_to_tensor(context.loss_scale.value)
     if scale is not None:
-        gradients = row_moments.scale(gradients, 1 / scale)
+        gradients = gradients_lib.scale(gradients, 1 / scale)
     finite = gradients_lib.all_finite(gradients) & ~bad_loss
 
     def skip() -> None:

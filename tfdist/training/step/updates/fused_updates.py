@@ -13,17 +13,16 @@ import keras
 import tensorflow as tf
 
 from tfdist.training.step import sparse_gradients
-from tfdist.training.step.updates import by_lookup, row_moments
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels.
 
-    These, SGD of any kind and the optimizers of `row_moments.used_by` add the rows of sparse gradients in a
-    fixed order; all but subclasses of SGD also take row moments. Others are not changed.
+    All optimizers add the rows of sparse gradients to variables in a fixed order.
     """
     kind = type(optimizer)
-    by_lookup.install_clipping(optimizer)
+    optimizer.assign_add = functools.partial(_assign_tensor, optimizer, kind.assign_add)
+    optimizer.assign_sub = functools.partial(_assign_tensor, optimizer, kind.assign_sub)
     if isinstance(optimizer, keras.optimizers.SGD):
         fused = _momentum if kind is keras.optimizers.SGD and optimizer.momentum else None
         update = functools.partial(_update_sgd, optimizer, fused)
@@ -39,7 +38,6 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> None:
         optimizer._all_reduce_sum_gradients = begin_apply
         update = functools.partial(_update_adam, optimizer, shared)
     else:
-        by_lookup.install_update(optimizer)
         return
     # On the object, not in a subclass: Keras writes the class into a saved model.
     optimizer.update_step = functools.partial(_decay_and_update, optimizer, update)
@@ -54,9 +52,14 @@ def _decay_and_update(optimizer, update, gradient, variable, learning_rate):
     update(gradient, variable, learning_rate)
 
 
+def _assign_tensor(optimizer, assign, variable, value):
+    """Adds to or subtracts from a variable; Keras would add the rows of lookups one by one, in no fixed order."""
+    assign(optimizer, variable, sparse_gradients.sum_rows(value))
+
+
 def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
     """Updates one weight and its momentum."""
-    gradient = sparse_gradients.sum_rows(row_moments.sums(gradient))
+    gradient = sparse_gradients.sum_rows(gradient)
     if fused is not None and _has_kernel(variable):
         fused(optimizer, gradient, variable, learning_rate)
     else:
@@ -69,9 +72,7 @@ def _update_adam(optimizer, shared, gradient, variable, learning_rate):
     Args:
         shared: (device, dtype) -> what the weights of this apply share.
     """
-    if isinstance(gradient, tf.IndexedSlices | row_moments.RowMoments):
-        _adam_by_lookup(optimizer, gradient, variable, learning_rate)
-    elif _has_kernel(variable):
+    if _has_kernel(variable) and not isinstance(gradient, tf.IndexedSlices):
         key = (variable.device, variable.dtype.name)
         if key not in shared:
             shared[key] = _shared_by_weights(optimizer, variable.dtype, learning_rate)
@@ -135,21 +136,3 @@ def _shared_by_weights(
         "beta2": tf.constant(optimizer.beta_2, dtype),
         "epsilon": epsilon,
     }
-
-
-def _adam_by_lookup(optimizer, gradient, variable, learning_rate):
-    """Updates a table as Keras does: the row of each lookup is squared, then the squares are added."""
-    if isinstance(gradient, tf.IndexedSlices):
-        needs = row_moments.Needs(moments=row_moments.used_by(optimizer))
-        gradient = needs.of_rows(tf.cast(gradient, variable.dtype))
-    sums, squares = (tf.cast(part, variable.dtype) for part in gradient[:2])
-    index = optimizer._get_variable_index(variable)
-    m, v = optimizer._momentums[index], optimizer._velocities[index]
-    optimizer.assign_add(m, (1 - optimizer.beta_1) * (sums - m.value))
-    optimizer.assign_add(v, (1 - optimizer.beta_2) * (squares - v.value))
-    steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, variable.dtype)
-    corrections = tf.sqrt(1 - tf.pow(tf.cast(optimizer.beta_2, variable.dtype), steps)) / (
-        1 - tf.pow(tf.cast(optimizer.beta_1, variable.dtype), steps)
-    )
-    rate = tf.cast(learning_rate, variable.dtype) * corrections
-    optimizer.assign_sub(variable, rate * m.value / (tf.sqrt(v.value) + optimizer.epsilon))

@@ -17,7 +17,6 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import sparse_gradients
-from tfdist.training.step.updates import row_moments
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +89,8 @@ def make_clip(
 def _clip_together(sharing: WorkSharing, norm: float, gradients: gradients_lib.Gradients) -> gradients_lib.Gradients:
     """As `gradients.clip`, with the same bits on one kind of workers."""
     present = [gradient for gradient in gradients if gradient is not None]
-    tasks = [lambda gradient=gradient: tf.reshape(row_moments.half_square(gradient), [1]) for gradient in present]
-    numbers = [sparse_gradients.values(row_moments.sums(gradient)) for gradient in present]
+    numbers = [sparse_gradients.values(gradient) for gradient in present]
+    tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
     costs = [values.shape.num_elements() or 1 for values in numbers]
     halves = sharing.run(tasks, [1] * len(tasks), costs, numbers[0].dtype)
     return gradients_lib.clip(gradients, norm, tf.sqrt(2.0 * tf.reduce_sum(tf.concat(halves, axis=0))))
