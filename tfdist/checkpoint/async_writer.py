@@ -98,8 +98,14 @@ class AsyncCheckpointer:
             with contextlib.suppress(OSError):
                 self._remove_old(restored.step, restored.state)
 
-    def save(self, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+    def save(self, step: int, snapshot: Callable[[], dict[str, np.ndarray]], state: dict[str, Any]) -> None:
         """Starts writing the checkpoint of `step`; first waits up to `_MAX_WAIT_SECONDS` for the previous one.
+
+        Args:
+            step: the step.
+            snapshot: copies all values to host memory. Called after the wait, and not if `step` is saved already: at
+                most one other copy is in memory then, and one of the best checkpoint if it could not be written.
+            state: the state of the training loop, JSON values.
 
         Raises:
             FileNotFoundError: the workdir does not exist, and the previous checkpoints could not be written.
@@ -114,22 +120,31 @@ class AsyncCheckpointer:
         self._newest_step = step
         if step in self._valid_steps | self._pending_steps:
             return
+        self._drop_next()
         with self._changed:
-            dropped, self._next = self._next, _Snapshot(step=step, arrays=arrays, state=state)
-            writing = self._writing_step
-            if writing is None:
+            self._failed = None
+        copied = _Snapshot(step=step, arrays=snapshot(), state=state)
+        with self._changed:
+            self._next = copied
+            self._pending_steps.add(step)
+            if self._writing_step is None:
                 threading.Thread(target=self._writer_loop, name="checkpoint").start()
                 self._writing_step = step
-            self._pending_steps.add(step)
-            if dropped is not None:
-                self._pending_steps.discard(dropped.step)
-                best = self._pending_best.pop(dropped.step, None)
-                self._failed_best = self._failed_best if best is None else (best, dropped)
-        if dropped is not None:
-            self._warn(
-                f"WARNING: {self._directory} is slow: the checkpoint of step {writing} is still being written; "
-                f"skipped the checkpoint of step {dropped.step}. Training continues."
-            )
+
+    def _drop_next(self) -> None:
+        """Skips the snapshot that waits for the previous one to be written, if there is one, and reports it."""
+        with self._changed:
+            dropped, self._next = self._next, None
+            if dropped is None:
+                return
+            writing, step = self._writing_step, dropped.step
+            self._pending_steps.discard(step)
+            best = self._pending_best.pop(step, None)
+            self._failed_best = self._failed_best if best is None else (best, dropped)
+        self._warn(
+            f"WARNING: {self._directory} is slow: the checkpoint of step {writing} is still being written; "
+            f"skipped the checkpoint of step {step}. Training continues."
+        )
 
     def wait(self) -> bool:
         """Waits until all checkpoints are written. Returns False if the newest one failed; the cause was reported."""

@@ -179,7 +179,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     _record_metrics(run, state)
     if tools.checkpointer is not None:
         state.callbacks, arrays = run.callbacks.state(run.variables.values())
-        tools.checkpointer.save(state.step, checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
+        tools.checkpointer.save(state.step, lambda: checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
 
 
 def _record_metrics(run: Run, state: TrainingState) -> None:

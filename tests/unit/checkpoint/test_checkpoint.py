@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 
 import forked
 import keras
@@ -208,7 +210,7 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
     said = []
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
     for step in range(1, 9):
-        saver.save(step, arrays_of(step), STATE)
+        saver.save(step, functools.partial(arrays_of, step), STATE)
         if step in (2, 3):
             saver.mark_best(step, "accuracy", step / 10)
     assert saver.wait() and said == []
@@ -227,9 +229,9 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), print)
     saver.remove_partial(checkpoint_format.verify(path))
     moment = (path / "arrays.npz").stat().st_mtime_ns
-    saver.save(4, arrays_of(5), STATE)
-    saver.save(6, arrays_of(6), STATE)
-    saver.save(6, arrays_of(7), STATE)
+    saver.save(4, functools.partial(arrays_of, 5), STATE)
+    saver.save(6, functools.partial(arrays_of, 6), STATE)
+    saver.save(6, functools.partial(arrays_of, 7), STATE)
     assert saver.wait()
     assert (path / "arrays.npz").stat().st_mtime_ns == moment
     assert_holds(path, 4)
@@ -239,10 +241,10 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
 def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
     said = []
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
-    saver.save(1, arrays_of(1), STATE)
+    saver.save(1, functools.partial(arrays_of, 1), STATE)
     assert saver.wait()
     (tmp_path / "step-00000002.writing").write_text("in the way")
-    saver.save(2, arrays_of(2), STATE)
+    saver.save(2, functools.partial(arrays_of, 2), STATE)
     assert not saver.wait()
     assert len(said) == 1 and "the checkpoint of step 2 could not be written" in said[0]
     assert "Training continues; the previous checkpoint is untouched." in said[0]
@@ -250,9 +252,9 @@ def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
     assert newest(tmp_path) == (1, [])
     (tmp_path / "step-00000002.writing").unlink()
     # Not only the disk can fail: what cannot be written at all must not count as saved either.
-    saver.save(3, {"model/x": np.array([object()])}, {"not": {1, 2}})
+    saver.save(3, lambda: {"model/x": np.array([object()])}, {"not": {1, 2}})
     assert not saver.wait() and "step 3 could not be written" in said[1]
-    saver.save(4, arrays_of(4), STATE)
+    saver.save(4, functools.partial(arrays_of, 4), STATE)
     assert saver.wait() and newest(tmp_path) == (4, [])
     assert len(said) == 2
 
@@ -261,7 +263,7 @@ def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     said = []
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
     (tmp_path / "best.json").mkdir()
-    saver.save(1, arrays_of(1), STATE)
+    saver.save(1, functools.partial(arrays_of, 1), STATE)
     saver.mark_best(1, "accuracy", 0.5)
     assert saver.wait()
     assert "best.json could not be written: Is a directory. Training continues" in said[0]
@@ -269,7 +271,7 @@ def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
     assert saver.wait() and sum("the best checkpoint" in line for line in said) == 1
     assert newest(tmp_path) == (1, [])
     (tmp_path / "best.json").rmdir()
-    saver.save(2, arrays_of(2), STATE)
+    saver.save(2, functools.partial(arrays_of, 2), STATE)
     assert saver.wait() and directory_lib.read_best(tmp_path)["step"] == 1
 
 
@@ -291,7 +293,7 @@ def test_a_full_disk_is_reported_once_for_a_last_checkpoint_that_is_the_best(sma
     with open(small_disk / "other", "wb") as other, contextlib.suppress(OSError):
         other.write(b"x" * (1 << 20))
     saver.mark_best(1, "accuracy", 0.9)
-    saver.save(1, arrays_of(1), STATE)
+    saver.save(1, functools.partial(arrays_of, 1), STATE)
     assert not saver.wait() and not saver.wait()
     assert len(said) == 1 and "step 1 could not be written" in said[0]
 
@@ -300,14 +302,14 @@ def test_a_full_disk_is_reported_once_for_a_last_checkpoint_that_is_the_best(sma
 def test_the_best_checkpoint_that_finds_no_room_is_written_when_there_is_some(small_disk, mark_first):
     said, checkpoints = [], small_disk / "checkpoints"
     saver = async_writer.AsyncCheckpointer(checkpoints, config.Checkpoint(keep=1), said.append)
-    saver.save(1, arrays_of(1), STATE)
+    saver.save(1, functools.partial(arrays_of, 1), STATE)
     assert saver.wait()
     with open(small_disk / "other", "wb") as other, contextlib.suppress(OSError):
         other.write(b"x" * (1 << 20))
     for step in (2, 3):  # The best, and one that is not.
         if step == 2 and mark_first:
             saver.mark_best(2, "accuracy", 0.9)
-        saver.save(step, arrays_of(step), STATE)
+        saver.save(step, functools.partial(arrays_of, step), STATE)
         if step == 2 and not mark_first:
             assert not saver.wait()  # The write has failed by now.
             saver.mark_best(2, "accuracy", 0.9)
@@ -315,7 +317,7 @@ def test_the_best_checkpoint_that_finds_no_room_is_written_when_there_is_some(sm
     assert "step 2 could not be written" in said[0] and "No space left on device" in said[0]
     assert "the best checkpoint, of step 2, could not be written" in said[-1]
     (small_disk / "other").unlink()
-    saver.save(4, arrays_of(4), STATE)
+    saver.save(4, functools.partial(arrays_of, 4), STATE)
     assert saver.wait() and directory_lib.read_best(checkpoints) == {"step": 2, "metric": "accuracy", "value": 0.9}
     assert_holds(checkpoints / "step-00000002", 2)
     assert_holds(checkpoints / "step-00000004", 4)
@@ -375,7 +377,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_named_once_and_the_others_are_re
     said = []
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=1), said.append)
     for step in (4, 5, 6):
-        saver.save(step, arrays_of(step), STATE)
+        saver.save(step, functools.partial(arrays_of, step), STATE)
         assert saver.wait()
     assert len(said) == 1 and "the checkpoint of step 2 is no longer kept, and could not be removed" in said[0]
     assert directory_lib.steps(tmp_path) == [6, 2]
@@ -394,7 +396,7 @@ def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, 
     monkeypatch.setattr(os, "fsync", fsync)
     said = []
     saver = async_writer.AsyncCheckpointer(tmp_path / "checkpoints", config.Checkpoint(), said.append)
-    saver.save(1, arrays_of(1), STATE)
+    saver.save(1, functools.partial(arrays_of, 1), STATE)
     saver.mark_best(1, "accuracy", 0.5)
     assert saver.wait() and said == [] and refused
     assert directory_lib.read_best(tmp_path / "checkpoints")["step"] == 1
@@ -406,17 +408,17 @@ def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_pa
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     workdir.mkdir()
     saver = async_writer.AsyncCheckpointer(workdir / "checkpoints", config.Checkpoint(), said.append)
-    saver.save(1, arrays_of(1), STATE)
+    saver.save(1, functools.partial(arrays_of, 1), STATE)
     assert saver.wait()
     workdir.rename(elsewhere)
-    saver.save(2, arrays_of(2), STATE)
+    saver.save(2, functools.partial(arrays_of, 2), STATE)
     assert not saver.wait() and not workdir.exists()
     assert said == [
         f"WARNING: the checkpoint of step 2 could not be written to {workdir / 'checkpoints'}: No such file or "
         "directory. Training continues; the previous checkpoint is untouched."
     ]
     elsewhere.rename(workdir)
-    saver.save(3, arrays_of(3), STATE)
+    saver.save(3, functools.partial(arrays_of, 3), STATE)
     assert saver.wait() and newest(workdir / "checkpoints") == (3, []) and len(said) == 1
 
 
@@ -426,7 +428,7 @@ def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, mon
     monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=5), said.append)
     for step in (1, 2, 3):
-        saver.save(step, arrays_of(step), STATE)
+        saver.save(step, functools.partial(arrays_of, step), STATE)
     saver.mark_best(2, "accuracy", 0.2)
     saver.mark_best(3, "accuracy", 0.3)
     assert said == [
@@ -440,6 +442,29 @@ def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, mon
     assert directory_lib.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 0.3}
     for step in (1, 3):
         assert_holds(directory_lib.step_path(tmp_path, step), step)
+
+
+def test_a_slow_file_system_has_two_copies_in_memory_and_not_three(tmp_path, monkeypatch):
+    fast, sync = threading.Event(), os.fsync
+    monkeypatch.setattr(async_writer, "_MAX_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), lambda text: None)
+    copies, alive = [], []
+
+    def snapshot(step: int) -> dict[str, np.ndarray]:
+        array = np.full(10, step)
+        copies.append(weakref.ref(array))
+        alive.append(sum(copy() is not None for copy in copies))
+        return {"model/x": array}
+
+    for step in (1, 2, 3, 4):
+        saver.save(step, functools.partial(snapshot, step), STATE)
+    fast.set()
+    assert saver.wait()
+    saver.save(4, functools.partial(snapshot, 4), STATE)  # Saved already: no copy.
+    saver.save(5, functools.partial(snapshot, 5), STATE)
+    assert saver.wait()
+    assert alive == [1, 2, 2, 2, 1]
 
 
 def test_the_checkpoint_of_another_release_of_keras_is_called_that(tmp_path):
@@ -535,7 +560,7 @@ def write_for_ever(first, done):
     assert found is None or found.step >= first - 1, (found, first)
     saver.remove_partial(found)
     for step in range(first, first + 100_000):
-        saver.save(step, arrays(step), {"step": step})
+        saver.save(step, lambda: arrays(step), {"step": step})
         assert saver.wait()
         os.write(done, step.to_bytes(8, "little"))
 
