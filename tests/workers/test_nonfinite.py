@@ -205,8 +205,8 @@ def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
     made = config("skip")
     made.model = {"target": "tests.support.lab:synchronised", "num_classes": 10}
     made.objective = {"target": "tests.support.lab:steep"}
-    made.train.clip_norm, made.learning_rate.peak, made.train.steps = None, 1e-8, 4
+    made.train.clip_norm, made.learning_rate.peak, made.train.steps = None, 1e-30, 1
     keras.utils.clear_session()
     assert loop.train(setup.build_run(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 0
-    assert np.abs(topologies.arrays(tmp_path, 4)["model/logits/kernel"]).max() > 1e29
+    assert np.abs(topologies.arrays(tmp_path, 1)["model/logits/kernel"]).max() > 1e6
