@@ -288,6 +288,30 @@ def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
     assert all(re.search(line, text) for text in said), said
 
 
+COMPILING = """
+import sys
+from tfdist import config
+from tfdist.cluster import cluster, first_collective, process_exit, strategy
+from tfdist.cluster.devices import gpu_software
+build = {"cuda_compute_capabilities": ["sm_80", "compute_90"]}
+found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
+gpu_software.describe = lambda env: found
+check = first_collective.check
+def check_and_tell(made, monitor, seconds):
+    print(f"within {seconds} s", file=sys.stderr, flush=True)
+    check(made, monitor, seconds)
+first_collective.check = check_and_tell
+process_exit.run_and_exit(lambda: cluster.leave(strategy.connect(config.Cluster())) or 0)
+"""
+
+
+def test_the_first_all_reduce_may_compile_kernels():
+    """Where the driver compiles them from PTX, 120 s may not be enough."""
+    with started([[sys.executable, "-c", COMPILING]] * 2, topologies.environments(2)) as workers:
+        codes, said = workers.ends([0, 1])
+    assert codes == [0, 0] and all("within 600.0 s\n" in text for text in said), said
+
+
 DYING = """
 import os, signal
 from tfdist import config

@@ -1,15 +1,27 @@
 """A first all-reduce with a time limit: workers that can connect by TCP may still not reach each other with NCCL."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import tensorflow as tf
 
 from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 PURPOSE = "the first all-reduce"
+# Seconds that are always allowed if the driver compiles the kernels of the GPUs at their first use.
+_COMPILE_SECONDS = 600.0
 _ADVICE = (
-    "With NCCL, set NCCL_SOCKET_IFNAME to the network interface between the hosts, such as ib0, and NCCL_DEBUG=INFO "
-    "for its log; otherwise, look for a firewall between the hosts"
+    "If the driver still compiles kernels for the GPUs (docs/gpu.md), increase config.cluster.connect_seconds. If not, "
+    "their devices cannot exchange data: with NCCL, set NCCL_SOCKET_IFNAME to the network interface between the hosts, "
+    "such as ib0, and NCCL_DEBUG=INFO for its log; otherwise, look for a firewall between the hosts"
 )
+
+
+def limit(connect_seconds: float, software: Mapping[str, Any]) -> float:
+    """Returns the time limit in seconds; `software` is what `gpu_software.describe` returned on this worker."""
+    compiles = any(gpu["code"] == "PTX" for gpu in software.get("gpus", ()))
+    return max(connect_seconds, _COMPILE_SECONDS) if compiles else connect_seconds
 
 
 def check(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float) -> None:
@@ -50,4 +62,4 @@ def explain(monitor: HeartbeatMonitor, seconds: float) -> str:
     if missing:
         names = ", ".join(peer_loss.worker_name(monitor, rank) for rank in missing)
         return f"{text}{names} did not reach it"
-    return f"{text}all workers have started it, so their devices cannot exchange data. {_ADVICE}"
+    return f"{text}all workers have started it. {_ADVICE}"

@@ -151,7 +151,8 @@ def connect(
     keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
     members = _connect_workers(planned, must_match or {}, workdir, ports, stop, keys)
     _set_visible_devices(planned)
-    notes += gpu_software.notes(gpu_software.describe(os.environ))
+    software = gpu_software.describe(os.environ)
+    notes += gpu_software.notes(software)
     options, seconds = planned.options, planned.options.connect_seconds
     if planned.num_workers > 1:
         watchdog = startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys)
@@ -164,7 +165,7 @@ def connect(
     keys = keys or Keys(())  # One worker sends no messages, and only watches itself.
     monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
     if planned.num_workers > 1:
-        first_collective.check(strategy, monitor, seconds)
+        first_collective.check(strategy, monitor, first_collective.limit(seconds, software))
     return Cluster(
         strategy=strategy,
         rank=spec.rank,
