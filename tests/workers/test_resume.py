@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import time
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,7 +23,7 @@ from processes import run, started, until
 from tfdist import config as c
 from tfdist.checkpoint import directory, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import interruption
+from tfdist.cluster import interruption, slurm_requeue
 from tfdist.training import checkpointing, evaluate, loop, setup
 from tfdist.training import run as run_lib
 
@@ -254,6 +255,74 @@ def test_another_best_metric_starts_the_search_anew(tmp_path):
     assert finished == {"step": 90, "best_accuracy": accuracy} and accuracy < 1.0
     best = directory.read_best(tmp_path / "checkpoints")
     assert best == {"step": 90, "metric": "accuracy", "value": accuracy}
+
+
+def test_a_changed_config_replaces_the_old_one_with_its_first_checkpoint(tmp_path):
+    """A start with the new one that was killed before its first checkpoint left a run that refused the old one."""
+
+    def saved_config() -> dict[str, Any]:
+        return json.loads((tmp_path / "config.json").read_text())
+
+    def train(epochs: int, peak: float, **options) -> int:
+        return loop.train(in_process(tmp_path, linear_for(epochs, peak=peak)), **options)
+
+    assert train(1, 1e-3) == 0
+    new = in_process(tmp_path, linear_for(2, peak=2e-3))
+    assert checkpointing.check_same_config(new, allow_changes=True)
+    tools, _ = checkpointing.open_run(new)
+    checkpointing.close(tools)  # As if it had been killed.
+    assert train(1, 1e-3) == 0 and saved_config()["learning_rate"]["peak"] == 1e-3
+    assert train(2, 2e-3, allow_config_changes=True) == 0 and saved_config()["learning_rate"]["peak"] == 2e-3
+    with pytest.raises(ValueError, match="contains a run with a different config"):
+        train(2, 1e-3)
+    # A shorter run ends without a new checkpoint.
+    (tmp_path / "finished.json").unlink()
+    assert train(1, 2e-3, allow_config_changes=True) == 0 and train(1, 2e-3) == 0
+
+
+def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrupted, tmp_path, monkeypatch, capsys):
+    """A job that dies before its first checkpoint was requeued for ever: the damaged one was newer than the start."""
+    workdir = tmp_path / "run"
+    shutil.copytree(uninterrupted(1), workdir)
+    (workdir / "finished.json").unlink()
+    newest = workdir / "checkpoints" / f"step-{STEPS:08d}"
+    (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-1])
+
+    def with_requeue(config: c.Config) -> None:
+        config.cluster.requeue = True
+
+    monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
+    run = in_process(workdir, with_requeue)
+    tools, state = checkpointing.open_run(run)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("PATH", str(tmp_path))  # There is no scontrol.
+    slurm_requeue.requeue()
+    assert state.step < STEPS and "this attempt saved no new checkpoint" in capsys.readouterr().err
+    state.step += 1
+    checkpointing.save(tools, state, scheduled=True)
+    checkpointing.wait_until_saved(tools, state)
+    slurm_requeue.requeue()
+    assert "job not requeued: scontrol not found" in capsys.readouterr().err
+    checkpointing.close(tools)
+
+
+def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
+    workdir = tmp_path / "run"
+    run = in_process(workdir, linear_for(1))
+    assert loop.train(run) == 0
+    bias = next(variable for variable in run.context.model.variables if variable.name == "bias")
+    path = checkpoint_format.find(run.checkpoints, "newest", print).path
+    arrays = topologies.arrays(workdir, saved_steps(workdir)[-1])
+    arrays[f"model/{bias.path}"][:] = np.nan
+    checkpoint_format.write(path.parent, 999, arrays, {})
+    capsys.readouterr()
+    assert evaluate.evaluate_only(run, "999") == 0
+
+    def refuse(constant: str):
+        raise AssertionError(f"{constant} is not JSON")
+
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=refuse)
+    assert printed["step"] == 999 and printed["loss"] is None
 
 
 def test_each_start_leaves_a_record_of_its_environment(tmp_path, monkeypatch):

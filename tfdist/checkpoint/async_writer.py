@@ -46,12 +46,21 @@ class AsyncCheckpointer:
         directory: the directory of the run's checkpoints.
         options: how many checkpoints to keep.
         warn: called with one line for each failed or skipped checkpoint.
+        before: called in the thread when a checkpoint is written, before it gets its name. If it fails, so does the
+            checkpoint.
     """
 
-    def __init__(self, directory: Path, options: config_lib.Checkpoint, warn: Callable[[str], None]):
+    def __init__(
+        self,
+        directory: Path,
+        options: config_lib.Checkpoint,
+        warn: Callable[[str], None],
+        before: Callable[[], None] = lambda: None,
+    ):
         self._directory = directory
         self._options = options
         self._warn = warn
+        self._before = before
         self._valid_steps: set[int] = set()
         # The last checkpoints in a row that could not be written because the workdir does not exist.
         self._missing = 0
@@ -225,7 +234,7 @@ class AsyncCheckpointer:
             error: Exception | None = None
             started = time.monotonic()
             try:
-                checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
+                self._write(snapshot)
             except Exception as caught:  # Any error, such as MemoryError: the checkpoint must not count as written.
                 error = caught
             self.longest_write_seconds = max(self.longest_write_seconds or 0.0, time.monotonic() - started)
@@ -243,6 +252,9 @@ class AsyncCheckpointer:
                     self._write_best(best)
                 with contextlib.suppress(OSError):  # Retried after the next save.
                     self._remove_old(snapshot.step, snapshot.state)
+
+    def _write(self, snapshot: _Snapshot) -> None:
+        checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state, self._before)
 
     def _write_best(self, best: dict[str, Any]) -> None:
         error = None
@@ -264,7 +276,7 @@ class AsyncCheckpointer:
         best, snapshot = failed
         if snapshot is not None:
             try:
-                checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
+                self._write(snapshot)
             except Exception:  # Reported at the first attempt, and by `wait`.
                 return
             with self._changed:

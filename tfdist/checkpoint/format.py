@@ -85,8 +85,16 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
+def write(
+    directory: Path,
+    step: int,
+    arrays: Mapping[str, np.ndarray],
+    state: Mapping[str, Any],
+    before: Callable[[], None] = lambda: None,
+) -> Path:
     """Writes one checkpoint and returns its directory: complete and durable on return, absent if killed before.
+
+    `before` is called when all files are written, before the checkpoint gets its name.
 
     Raises:
         OSError: the disk is full, read-only or unavailable. Other checkpoints are not touched.
@@ -116,6 +124,7 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
         manifest["own_sha256"] = _own_sha256(manifest)
         files.replace_file(str(temporary / "manifest.json"), json.dumps(manifest, indent=1).encode())
         files.sync_directory(temporary)
+        before()
         _replace(temporary, target)
         files.sync_directory(directory)
     except BaseException:

@@ -2,8 +2,11 @@
 
 The chief creates the file with O_EXCL and updates its time in each heartbeat. While this run is alive, a second one is
 refused. If it is dead, the next run takes over the workdir: its process no longer exists on this machine, or it ran on
-another one and the time of its file is older than `_DEAD_HEARTBEATS` heartbeats. Times are those of the file server, so
-clocks may differ. File locks are not used: network file systems may not support them, or may keep those of a dead host.
+another one and the time of its file is older than `_DEAD_HEARTBEATS` heartbeats. With NFS these times are those of the
+file server, so the clocks of hosts may differ. On Lustre each host stamps its own: if the clock of the second host is
+ahead by more than these heartbeats, one late sign of life is enough for a take-over, and the first run ends itself when
+it notices; if it is behind, a dead run is taken for a live one for longer. File locks are not used: network file
+systems may not support them, or may keep those of a dead host.
 """
 
 import contextlib
@@ -161,7 +164,7 @@ def acquire(
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Found:
     owner: Owner
-    # Time of the last sign of life, by the clock of the file server.
+    # Time of the last sign of life, by the clock that stamps files.
     sign: float
 
 
@@ -270,7 +273,7 @@ def _start_of(pid: int) -> str:
 
 
 def _server_time(directory: Path) -> float:
-    """Returns the current time by the clock of the file server."""
+    """Returns the current time by the clock that stamps files: that of the file server, or on Lustre of this host."""
     with tempfile.TemporaryFile(dir=directory) as probe:
         probe.write(b"x")
         probe.flush()

@@ -1,5 +1,6 @@
 """Checkpoints of the loop: restores the newest one, saves the run, and marks it as finished."""
 
+import functools
 import os
 import sys
 from typing import Any
@@ -140,7 +141,9 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
 
 
 def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: Saved | None) -> AsyncCheckpointer:
-    checkpointer = AsyncCheckpointer(run.checkpoints, run.config.checkpoint, report.warning)
+    # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
+    write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), run.config))
+    checkpointer = AsyncCheckpointer(run.checkpoints, run.config.checkpoint, report.warning, write_config)
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
@@ -269,6 +272,7 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
             with run.evaluated_weights():
                 event = export.export(run.exported(run.context.model), model, run.model_input)
             tools.report.event(event, state.step)
+        run_info.write_config(str(run.workdir), run.config)  # A shorter run may end without a new checkpoint.
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
         raise OSError(

@@ -136,9 +136,11 @@ def report_start(run: run_lib.Run, report: Reporter, resumed_step: int | None) -
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), run_info.to_json(run.config)
-    if resumed_step is None or run_info.read_config(workdir) != config:
+    old = run_info.read_config(workdir)
+    if resumed_step is None or old != config:
         report.text(resumed_step or run.first_step, "config", _table(config))
-    run_info.write_config(workdir, run.config)
+    if old is None:  # Otherwise with the next checkpoint.
+        run_info.write_config(workdir, run.config)
     described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
     report.environment(run_info.write_environment(workdir, described))
     if run.callbacks.console == "all":

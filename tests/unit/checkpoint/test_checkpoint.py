@@ -403,6 +403,21 @@ def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, 
     assert_holds(directory_lib.step_path(tmp_path / "checkpoints", 1), 1)
 
 
+def test_what_is_called_before_a_checkpoint_gets_its_name_decides_with_it(tmp_path):
+    said, seen = [], []
+
+    def before() -> None:
+        seen.append(directory_lib.steps(tmp_path))
+        if len(seen) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append, before)
+    for step in (1, 2):
+        saver.save(step, arrays_of(step), STATE)
+    assert saver.wait() and seen == [[], []] and directory_lib.steps(tmp_path) == [2]
+    assert len(said) == 1 and "step 1 could not be written" in said[0] and "No space left" in said[0]
+
+
 def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_path):
     said = []
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
