@@ -216,6 +216,15 @@ def unreadable(**options: Any) -> c.Config:
     return config(data=data(source={"target": "lab:Unreadable", **options}))
 
 
+@pytest.mark.parametrize("value", [keras.initializers.HeNormal(), {"values": [np.zeros(2)]}], ids=["object", "array"])
+def test_a_value_that_cannot_be_compared_with_that_of_a_saved_run_is_refused(fails, tmp_path, value):
+    """The run trained, and was refused when it resumed: the text of an object has its address."""
+    said = fails(tmp_path, config(model={"target": "lab:linear", "kernel": value}))
+    field, kind = (".values", "ndarray") if isinstance(value, dict) else ("", "HeNormal")
+    line = rf"  config\.model\.kernel{field} must be a number, .* `target` names\. Received: {kind}\n"
+    assert re.fullmatch(rf"The config is invalid:\n{line}", said), said
+
+
 @pytest.mark.parametrize(("split", "label"), [("train", 10), ("train", -1), ("test", 2**62)])
 def test_a_label_out_of_range_is_named_with_its_example(fails, tmp_path, split, label):
     bad = config(data=data(source={"target": "lab:Unreadable", "label": label, "labels_of": split}))

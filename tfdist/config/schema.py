@@ -2,7 +2,8 @@
 
 A config file defines `get_config()`, which returns a `Config`, or an `ml_collections.ConfigDict` with the same names.
 A field of type `dict` is a spec: it names a function by dotted path and gives its keyword arguments, such as
-`{"target": "my_lab.losses:focal", "gamma": 2.0}`.
+`{"target": "my_lab.losses:focal", "gamma": 2.0}`. The arguments are numbers, texts, True, False, None, and lists and
+dicts of these, so that they can be saved and compared; those of `data.source` may be NumPy arrays.
 The config does not describe the machines: batch sizes are global, and the replicas are detected.
 """
 

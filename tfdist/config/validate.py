@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.config import schema, specs
+from tfdist.config import diff, schema, specs
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 NONFINITE = ("stop", "skip", "rollback")
@@ -30,7 +30,7 @@ def validate(config: schema.Config) -> None:
     problems = list(_type_problems(config, ""))
     if not problems:
         problems = [*_value_problems(config), *_contradictions(config)]
-    if problems:
+    if problems := problems or list(_json_problems(config)):
         raise ValueError("The config is invalid:\n" + "\n".join(f"  config.{line}" for line in problems))
 
 
@@ -106,6 +106,26 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
     yield from one_of("agreement.action", config.agreement.action, AGREEMENT_ACTIONS)
     yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
+
+
+def _json_problems(config: schema.Config) -> Iterator[str]:
+    for name, value in diff.flatten(config):
+        for found in _not_json(value):
+            if name.startswith("data.source.") and type(found).__module__ == "numpy":
+                continue  # Workers and runs compare what the source reads.
+            yield (
+                f"{name} must be a number, a text, True, False, None, or a list or dict of these: a run resumes only "
+                "with an equal config, and other objects cannot be compared. Make the object in the function that "
+                f"`target` names. Received: {type(found).__name__}"
+            )
+
+
+def _not_json(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _not_json(item)
+    elif not isinstance(value, str | int | float | None):
+        yield value
 
 
 def _gpu_problems(gpus: Any) -> Iterator[str]:
