@@ -49,6 +49,25 @@ def linear(num_classes: int = 10, input_shape=(8, 8, 1), l2: float = 0.0, kernel
     return keras.Model(inputs, layer(outputs), name="linear")
 
 
+@keras.saving.register_keras_serializable("lab")
+class Causal(keras.layers.Layer):
+    """Attention of each row [n, 8, 8] to the rows before it; the mask is a weight that is not trained."""
+
+    def build(self, shape):
+        mask = np.where(np.tri(8), 0.0, -np.inf)
+        self.mask = self.add_weight(shape=(8, 8), initializer=lambda *_, **__: mask, trainable=False, name="mask")
+
+    def call(self, x):
+        return keras.ops.softmax(x @ keras.ops.transpose(x, (0, 2, 1)) + self.mask) @ x
+
+
+def causal(num_classes: int = 10) -> keras.Model:
+    """Returns attention with a mask of -inf, then one dense layer."""
+    inputs = keras.Input((8, 8, 1), name="image")
+    outputs = Causal(name="attention")(keras.layers.Reshape((8, 8))(inputs))
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(keras.layers.Flatten()(outputs)))
+
+
 def normalised(num_classes: int = 10, input_shape=(8, 8, 1), momentum: float = 0.9) -> keras.Model:
     """Returns unsynchronised batch normalisation of the images themselves, then one dense layer."""
     inputs = keras.Input(tuple(input_shape), name="image")

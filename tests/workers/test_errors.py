@@ -360,10 +360,20 @@ def test_weights_that_are_no_longer_finite_are_not_saved(fails, tmp_path):
         ),
     )
     # 1,442 examples in batches of 48 are 30 steps an epoch.
-    assert said.startswith("The weights are no longer finite after step 31. The checkpoint of step 30 is kept.")
+    assert said.startswith("The variable model/logits/kernel is not finite after step 31. The checkpoint of step 30 ")
     steps = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert steps == ["step-00000029", "step-00000030"]
     assert all(finite(tmp_path / "checkpoints" / name) for name in steps)
+
+
+def test_a_mask_with_infinities_is_saved(tmp_path):
+    made = config(model={"target": "lab:causal", "num_classes": 10})
+    for steps in (4, 6):
+        keras.utils.clear_session()
+        made.train.steps = steps
+        assert loop.train(setup.build_run(made, tmp_path), allow_config_changes=True) == 0
+    mask = topologies.arrays(tmp_path, step=6)["model/attention/mask"]
+    assert (mask == -np.inf).sum() == 28 and topologies.records(tmp_path, "train")[-1]["loss"] > 0
 
 
 STATE = "The training step writes variables that belong neither to the model nor to its optimizer: "

@@ -173,10 +173,10 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     """
     run = tools.run
     tools.consistency.check(state)
-    if not tools.is_finite():
+    if bad := tools.not_finite():
         checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.first_step
         steps = (min(checked + 1, state.step), state.step)
-        raise nonfinite.diverged(tools, f"The weights are no longer finite after step {state.step}", steps)
+        raise nonfinite.diverged(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
         state.regular = state.step
     _record_metrics(run, state)

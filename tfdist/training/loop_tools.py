@@ -15,6 +15,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import malloc
+from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gpu_software
 from tfdist.config import diff
 from tfdist.report import opening, run_info, summary
@@ -42,8 +43,8 @@ class LoopTools:
     lock: WorkdirLock | None
     train_steps: StepRunner
     evaluation_steps: StepRunner
-    # Returns whether all variables are finite; the same on every worker.
-    is_finite: Callable[[], bool]
+    # Returns which variable is not finite, as a sentence; "": none. The same on every worker.
+    not_finite: Callable[[], str]
     consistency: ReplicaConsistencyCheck
     tensorboard: TensorBoardExtras
     # When the run was opened, as `time.monotonic`.
@@ -59,7 +60,7 @@ def make_tools(
     """Makes the tools of the loop."""
     train_steps = execution.make_runner(run, stateful_random.checked(run.train_step, run.cluster, "training step"))
     train_steps.run_steps = unsaved.refuse_unsaved(run, train_steps.run_steps)
-    finite_here = finite_check(run.variables)
+    check = finite_check(run.variables)
     return LoopTools(
         run=run,
         report=report,
@@ -69,24 +70,36 @@ def make_tools(
         evaluation_steps=execution.make_runner(
             run, stateful_random.checked(train_step.evaluation_step, run.cluster, "evaluation"), updates=0
         ),
-        is_finite=lambda: not run.cluster.any_worker(not finite_here()),
+        not_finite=lambda: _on_any_worker(run.cluster, check()),
         consistency=replicas.make_check(run.cluster, run.variables, run.config.agreement, report.event),
         tensorboard=tensorboard_extras.TensorBoardExtras(run=run, report=report),
     )
 
 
-def finite_check(variables: Mapping[str, Any]) -> Callable[[], bool]:
-    """Compiles a function that returns whether this worker's variables are free of infinities and NaN."""
-    values = map(checkpoint_format.tf_variable, variables.values())
-    floats = [value for value in values if value.dtype.is_floating]
+def finite_check(variables: Mapping[str, Any]) -> Callable[[], str]:
+    """Compiles a function that returns the name of a variable that is not finite on this worker; "": there is none.
+
+    A variable that is infinite now, such as a mask with -inf, may stay so: only NaN counts there.
+    """
+    values = {name: checkpoint_format.tf_variable(variable) for name, variable in variables.items()}
+    floats = {name: value for name, value in values.items() if value.dtype.is_floating}
+    infinite = {name for name, value in floats.items() if tf.reduce_any(tf.math.is_inf(value))}
 
     @tf.function(autograph=False)
     def check() -> tf.Tensor:
-        return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])
+        bad = [tf.math.is_nan(v) if name in infinite else ~tf.math.is_finite(v) for name, v in floats.items()]
+        return tf.stack([tf.reduce_any(one) for one in bad])
 
     # Traced once, at its first call. TensorFlow would warn about the calls of `check` in a script with many fits.
     traced = functools.cache(check.get_concrete_function)
-    return lambda: bool(traced()())
+    return lambda: next((name for name, bad in zip(floats, traced()().numpy(), strict=True) if bad), "")
+
+
+def _on_any_worker(cluster: Cluster, name: str) -> str:
+    if not cluster.any_worker(bool(name)):
+        return ""
+    name = next(filter(None, cluster.all_gather_text(name)))
+    return f"The variable {name} is not finite"
 
 
 def make_silent_tools(run: run_lib.Run) -> LoopTools:

@@ -68,9 +68,9 @@ def _roll_back(tools: LoopTools, state: TrainingState, execution: Execution) -> 
     if execution.skipped_steps:
         bad_step = _bad_step(state, execution)
         text = _bad_step_text(bad_step)
-    elif tools.run.save_is_due(state.step) and not tools.is_finite():
+    elif tools.run.save_is_due(state.step) and (bad := tools.not_finite()):
         # A gradient may be finite while its square in an optimizer's slot is not.
-        bad_step, text = state.step, f"The weights are no longer finite after step {state.step}"
+        bad_step, text = state.step, f"{bad} after step {state.step}"
     else:
         return False
     _restore_scheduled_checkpoint(tools, state, bad_step, text)

@@ -545,16 +545,17 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
     assert len(kernels) == 2 and kernels[1] == kernels[0] + "#2"
 
 
-def test_not_finite_is_noticed():
+def test_what_is_not_finite_is_named():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
-    finite = loop_tools.finite_check(variables)
-    assert finite()
-    for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0])):
+    variables["mask"] = tf.Variable([0.0, -np.inf])
+    not_finite = loop_tools.finite_check(variables)
+    assert not_finite() == ""
+    for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0]), ("mask", [np.nan, -np.inf])):
         good = variables[name].numpy()
         variables[name].assign(tf.cast(bad, variables[name].dtype))
-        assert not finite()
+        assert not_finite() == name
         variables[name].assign(good)
-    assert finite()
+    assert not_finite() == ""
 
 
 KILLED = """
