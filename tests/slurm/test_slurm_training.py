@@ -3,6 +3,7 @@
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -65,6 +66,17 @@ def wait_for(condition: Callable[[], bool], log: pathlib.Path, seconds: float = 
     until(condition, seconds, lambda: log.read_text() if log.exists() else "the job has not begun", pause=1.0)
 
 
+def wait_for_requeue(slurm: SlurmCluster, job: str, log: pathlib.Path) -> None:
+    """Waits until the job has been requeued once."""
+
+    def has_ended() -> bool:
+        state = job_state(slurm, job)
+        return state["Restarts"] == "1" or state["JobState"] == "FAILED"
+
+    wait_for(has_ended, log)
+    assert job_state(slurm, job)["Restarts"] == "1", log.read_text()
+
+
 def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, str]:
     """Waits until the job is completed, and returns its state."""
     wait_for(lambda: job_state(slurm, job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), log)
@@ -81,15 +93,39 @@ def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absen
     python.chmod(0o755)
     site, one_a_node = f'export PATH="{python.parent}:$PATH"\n', ["--ntasks-per-node=1", "--gpus-per-node=0"]
     job, log = submit(slurm, tmp_path, one_a_node, "--config.cluster.connect_seconds=5", site=site)
-
-    def has_ended() -> bool:
-        state = job_state(slurm, job)
-        return state["Restarts"] == "1" or state["JobState"] == "FAILED"
-
-    wait_for(has_ended, log)
-    assert job_state(slurm, job)["Restarts"] == "1", log.read_text()
+    wait_for_requeue(slurm, job, log)
     assert slurm.run(["scancel", job]).returncode == 0
     assert f"rank {absent} (n{9 + absent}:" in log.read_text()
+
+
+# Worker 1 of the job with the id that is given, which waits for worker 0.
+WAIT = """
+import os, sys
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.rendezvous import preflight
+os.environ["SLURM_JOB_ID"] = sys.argv[1]
+spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
+if spec.rank == 1:
+    print("waits", flush=True)
+    preflight.rendezvous(spec, must_match={}, seconds=300)
+"""
+
+
+def test_a_job_whose_port_another_job_uses_is_requeued(slurm, tmp_path):
+    """Jobs whose ids differ by a multiple of 625 have the same ports."""
+    job, log = submit(slurm, tmp_path, ["--hold", "--ntasks-per-node=1", "--gpus-per-node=0"])
+    other = f"{int(job) + 625}"
+    srun = ["srun", "--job-name=other", "-N2", "--ntasks-per-node=1", sys.executable, "-c", WAIT, other]
+    with slurm.popen(srun, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as waiting:
+        try:
+            assert waiting.stdout.readline() == "waits\n"
+            assert slurm.run(["scontrol", "release", job]).returncode == 0
+            wait_for_requeue(slurm, job, log)
+        finally:
+            slurm.run(["scancel", "--name=other"])
+    assert slurm.run(["scancel", job]).returncode == 0
+    said = f"a worker of another job is listening on it ('{other}.0'; this job is '{job}.0')"
+    assert f"is in use: {said}" in log.read_text(), log.read_text()
 
 
 @pytest.mark.slow

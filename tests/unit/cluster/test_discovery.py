@@ -208,6 +208,15 @@ def test_jobs_steps_and_array_tasks_on_one_node_do_not_meet():
     assert len(ports) == 40 * 5 * 3
 
 
+def test_a_restarted_job_has_other_ports():
+    ports = []
+    for job in range(1000, 1019):
+        for restarts in ("", "1", "2", "3"):
+            env = slurm(0, TWO_ON_ONE, "n9", "2", job=job) | {"SLURM_RESTART_COUNT": restarts}
+            ports += resolve(env).addresses
+    assert len(set(ports)) == 19 * 4 * 2
+
+
 @pytest.mark.parametrize("tasks", [1, 4, 16, 17, 128])
 @pytest.mark.parametrize("job", [1, 624, 625, 4294967])
 def test_ports_stay_in_their_range(tasks, job):

@@ -95,8 +95,8 @@ def test_forged_messages_without_the_key_change_nothing():
     elsewhere = [{"rank": rank, "address": "192.0.2.1:1", "host": "evil", "pid": 1} for rank in range(3)]
     forged = [
         {"kind": "report"},
-        {"kind": "report", "unreached": {}, "failed": "", "stopped": "SIGTERM", "workdir": ""},
-        {"kind": "report", "unreached": {"2": "x"}, "failed": "", "stopped": "", "workdir": ""},
+        {"kind": "report", "unreached": {}, "failed": "", "port_in_use": False, "stopped": "SIGTERM", "workdir": ""},
+        {"kind": "report", "unreached": {"2": "x"}, "failed": "", "port_in_use": False, "stopped": "", "workdir": ""},
         {"kind": "hello", "me": None},
         {"kind": "hello", "nonce": "0" * 16, "me": {"host": "evil", "pid": 1}},
         {"kind": "addresses", "addresses": ["192.0.2.1:1"] * 3},

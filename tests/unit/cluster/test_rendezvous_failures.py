@@ -11,6 +11,7 @@ from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import environment
+from tfdist.cluster.rendezvous import decision
 from tfdist.cluster.wire import keys, listener
 
 
@@ -73,6 +74,18 @@ def test_a_taken_port_is_named_by_all(rank):
         assert "is in use: another program is listening on it" in outcome.message
         assert "config.cluster.port_base" in outcome.message
         assert outcome.seconds < 15  # Not only at the deadline.
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_after_a_taken_port_that_tfdist_chose_all_workers_may_be_restarted(rank):
+    ports = free_ports(3)
+    specs = [dataclasses.replace(spec, launcher="slurm") for spec in worker_specs(ports)]
+    with listener.listen(ports[rank]):
+        outcomes = run([(spec, {}) for spec in specs])
+    for outcome in outcomes:
+        assert isinstance(outcome.error, decision.PortInUseError)
+        assert outcome.error.exit_code == interruption.EXIT_PEER_LOST
+        assert "Restart all workers: a requeued Slurm job and a new job step have other ports." in outcome.message
 
 
 def test_a_worker_with_other_facts_is_named_with_the_values():

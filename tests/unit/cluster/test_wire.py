@@ -192,7 +192,7 @@ def rendezvous_state(rank: int, size: int = 3) -> protocol.RendezvousState:
     state = protocol.RendezvousState(
         spec=spec, keys=KEYS, me={}, seconds=1.0, deadline=0.0, addresses=["n1:1"] * size, nonce="0" * 16
     )
-    state.reports[0] = protocol.message(state, "report", unreached={}, failed="", stopped="", workdir="")
+    state.reports[0] = protocol.message(state, "report", unreached={}, failed="", port_in_use=False)
     return state
 
 
@@ -203,7 +203,14 @@ def valid_messages(size: int = 3) -> list[dict]:
         {"kind": "arrive", "port": 5, "dialled": "n1"},
         {"kind": "hello", "me": me},
         {"kind": "hello", "me": None},
-        {"kind": "report", "unreached": {"2": "refused"}, "failed": "", "stopped": "", "workdir": ""},
+        {
+            "kind": "report",
+            "unreached": {"2": "refused"},
+            "failed": "",
+            "port_in_use": False,
+            "stopped": "",
+            "workdir": "",
+        },
         {"kind": "addresses", "addresses": ["n1:1"] * size},
         {"kind": "decision", "decision": {"members": members}},
         {"kind": "decision", "decision": {"error": "ValueError", "message": "x"}},

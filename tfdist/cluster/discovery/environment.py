@@ -25,7 +25,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     """Returns the worker spec of this process, in the order of the module's docstring.
 
     Ports are in [port_base, port_base + port_count). They depend on the ids of job and step: the same on all workers,
-    and different for two jobs on one host.
+    and nearly always different for two jobs on one host.
 
     Raises:
         ValueError: a variable is missing, not valid, or inconsistent with another one.

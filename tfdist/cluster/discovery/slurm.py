@@ -17,6 +17,8 @@ _STEP_VARIABLES = (
 )
 # Distance of consecutive steps of a job in port blocks, so that they do not overlap with steps of the next jobs.
 _BLOCKS_PER_STEP = 233
+# The same of consecutive starts of a requeued job: a port that another job uses may have ended the last start.
+_BLOCKS_PER_RESTART = 93
 
 
 def in_step(env: Mapping[str, str]) -> bool:
@@ -57,6 +59,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
             f"supported). {worker_spec.received(env, _STEP_VARIABLES)}"
         )
     number = worker_spec.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * worker_spec.integer(env, "SLURM_STEP_ID")
+    number += _BLOCKS_PER_RESTART * int(env.get("SLURM_RESTART_COUNT") or 0)
     most = max(counts)
     at_least = most + 1 if port_count > most else most
     first, length = worker_spec.port_block(port_base, port_count, number, at_least=at_least)

@@ -18,7 +18,16 @@ class MissingWorkersError(TimeoutError):
     missing: Sequence[int] = ()
 
 
-_TYPES = (interruption.StopError, MissingWorkersError, TimeoutError, ValueError, FileNotFoundError, OSError)
+class PortInUseError(OSError):
+    """The port that tfdist chose for a worker is in use. All workers may be restarted."""
+
+    exit_code = interruption.EXIT_PEER_LOST
+
+
+_TYPES = (
+    *(interruption.StopError, MissingWorkersError, TimeoutError, ValueError, FileNotFoundError),
+    *(PortInUseError, OSError),
+)
 ERRORS = {error.__name__: error for error in _TYPES}
 # Maximum number of lines in a message.
 _MOST_NAMED = 20
@@ -41,7 +50,7 @@ def decide(
     Args:
         hellos: rank -> {"me": {host, pid, metadata, must_match, exclusive}} of the workers that contacted rank 0.
         reports: rank -> {"unreached": {str(rank): reason}, "failed": reason, "stopped": by what, "workdir": path where
-            it is not shared}.
+            it is not shared, "port_in_use": whether this is the reason of "failed"}.
         addresses: "host:port" of each worker in rank order.
         seconds: the time limit that has passed.
     """
@@ -50,7 +59,7 @@ def decide(
         return stopped(requests, addresses)
     failed = {rank: report["failed"] for rank, report in reports.items() if report["failed"]}
     if failed:
-        return failure(failed, addresses)
+        return failure(failed, addresses, port_in_use=all(reports[rank].get("port_in_use") for rank in failed))
     absent = [rank for rank in range(len(addresses)) if rank not in hellos]
     if absent:
         own = reports.get(0, {"unreached": {}})["unreached"]
@@ -86,10 +95,10 @@ def stopped(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, 
     return _error(interruption.StopError, f"stopped by {who} before training started", [])
 
 
-def failure(failed: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
-    """The decision if workers cannot join; rank -> reason."""
+def failure(failed: Mapping[int, str], addresses: Sequence[str], *, port_in_use: bool = False) -> dict[str, Any]:
+    """The decision if workers cannot join; rank -> reason. `port_in_use`: see `PortInUseError`."""
     lines = [f"{worker_name(rank, addresses)}: {reason}" for rank, reason in sorted(failed.items())]
-    return _error(OSError, "A worker cannot join the run:", lines)
+    return _error(PortInUseError if port_in_use else OSError, "A worker cannot join the run:", lines)
 
 
 def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float) -> dict[str, Any]:

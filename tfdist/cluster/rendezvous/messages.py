@@ -93,6 +93,7 @@ def _check_report(message: Mapping[str, Any], size: int) -> None:
         _require(re.fullmatch(r"[0-9]{1,9}", rank) and int(rank) < size and _is_text(reason), "unreached")
     for name in ("failed", "stopped", "workdir"):
         _require(_is_text(message.get(name)), name)
+    _require(type(message.get("port_in_use")) is bool, "port_in_use")
 
 
 def _check_addresses(message: Mapping[str, Any], size: int) -> None:

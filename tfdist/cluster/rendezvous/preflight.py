@@ -123,6 +123,7 @@ async def _rendezvous(
             address = await rpc.in_thread(listener_lib.own_address, spec)
             listener = stack.enter_context(listener_lib.listen(spec.port, address))
         except OSError as error:
+            state.port_in_use = error.errno == errno.EADDRINUSE and spec.launcher != "tf_config"
             await _leave(state, await _explain_port(state, error))
         if chief and workdir:
             try:
@@ -257,7 +258,7 @@ async def _leave(state: RendezvousState, failed: str) -> None:
     """Announces to the others why this worker cannot join, and raises the error."""
     state.failed = failed
     if state.spec.rank == 0:
-        state.decision = decision.failure({0: failed}, state.addresses)
+        state.decision = decision.failure({0: failed}, state.addresses, port_in_use=state.port_in_use)
         await protocol.notify_all(state, "decision", insist=True, decision=state.decision)
     else:
         await _report_failure(state)
@@ -272,7 +273,8 @@ async def _report_failure(state: RendezvousState) -> None:
             await protocol.call(state, 0, protocol.report(state))
             break
         await protocol.until(state, lambda: state.over, protocol.now() + 0.2)
-    state.decision = decision.failure({state.spec.rank: state.failed}, state.addresses)
+    failed = {state.spec.rank: state.failed}
+    state.decision = decision.failure(failed, state.addresses, port_in_use=state.port_in_use)
 
 
 async def _explain_port(state: RendezvousState, error: OSError) -> str:
@@ -287,7 +289,12 @@ async def _explain_port(state: RendezvousState, error: OSError) -> str:
         who = str(stranger).replace("listening there", "listening on it")
     except rpc.UnreachableError:
         pass
+    advice = (
+        "Restart all workers: a requeued Slurm job and a new job step have other ports. If they are in use again"
+        if state.port_in_use
+        else "If that program is not yours"
+    )
     return (
-        f"port {port} on host {state.me['host']} is in use: {who}. If that program is not yours, choose other ports "
-        "with config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
+        f"port {port} on host {state.me['host']} is in use: {who}. {advice}, choose other ports with "
+        "config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
     )

@@ -53,8 +53,9 @@ class RendezvousState:
     unreached: dict[int, str] = dataclasses.field(default_factory=dict)
     # rank -> time limit of the next request in seconds, if an earlier one had no answer.
     limits: dict[int, float] = dataclasses.field(default_factory=dict)
-    # Reason why this worker cannot join.
+    # Reason why this worker cannot join; True if it is a port that tfdist chose: a restart has others.
     failed: str = ""
+    port_in_use: bool = False
     # The stop request of this worker, such as "SIGTERM"; "" if there is none.
     stopped: str = ""
     decision: dict[str, Any] | None = None
@@ -100,7 +101,8 @@ def message(state: RendezvousState, kind: str, **content: Any) -> dict[str, Any]
 def report(state: RendezvousState, workdir: str = "") -> dict[str, Any]:
     """Returns this worker's report to rank 0; see `decision.decide`."""
     unreached = {str(rank): reason for rank, reason in state.unreached.items()}
-    return message(state, "report", unreached=unreached, failed=state.failed, stopped=state.stopped, workdir=workdir)
+    reasons = {"failed": state.failed, "port_in_use": state.port_in_use, "stopped": state.stopped, "workdir": workdir}
+    return message(state, "report", unreached=unreached, **reasons)
 
 
 async def call(state: RendezvousState, rank: int, request: dict) -> dict:
