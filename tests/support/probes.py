@@ -136,6 +136,9 @@ def sums(options: c.Cluster) -> Arrays:
     for dtype, pack in (("float32", 0), ("float32", 64), ("float16", 0), ("bfloat16", 0)):
 
         def replica(dense, rows, values, dtype=dtype, pack=pack):
+            # Replicas have different numbers of lookups, which are not known when the step is traced.
+            values = tf.compat.v1.placeholder_with_default(values, [None, 2])
+            rows = tf.compat.v1.placeholder_with_default(rows, [None])
             sparse = tf.IndexedSlices(values, rows, tf.constant([6, 2], tf.int64))
             given = [None, dense[0], sparse, *dense[1:], None]
             total = gradients.all_reduce(given, c.Communication(dtype=dtype, bytes_per_pack=pack))

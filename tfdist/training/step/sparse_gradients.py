@@ -98,13 +98,15 @@ def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
     )
 
 
-def pad(gradient: tf.IndexedSlices, size: int) -> tf.IndexedSlices:
-    """Returns a gradient with `size` rows: those of `gradient`, and rows of zeros for the first entry of the table."""
-    more = size - tf.shape(gradient.indices)[0]
+def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: int, *, size: int) -> tf.IndexedSlices:
+    """Returns `num_replicas * size` rows: those of `gradient` from `replica * size` on, at most `size`, others 0."""
+    before = replica * size
+    after = num_replicas * size - before - (gradient.indices.shape[0] or tf.shape(gradient.indices)[0])
     parts = []
     for part in (gradient.values, gradient.indices):  # GPUs have no `tf.pad` of integers.
-        zeros = tf.zeros([more, *part.shape[1:]], part.dtype)
-        parts.append(tf.ensure_shape(tf.concat([part, zeros], axis=0), [size, *part.shape[1:]]))
+        zeros = [tf.zeros([number, *part.shape[1:]], part.dtype) for number in (before, after)]
+        whole = tf.concat([zeros[0], part, zeros[1]], axis=0)
+        parts.append(tf.ensure_shape(whole, [num_replicas * size, *part.shape[1:]]))
     return tf.IndexedSlices(*parts, gradient.dense_shape)
 
 
