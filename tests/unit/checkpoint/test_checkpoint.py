@@ -413,7 +413,7 @@ def test_what_is_called_before_a_checkpoint_gets_its_name_decides_with_it(tmp_pa
 
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append, before)
     for step in (1, 2):
-        saver.save(step, arrays_of(step), STATE)
+        saver.save(step, functools.partial(arrays_of, step), STATE)
     assert saver.wait() and seen == [[], []] and directory_lib.steps(tmp_path) == [2]
     assert len(said) == 1 and "step 1 could not be written" in said[0] and "No space left" in said[0]
 
