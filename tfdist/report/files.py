@@ -36,8 +36,13 @@ def make_workdir(workdir: str | os.PathLike[str]) -> None:
         ) from None
 
 
-def read_file(path: str | os.PathLike[str], advice: str = "") -> bytes | None:
-    """Returns the content of a file, or None if there is none; `advice`: what to do if it cannot be read.
+def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None = None) -> bytes | None:
+    """Returns the content of a file, or None if there is none.
+
+    Args:
+        path: of the file.
+        advice: what to do if it cannot be read.
+        last: return only the last bytes, at most this many; None: all.
 
     Raises:
         ValueError: it cannot be read, or is a directory, a pipe, a device or a link to nothing; names it.
@@ -45,7 +50,9 @@ def read_file(path: str | os.PathLike[str], advice: str = "") -> bytes | None:
     try:
         # Without O_NONBLOCK, open waits for the other end of a pipe.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode):
+                file.seek(0 if last is None else max(0, status.st_size - last))
                 return file.read()
         reason = "it is not a file"
     except OSError as error:

@@ -76,6 +76,8 @@ def _open_files(
     path = os.path.join(workdir, metrics_file.METRICS)
     removed = metrics_file.trim_metrics(path, last_step, last_evaluated)
     reporter.metrics = files.open_append_only(path)
+    if last_step is not None:
+        reporter.start(last_step)
     if tensorboard:
         folder = os.path.join(workdir, tensorboard_events.TENSORBOARD)
         reporter.tensorboard = tensorboard_events.open_event_files(

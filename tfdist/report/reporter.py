@@ -10,6 +10,7 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
                 `seconds` and `steps` (of the interval), `epoch` (fractional), `skipped` (updates skipped since
                 the start of the run, if config.train.nonfinite is "skip")
     evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
+    start       `step`: the run starts or resumes after this step, and the lines before it are of no later step
     workers     the roster: one line of text per worker, up to 16, with host, devices and communication
     environment what environment.json holds for this start, without the roster
     event       `text`, and `step` if it applies: resumed, saved, stopped
@@ -54,6 +55,10 @@ class Reporter:
     tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
+
+    def start(self, step: int) -> None:
+        """Records that the run starts or resumes after `step`, and that no earlier line is of a later step."""
+        self._record(kind=metrics_file.START, step=step)
 
     def workers(self, lines: list[str], shown: list[str] | None = None) -> None:
         """Reports the roster, one line per worker, before the first step.

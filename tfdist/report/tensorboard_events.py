@@ -62,6 +62,9 @@ def open_event_files(
 def open_event_file(directory: str, last_step: int | None, warn: Callable[[str], None]) -> AppendOnlyFile:
     """Opens a new event file in `directory`, whose other files keep only the records up to `last_step`.
 
+    They are looked at from the newest one, up to the one that was opened when the run started after `last_step` or
+    before: the older ones have been trimmed then.
+
     A TensorBoard that is already open discards the data of later steps as well. None as `last_step` discards nothing.
     `warn` is called with a line for each of the other files that cannot be read or replaced.
 
@@ -71,16 +74,15 @@ def open_event_file(directory: str, last_step: int | None, warn: Callable[[str],
     from tensorboard.compat.proto import event_pb2
 
     os.makedirs(directory, exist_ok=True)
-    paths = glob.glob(f"{glob.escape(directory)}/*tfevents.*")
-    if last_step is not None:
-        for path in paths:
-            try:
-                trim_events(path, last_step)
-            except (OSError, ValueError) as error:
-                warn(f"WARNING: TensorBoard may show steps twice: {error}")
-    timestamps = [re.search(r"tfevents\.(\d+)", name) for name in paths]
+    paths = sorted(glob.glob(f"{glob.escape(directory)}/*tfevents.*"), key=_timestamp, reverse=True)
+    for path in paths if last_step is not None else ():
+        try:
+            if trim_events(path, last_step):
+                break
+        except (OSError, ValueError) as error:
+            warn(f"WARNING: TensorBoard may show steps twice: {error}")
     # TensorBoard reads files in the order of their names: the timestamp must be newer than that of all others.
-    timestamp = max([int(time.time()), *(int(match[1]) + 1 for match in timestamps if match)])
+    timestamp = max(int(time.time()), *(_timestamp(path) + 1 for path in (*paths, "")))
     file = files.open_append_only(
         os.path.join(directory, f"events.out.tfevents.{timestamp}.{socket.gethostname()}.{os.getpid()}")
     )
@@ -91,10 +93,18 @@ def open_event_file(directory: str, last_step: int | None, warn: Callable[[str],
     return file
 
 
-def trim_events(path: str, last_step: int) -> None:
+def _timestamp(path: str) -> int:
+    match = re.search(r"tfevents\.(\d+)", path)
+    return int(match[1]) if match else 0
+
+
+def trim_events(path: str, last_step: int) -> bool:
     """Removes the records after `last_step`, and an incomplete one at the end, from an event file.
 
     A resumed run writes them again. If `last_step` is 0, the run starts again, and the file is removed.
+
+    Returns:
+        Whether the file was opened when the run started after `last_step` or before.
 
     Raises:
         OSError: the file cannot be written.
@@ -102,16 +112,18 @@ def trim_events(path: str, last_step: int) -> None:
     """
     if last_step == 0:
         os.unlink(path)
-        return
-    data, kept, keep = files.read_file(path) or b"", [], True
+        return False
+    data, kept, keep, started = files.read_file(path) or b"", [], True, False
     for record, event in _records(data):
+        started = started or (event.HasField("session_log") and event.step - 1 <= last_step)
         # A record over epochs follows the one over steps of the same report.
         if not any(value.tag.startswith(_BY_EPOCH) for value in event.summary.value):
             keep = event.step <= last_step
         if keep:
             kept.append(record)
-    if (rest := b"".join(kept)) != data:
-        files.replace_file(path, rest)
+    if sum(map(len, kept)) < len(data):
+        files.replace_file(path, b"".join(kept))
+    return started
 
 
 def scalars_records(
@@ -192,19 +204,19 @@ def _framed(event: Any) -> bytes:
     return framed.getvalue()
 
 
-def _records(data: bytes) -> Iterator[tuple[bytes, Any]]:
+def _records(data: bytes) -> Iterator[tuple[memoryview, Any]]:
     """Yields each record of an event file with its event, up to the first damaged one."""
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto import event_pb2
 
-    start = 0
+    start, data = 0, memoryview(data)
     while start + _BEFORE <= len(data):
         end = start + _BEFORE + struct.unpack_from("<Q", data, start)[0] + _AFTER
         if end > len(data):
             return
         record = data[start:end]
         try:
-            yield record, event_pb2.Event.FromString(record[_BEFORE:-_AFTER])
+            yield record, event_pb2.Event.FromString(bytes(record[_BEFORE:-_AFTER]))
         except DecodeError:
             return
         start = end

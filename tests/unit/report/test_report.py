@@ -451,6 +451,40 @@ def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resum
     assert scalars(tmp_path) == {} and len(list((tmp_path / "tensorboard" / "train").iterdir())) == 1
 
 
+def test_a_start_reads_only_what_was_written_since_the_last_one(tmp_path):
+    size = {"steps": 100, "num_examples": 6400, "wait_share": None}
+
+    def start(after: int, *steps: int) -> None:
+        reporter = open_quiet(tmp_path, tensorboard=True, resume_step=after, resume_evaluated=after)
+        for step in steps:
+            reporter.train(step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, **size)
+            reporter.evaluation(step, {"loss": 0.25}, seconds=1.0, num_examples=3)
+        reporter.close()
+
+    start(0, 100, 200, 300)
+    first_events = list((tmp_path / "tensorboard").rglob("*tfevents*"))
+    assert len(first_events) == 2
+    start(200, 300, 400, 500)  # Removes 300 from the first files.
+    # A start that reads these removes them.
+    for path in first_events:
+        path.write_bytes(path.read_bytes() + b"incomplete")
+    untouched = {path: path.read_bytes() for path in first_events}
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b'{"kind": "incomplete"\n' + metrics.read_bytes())
+    start(400, 500, 600)
+    assert all(path.read_bytes() == content for path, content in untouched.items())
+    assert metrics.read_bytes().startswith(b'{"kind": "incomplete"\n')
+    lines = metrics_file.read_records(metrics)
+    for kind in ("train", "evaluation"):
+        assert [line["step"] for line in lines if line["kind"] == kind] == [100, 200, 300, 400, 500, 600]
+    assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [100, 200, 300, 400, 500, 600]
+    start(100, 200)  # The newer checkpoints were damaged: before the second start.
+    lines = metrics_file.read_records(metrics)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [100, 200]
+    assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [100, 200]
+    assert [step for step, _ in scalars(tmp_path, "evaluation")["by_step/loss"]] == [100, 200]
+
+
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
     reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, tensorboard=True)
     reporter.workers(["worker 3"])
