@@ -37,11 +37,20 @@ def check(line):
         assert os.path.isfile(file), file
         line = line[line.index(file) + 1 :]
         line = line[1:] if line[0] == "srun" else ["python", "-m", "tfdist.main", *line]
+    if line[1].endswith(".py") or line[:3] == ["python", "-m", "tfdist.run"]:
+        [file] = [word for word in line if word.endswith(".py")]
+        folder = os.path.dirname(file)
+        texts = [open(name).read() for name in (file, os.path.join(folder, "jean_zay_data.py"))]
+        for flag in line[line.index(file) + 1 :]:
+            assert any(f'add_argument("{flag.split("=")[0]}"' in text for text in texts), flag
+        return
     assert line[:2] == ["python", "-m"], line
     module, arguments = line[2], line[3:]
     if module == "tfdist.launch":
         workers, arguments = arguments[0], arguments[arguments.index("--") + 1 :]
         assert workers.startswith("--workers="), workers
+        if arguments[0] == "-m":
+            return check(["python", *arguments])
         module = "tfdist.main"
     if module == "tfdist.main":
         define, parse = config_flags.define_run_flags, config_flags.parse
@@ -199,8 +208,8 @@ def test_what_is_run_depends_on_data_and_allocation():
     [study] = command.command_lines(seven, PAGE, **values)
     one = command.find_task(command.COURSES["jean_zay"], "1")
     for where, devices in ((IN_ALLOCATION, False), ({}, True)):
-        [line] = command.command_lines(one, LAPTOP, **values | {"env": where})
-        assert ("logical_devices=2" in line) == devices and line.endswith(f"--workdir=runs/{LAPTOP}/1")
+        _, line = command.command_lines(one, LAPTOP, **values | {"env": where})
+        assert ("logical_devices=2" in line) == devices and line.endswith(f"--workdir=runs/{LAPTOP}/1/main")
     both = command.find_task(command.COURSES["piz_daint"], "3")
     for size in (LAPTOP, PAGE):
         lines = command.command_lines(both, size, **values)
@@ -262,6 +271,28 @@ def test_the_batch_of_a_task_grows_with_the_replicas(name, number, each, alone):
         assert f"--config.data.batch_size={each * replicas} " in line
         assert line.startswith("srun python -m tfdist.main " if variables else "python -m tfdist.main ")
     assert "--config.data.batch_size=" not in typed(name, number, PAGE)[0] or alone == each
+
+
+def test_the_programs_of_idris_run_on_the_tasks_of_an_allocation():
+    fit, main = typed("jean_zay", "1", PAGE, SLURM_NTASKS="8")
+    assert fit.startswith("srun python -m tfdist.run --workdir=runs/page/1 docs/courses/jean_zay_fit.py --replicas=8 ")
+    assert main.startswith("srun python -m tfdist.main ") and " --config.data.batch_size=512 " in main
+    loop, main = typed("jean_zay", "2", PAGE, SLURM_NTASKS="8")
+    assert (
+        loop.startswith("srun python docs/courses/jean_zay_loop.py --data=")
+        and " --config.data.batch_size=512 " in main
+    )
+    study, *loops = typed("jean_zay", "3", PAGE, SLURM_NTASKS="8")
+    assert study.startswith("python -m tfdist scaling ")
+    assert [line.partition(" --data")[0] for line in loops] == [
+        f"srun --ntasks={n} python docs/courses/jean_zay_loop.py --replicas={n}" for n in (1, 2, 4, 8)
+    ]
+    [fit, main] = typed("jean_zay", "1", LAPTOP)
+    assert (
+        "--workers=2 -- -m tfdist.run " in fit and " --replicas=2 " in fit and " --config.data.batch_size=32 " in main
+    )
+    [fit, _] = typed("jean_zay", "1", LAPTOP, SLURM_NTASKS="3")
+    assert fit.startswith("srun python -m tfdist.run ") and " --replicas=3 " in fit
 
 
 def test_the_laptop_size_uses_the_tasks_of_an_allocation():

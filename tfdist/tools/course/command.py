@@ -201,9 +201,10 @@ def run(line: str, log: Path) -> int:
     words = shlex.split(line)
     if shutil.which(words[0]) is None and words[0] != "python":
         raise ValueError(f"there is no {words[0]} on this machine, which the page's size of this task needs.")
-    config = next((word.removeprefix("--config=") for word in words if word.startswith("--config=")), None)
-    if config and not Path(config).is_file():
-        raise ValueError(f"there is no {config} here: run this command in the root of the repository of tfdist.")
+    files = [word.removeprefix("--config=") for word in words if re.match(r"--config=|docs/", word)]
+    for file in files:
+        if not Path(file).is_file():
+            raise ValueError(f"there is no {file} here: run this command in the root of the repository of tfdist.")
     command = [sys.executable if word == "python" else word for word in words]
     bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
     with log.open("ab") as file, processes.cleanup_on_sigterm():
