@@ -82,21 +82,8 @@ class Cluster:
         return self.strategy.extended.variable_created_in_scope(variable)
 
     def gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Concatenates the replicas' values [n, ...] in replica order; `n` may differ. Collective.
-
-        Args:
-            value: numbers of any dtype but float8, bools or strings; on one replica, anything.
-        """
-        if self.num_replicas == 1:
-            return self.strategy.gather(value, axis=0)
-        dtype = self.local_values(value)[0].dtype
-        if dtype == tf.string:
-            lengths = self.gather(self.strategy.run(tf.strings.length, args=(value,)))
-            width = tf.maximum(tf.reduce_max(lengths), 1)
-            codes = self.strategy.run(collective_dtypes.to_codes, args=(value, width))
-            return collective_dtypes.from_codes(self.strategy.gather(codes, axis=0), lengths)
-        bits = self.strategy.run(collective_dtypes.to_bits, args=(value,))
-        return collective_dtypes.from_bits(self.strategy.gather(bits, axis=0), dtype)
+        """Concatenates the replicas' values [n, ...] in their order; `n` may differ: see `collective_dtypes.gather`."""
+        return collective_dtypes.gather(self.strategy, value)
 
     def all_gather(self, values: Sequence[int] | Sequence[float]) -> np.ndarray:
         """Gathers numbers of all workers on every worker. Collective: all workers call it with the same length.

@@ -47,6 +47,24 @@ def from_codes(codes: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
     return tf.strings.substr(tf.strings.reduce_join(letters, axis=-1), tf.zeros_like(lengths), lengths)
 
 
+def gather(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    """Concatenates the replicas' values [n, ...], in replica order; `n` may differ. Collective.
+
+    Args:
+        strategy: of all replicas.
+        value: numbers of any dtype but float8, bools or strings; on one replica, anything.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return strategy.gather(value, axis=0)
+    dtype = strategy.experimental_local_results(value)[0].dtype
+    if dtype == tf.string:
+        lengths = strategy.gather(strategy.run(tf.strings.length, args=(value,)), axis=0)
+        width = tf.maximum(tf.reduce_max(lengths), 1)
+        codes = strategy.run(to_codes, args=(value, width))
+        return from_codes(strategy.gather(codes, axis=0), lengths)
+    return from_bits(strategy.gather(strategy.run(to_bits, args=(value,)), axis=0), dtype)
+
+
 @contextlib.contextmanager
 def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """The scope of a strategy of several workers, in which variables may have the dtypes of `to_bits`.
