@@ -1,5 +1,6 @@
 """Trainings under a real Slurm of two nodes: the same weights as anywhere else, and a batch job that survives."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -10,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from launching import ATOL, REPOSITORY, assert_weights_agree, run_all, train_command, weights
 from processes import until
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 from topologies import environments
 
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
@@ -243,3 +244,31 @@ def test_a_job_resumes_after_scancel_a_signal_its_time_limit_and_a_requeue(slurm
     assert wait_for_end(slurm, job, log)["Restarts"] == "3"
     assert log.read_text().count("resumed from") == 4
     assert_uninterrupted(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rebooted", [False, True], ids=["another node", "after a reboot"])
+def test_a_job_whose_node_loses_its_power_resumes_on(alone, tmp_path, rebooted):
+    """The next start takes over the workdir from a process of which it knows only that it gives no sign of life."""
+    if reason := slurm_missing():
+        pytest.skip(reason)
+    one = ["--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=0", *(["--nodelist=n9"] if rebooted else [])]
+    options = ["--config.cluster.connect_seconds=none", "--config.checkpoint.every.steps=4", *STEPS[1:]]
+    with slurm_cluster(tmp_path / "slurm") as slurm:
+        job, log = submit(slurm, tmp_path, one, *options, SLOW)
+        wait_for((tmp_path / "run/checkpoints/step-00000008").exists, log)
+        node = job_state(slurm, job)["NodeList"]
+        boot_id = slurm.boot_id(node)
+        owner = json.loads((tmp_path / "run/.tfdist-run").read_text())
+        slurm.power_off(node)
+        if rebooted:
+            slurm.power_on(node)
+            if slurm.boot_id(node) == boot_id:
+                pytest.skip("the boot id of a process namespace cannot be replaced on this machine")
+        start_again(slurm, job, log, 1)
+        state = wait_for_end(slurm, job, log)
+    said = log.read_text()
+    assert (owner["job"], owner["host"], state["NodeList"] == node) == (job, node, rebooted)
+    assert f"from a run that no longer exists: job {job}, host {node}, process {owner['pid']}" in said
+    assert re.search(r"resumed from .*/step-000000(08|12|16)\n", said), said
+    assert_weights_agree(weights(tmp_path / "run"), alone, atol=0)

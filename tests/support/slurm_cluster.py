@@ -1,10 +1,10 @@
 """A real Slurm of several nodes on this one machine, for tests: one slurmctld, and one slurmd per node.
 
-Everything runs in Linux namespaces of its own. Each node has its own host name, network stack and IP address, so
-that a worker looked for on the wrong node is not found, and a port taken on one node is free on the other, as on a
-real cluster. `/etc/hosts` is private, so the machine is left as it is, and two test runs at once cannot meet. The
-first process of the process namespace reads a pipe that only the test process holds open: when the test ends, fails
-or is killed, the kernel ends every process of the cluster.
+Everything runs in Linux namespaces of its own. Each node has its own host name, network stack, IP address, process
+ids and boot id, so that a worker looked for on the wrong node is not found, and a port taken on one node is free on
+the other, as on a real cluster. `/etc/hosts` is private, so the machine is left as it is, and two test runs at once
+cannot meet. The first process of the process namespace reads a pipe that only the test process holds open: when the
+test ends, fails or is killed, the kernel ends every process of the cluster.
 
     with slurm_cluster(tmp_path, nodes=("n9", "n10")) as slurm:
         slurm.run(["srun", "-N2", "-n4", "hostname"]).stdout
@@ -19,6 +19,7 @@ import signal
 import stat
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _DEBIAN_PACKAGE = {
@@ -31,6 +32,8 @@ _DEBIAN_PACKAGE = {
     "nsenter": "util-linux",
 }
 _NAMESPACES = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+# How nsenter names them, and the links below /proc/PID/ns.
+_LINKS = {"mount": "mnt", "net": "net", "uts": "uts", "ipc": "ipc", "pid": "pid_for_children"}
 # What another launcher, perhaps that of the tests themselves, has left in the environment.
 _LAUNCHERS = ("SLURM", "SBATCH", "SRUN", "SALLOC", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG")
 # The cluster's network exists in its namespace alone: any addresses do.
@@ -38,6 +41,7 @@ _NETWORK, _PREFIX_LENGTH = "10.209.0", 24
 _CONTROLLER = "controller"
 _PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 _MAX_SOCKET_PATH = 107
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def slurm_missing() -> str | None:
@@ -80,11 +84,9 @@ class SlurmCluster:
             env: variables added to `self.env`.
             **kwargs: for `subprocess.Popen`.
         """
-        spaces = {"mount": "mnt", "net": "net", "uts": "uts", "ipc": "ipc", "pid": "pid_for_children"}
-        enter = [f"--{option}=/proc/{self._pid}/ns/{name}" for option, name in spaces.items()]
         # Entering a mount namespace moves a process to "/".
         chdir = ["env", f"--chdir={kwargs.pop('cwd', os.getcwd())}"]
-        command = [_program("nsenter"), *enter, "--", *chdir, *map(str, command)]
+        command = [*_enter(self._pid), *chdir, *map(str, command)]
         return subprocess.Popen(command, env=self.env | dict(env or {}), start_new_session=True, **kwargs)
 
     def run(self, command: Sequence[str], *, timeout: float = 60.0, **kwargs) -> subprocess.CompletedProcess:
@@ -110,6 +112,27 @@ class SlurmCluster:
                 _end(process)
                 raise
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+    def power_off(self, node: str) -> None:
+        """Kills all processes of a node at once; Slurm learns that it is down, and requeues its jobs."""
+        self._run_on(node, ["bash", "-c", "kill -KILL -1"])  # All but bash itself, and the first one.
+        done = self.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test"])
+        assert done.returncode == 0, done.stderr
+
+    def power_on(self, node: str) -> None:
+        """Starts a node again, with another boot id."""
+        _boot_id(self.directory, node).write_text(f"{uuid.uuid4()}\n")
+        self._run_on(node, ["slurmd", "-N", node])  # Slurm then uses it again: ReturnToService.
+
+    def boot_id(self, node: str) -> str:
+        """The boot id that processes of a node find; where it cannot be replaced, that of this machine."""
+        return self._run_on(node, ["cat", _BOOT_ID]).strip()
+
+    def _run_on(self, node: str, command: Sequence[str]) -> str:
+        pid = _host_pid(self.directory, node).read_text()
+        done = self.run([*_enter(pid), *command])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @contextlib.contextmanager
@@ -170,6 +193,19 @@ def _program(name: str) -> str | None:
     return shutil.which(name, path=_PATH)
 
 
+def _enter(pid: int | str) -> list[str]:
+    """The beginning of a command that runs in the namespaces of a process that `unshare` has started."""
+    return [_program("nsenter"), *(f"--{option}=/proc/{pid}/ns/{name}" for option, name in _LINKS.items()), "--"]
+
+
+def _boot_id(directory: pathlib.Path, node: str) -> pathlib.Path:
+    return directory / f"boot_id.{node}"
+
+
+def _host_pid(directory: pathlib.Path, node: str) -> pathlib.Path:
+    return directory / f"host.{node}.pid"
+
+
 def _end(process: subprocess.Popen) -> tuple[str, str]:
     os.killpg(process.pid, signal.SIGTERM)  # srun then cancels its step.
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -224,6 +260,8 @@ def _write_files(directory: pathlib.Path, nodes: Sequence[str], cpus: int, gpus:
     key.write_bytes(os.urandom(1024))
     hosts = {"localhost": "127.0.0.1", _CONTROLLER: f"{_NETWORK}.1"} | _addresses(nodes)
     (directory / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
+    for node in nodes:
+        _boot_id(directory, node).write_text(f"{uuid.uuid4()}\n")
     for index in range(gpus):
         os.mknod(directory / f"gpu{index}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
     if gpus:
@@ -253,7 +291,7 @@ def _supervise(directory: pathlib.Path, nodes: Sequence[str]) -> None:
     _await((directory / "munge.socket").exists)
     _start(["slurmctld", "-D", "-i"])
     for node, address in _addresses(nodes).items():
-        _start_node(node, address)
+        _start_node(directory, node, address)
     _await(lambda: _idle_nodes() == set(nodes))
     print("ready", flush=True)
     # The first process of a namespace inherits its orphans, and has to reap them.
@@ -263,22 +301,24 @@ def _supervise(directory: pathlib.Path, nodes: Sequence[str]) -> None:
                 pass
 
 
-def _start_node(node: str, address: str) -> None:
-    """Gives `node` a host name and a network of its own, joins it to the bridge, and starts its slurmd there."""
-    host = _start(["unshare", "--net", "--uts", "sleep", "infinity"])
-    _await(lambda: _namespaces(host).isdisjoint(_namespaces("self")))
-    inside = ["nsenter", f"--target={host}", "--net", "--uts"]
+# The first process of a node, which inherits its orphans: bash reaps them.
+_FIRST = "hostname {node}; mount --bind {boot_id} {path}; touch {ready}; while :; do sleep 1000 & wait; done"
+
+
+def _start_node(directory: pathlib.Path, node: str, address: str) -> None:
+    """Gives `node` namespaces of its own and a boot id, joins it to the bridge, and starts its slurmd there."""
+    ready = directory / f"host.{node}.ready"
+    first = _FIRST.format(node=node, boot_id=_boot_id(directory, node), path=_BOOT_ID, ready=ready)
+    host = _start(["unshare", *_NAMESPACES, "bash", "-c", first])
+    _host_pid(directory, node).write_text(f"{host}")
+    _await(ready.exists)
+    inside = _enter(host)
     _ip(f"link add to-{address} type veth peer name eth0 netns {host}")
     _ip(f"link set to-{address} master cluster up")
-    subprocess.run([*inside, "hostname", node], check=True)
     _ip("link set lo up", inside)
     _ip(f"address add {address}/{_PREFIX_LENGTH} dev eth0", inside)
     _ip("link set eth0 up", inside)
     _start([*inside, "slurmd", "-D", "-N", node])
-
-
-def _namespaces(pid: int | str) -> set[str]:
-    return {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("net", "uts")}
 
 
 def _ip(arguments: str, inside: Sequence[str] = ()) -> None:
