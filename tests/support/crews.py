@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import psutil
 from launching import REPOSITORY, free_ports, worker_environment
 from networks import address, set_cable, two_hosts
@@ -53,12 +54,27 @@ class Crew:
     lines: list[tuple[float, str]] = dataclasses.field(default_factory=list)
     line_read: threading.Condition = dataclasses.field(default_factory=threading.Condition)
     processes: list[subprocess.Popen] = dataclasses.field(default_factory=list)
-    # Called after all processes have ended, before the next start.
+    # Called after all processes have ended, before the next start, which then follows in any case.
     between: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     # The exit codes of the last start; None while it runs.
     codes: list[int] | None = None
     # True: no more starts.
     closed: bool = False
+
+    @property
+    def data(self) -> pathlib.Path:
+        """The file of the examples."""
+        return self.workdir.with_name("data.npz")
+
+    @property
+    def cache(self) -> pathlib.Path:
+        """The directory in which the examples are stored once more."""
+        return self.workdir.with_name("cache")
+
+    @property
+    def corruption(self) -> pathlib.Path:
+        """As long as there is this file, the state of replica 1 changes; see tests/configs/chaos.py."""
+        return self.workdir.with_name("corrupt")
 
     @property
     def supervised(self) -> bool:
@@ -73,10 +89,11 @@ class Crew:
             codes = [process.wait() for process in self.processes]
             for reader in readers:
                 reader.join(10)
-            for action in self.between:
+            actions, self.between = self.between, []
+            for action in actions:
                 action()
-            self.between.clear()
-            if self.closed or not any(code in _GOES_ON or code < 0 for code in codes):
+            # After an action, a start that failed because of the fault is repeated.
+            if self.closed or not (actions or any(code in _GOES_ON or code < 0 for code in codes)):
                 break
         with self.line_read:
             self.codes = codes
@@ -180,7 +197,7 @@ def step_of(report: re.Match) -> int:
 @contextlib.contextmanager
 def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool = False) -> Iterator[Crew]:
     """Trains on `workers` workers with the supervisor; `apart`: without it, and alternately on two hosts."""
-    flags = ["--config=tests/configs/chaos.py", f"--workdir={workdir}", *options]
+    flags = ["--config=tests/configs/chaos.py", f"--workdir={workdir}"]
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     with contextlib.ExitStack() as stack:
         if apart:
@@ -192,14 +209,17 @@ def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool
             ]
             hosts = [networks[host] for host in where]
             environments = [worker_environment(TF_CONFIG=json.dumps(task), **{MARK: mark}) for task in tasks]
-            command = [sys.executable, "-m", "tfdist.main", *flags]
+            command = [sys.executable, "-m", "tfdist.main"]
         else:
             hosts, environments = [[]], [worker_environment(**{MARK: mark})]
             own = [f"--workers={workers}", "--max_restarts=1000"]
-            command = [sys.executable, "-m", "tfdist.launch", *own, "--", *flags]
+            command = [sys.executable, "-m", "tfdist.launch", *own, "--"]
         found = Crew(
             command=command, workdir=workdir, workers=workers, hosts=hosts, environments=environments, mark=mark
         )
+        flags += [f"--config.data.source.path={found.data}", f"--config.data.cache_dir={found.cache}"]
+        found.command += [*flags, f"--config.objective.corruption={found.corruption}", *options]
+        write_data(found.data, 1442)
         restarter = threading.Thread(target=found.keep_running, daemon=True)
         restarter.start()
         try:
@@ -212,6 +232,20 @@ def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(signal.SIGKILL)
                 time.sleep(0.1)
+
+
+def write_data(path: pathlib.Path, count: int) -> None:
+    """Writes the digits, of which `count` are the training split and the last 355 the other one."""
+    with np.load(os.path.join(REPOSITORY, "tfdist/zoo/data/digits.npz")) as digits:
+        images, labels = digits["image"], digits["label"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(
+        path,
+        image_train=images[:count],
+        label_train=labels[:count],
+        image_test=images[-355:],
+        label_test=labels[-355:],
+    )
 
 
 def pull(crew: Crew) -> None:

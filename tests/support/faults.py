@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import pathlib
 import random
@@ -12,7 +13,10 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from crews import REPORT, STARTS, STEPS_PER_EPOCH, Crew, RunOverError, pull, step_of
+from crews import REPORT, STARTS, STEPS_PER_EPOCH, Crew, RunOverError, pull, step_of, write_data
+from processes import children, command_line
+
+from tfdist.checkpoint import workdir_lock
 
 # As in tests/configs/chaos.py.
 EVALUATION_STEPS, SAVE_STEPS = 13, 8
@@ -99,6 +103,62 @@ def _damage(crew: Crew, rng: random.Random) -> None:
     crew.processes[0].kill()
 
 
+def _kill_watchdog(crew: Crew, rng: random.Random) -> None:
+    for pid in children(crew.pid(rng.randrange(crew.workers))):
+        if "startup_watchdog_process" in command_line(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _move(crew: Crew, rng: random.Random) -> None:
+    """Kills all, and restarts as on another machine, or on the same one after it has started anew."""
+    changes = {"machine": "another boot", "host": rng.choice(["another-host", os.uname().nodename])}
+
+    def move() -> None:
+        lock = crew.workdir / workdir_lock.LOCK
+        if lock.exists():
+            lock.write_text(json.dumps(json.loads(lock.read_text()) | changes))
+        else:
+            crew._note("skipped: the run did not hold its workdir")
+
+    crew.between.append(move)
+    crew.processes[0].kill()
+
+
+def _change_data(crew: Crew, rng: random.Random) -> None:
+    """Kills all, and restarts with an example fewer, which is refused; then with the same data."""
+    del rng
+
+    def change() -> None:
+        if not list(crew.workdir.glob("checkpoints/step-????????")):
+            crew._note("skipped: there is no checkpoint yet")
+            return
+        kept = crew.data.rename(crew.data.with_name("kept.npz"))
+        write_data(crew.data, 1441)
+        crew.between.append(lambda: kept.replace(crew.data))
+
+    crew.between.append(change)
+    crew.processes[0].kill()
+
+
+def _own_cache(crew: Crew, rng: random.Random) -> None:
+    """Kills all, and restarts when another user owns the stored examples."""
+    del rng
+
+    def own() -> None:
+        for path in (path for entry in crew.cache.iterdir() for path in (entry, *entry.glob("*"))):
+            os.chown(path, 65534, 65534)
+
+    crew.between.append(own)
+    crew.processes[0].kill()
+
+
+def _corrupt(crew: Crew, rng: random.Random) -> None:
+    """Changes the state of one replica; the run ends before it saves, and is started again."""
+    del rng
+    crew.between.append(crew.corruption.unlink)
+    crew.corruption.touch()
+
+
 def _fill(crew: Crew, rng: random.Random) -> Callable[[], None]:
     """Fills the disk under the workdir."""
     del rng
@@ -131,6 +191,7 @@ def _lock(crew: Crew, rng: random.Random) -> Callable[[], None]:
     return lambda: subprocess.run(["umount", "--lazy", path], check=True)
 
 
+_RUNNING = ("training", "evaluation", "saving")
 KINDS = {
     "kill -9": Kind(strike=_send(signal.SIGKILL), seen=_LOST),
     "kill -9 of the chief while it saves": Kind(strike=_kill_chief, seen=_LOST, phases=("saving",)),
@@ -146,12 +207,26 @@ KINDS = {
     "a full disk": Kind(strike=_fill, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
     "a vanished workdir": Kind(strike=_hide, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
     "a read-only workdir": Kind(strike=_lock, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
+    "kill -9 of a watchdog": Kind(
+        strike=_kill_watchdog, seen=None, restarts=False, phases=("start", "training", "saving")
+    ),
+    "another machine": Kind(strike=_move, seen="took over .* from a run|skipped: the run did not", phases=_RUNNING),
+    "changed data": Kind(
+        strike=_change_data, seen="has changed since the run was saved|skipped: there is no", phases=_RUNNING
+    ),
+    "a cache of another user": Kind(strike=_own_cache, seen="chaos: started", phases=_RUNNING),
+    "unequal replicas": Kind(strike=_corrupt, seen="replicas do not hold the same state", phases=("training",)),
     "a pulled cable": Kind(strike=lambda crew, rng: pull(crew), seen=_LOST, phases=("training", "evaluation")),
 }
 OF_THE_NETWORK = "a pulled cable"
 OF_THE_DISK = ("a full disk", "a vanished workdir", "a read-only workdir")
+# Faults that need root.
+OF_ROOT = (*OF_THE_DISK, "a cache of another user")
 # Faults that need the supervisor.
-SUPERVISED = ("a signal to the supervisor", "a truncated checkpoint", "SIGSTOP")
+SUPERVISED = (
+    *("a signal to the supervisor", "a truncated checkpoint", "SIGSTOP"),
+    *("another machine", "changed data", "a cache of another user", "unequal replicas"),
+)
 
 
 def wait_for_phase(crew: Crew, phase: str, rng: random.Random, since: int) -> None:
