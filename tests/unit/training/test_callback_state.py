@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import json
 import random
 import threading
 import types
@@ -83,6 +84,34 @@ def test_what_was_learned_comes_back(resumed):
     assert restored.values[2][7][0].tolist() == [0, 1, 2] and restored.values[2][7][1].tolist() == [1.5, 2.5]
     assert restored.half.dtype == ml_dtypes.bfloat16 and restored.half.tolist() == [1.0, 1.0]
     assert restored.mean.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_long_lists_of_numbers_are_arrays_in_a_checkpoint_and_lists_again_after_it(tmp_path):
+    before, history = keras.callbacks.History(), keras.callbacks.History()
+    before.on_train_begin()
+    history.on_train_begin()
+    initial = state_lib.initial_state([history])
+    losses = [1 / (1 + epoch) for epoch in range(20_000)]
+    history.epoch = list(range(20_000))
+    history.history = {
+        "loss": losses,
+        "nan": [float("nan"), -0.0] * 100,
+        "large": [2**64] * 100,
+        "mixed": [1, 0.5] * 50,
+    }
+    state, arrays = state_lib.snapshot([history], initial, lambda *of: None)
+    assert len(json.dumps(state)) < 5_000
+    again = keras.callbacks.History()
+    again.on_train_begin()
+    assert state_lib.restore([again], *through_a_checkpoint(tmp_path, state, arrays)) == []
+    assert again.epoch == history.epoch and type(again.epoch[0]) is int
+    assert again.history["loss"] == losses and type(again.history["loss"]) is list
+    assert repr(again.history) == repr(history.history)
+    # Changes are noticed, and lists are not too large to broadcast.
+    initial = state_lib.initial_state([history])
+    losses[5] = 7.0
+    state, _ = state_lib.snapshot([history], initial, lambda *of: None, 1_000)
+    assert list(state["History"]["attributes"]) == ["history"]
 
 
 def test_a_dict_with_a_default_keeps_it(resumed):

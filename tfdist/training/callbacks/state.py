@@ -2,7 +2,8 @@
 
 A checkpoint holds the attributes of each callback that have changed since `on_train_begin`: numbers, strings, NumPy
 arrays and tensors, random generators of NumPy and Python, and lists, tuples and dicts of them. Settings can therefore
-be changed between starts, and data that a callback only refers to is not copied. Variables that callbacks refer to are
+be changed between starts, and data that a callback only refers to is not copied. Long lists of numbers, which a History
+has after many epochs, are saved as arrays. Variables that callbacks refer to are
 saved by their names, if they have changed. Open files, functions, models and locks are not saved.
 """
 
@@ -25,6 +26,10 @@ from tfdist.config import user_code
 
 # Larger arrays are compared by identity: unchanged if it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
+# Lists of numbers of at least this length are saved as arrays: the History of 20,000 epochs is 1.6 MB of JSON.
+_LONG_LIST = 100
+# End of the names of these arrays.
+_LIST = "/list"
 # Not saved: set by Keras, or derived by MonitorCallback (restoring min_delta would flip its sign).
 _NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
 
@@ -71,7 +76,7 @@ def snapshot(
         callbacks: of one worker; the same classes in the same order at each start.
         before: what `initial_state` returned.
         unsaved: called with a callback's name, an attribute and its value if it has changed and cannot be saved.
-        largest_bytes: attributes whose arrays have more bytes in total are skipped.
+        largest_bytes: attributes whose arrays, without those of lists, have more bytes in total are skipped.
 
     Returns:
         JSON values by callback, and copies of the arrays by name.
@@ -89,7 +94,7 @@ def snapshot(
             except _NotSerializable:
                 unsaved(name, attribute, value)
                 continue
-            if sum(array.nbytes for array in found.values()) <= largest_bytes:
+            if sum(array.nbytes for key, array in found.items() if not key.endswith(_LIST)) <= largest_bytes:
                 saved[attribute] = encoded
                 arrays |= found
         entry: dict[str, Any] = {"attributes": saved}
@@ -196,7 +201,10 @@ def _fingerprint_of_array(value: np.ndarray | tf.Tensor) -> str:
 
 
 def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) -> Any:
-    """Returns JSON for `value`; adds its arrays to `arrays`, under `name` and their path in the value."""
+    """Returns JSON for `value`; adds its arrays to `arrays`, under `name` and their path in the value.
+
+    Without `copied`, for comparisons only: arrays are those of `value`, and long lists of numbers are hashed.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -206,6 +214,10 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
         return {"array": name}
     if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
         return {"random": _encode(_random_state(value), name, arrays, copied)}
+    if type(value) is list and (numbers := _as_array(value)) is not None:
+        if copied:
+            arrays[f"{name}{_LIST}"] = numbers
+        return {"numbers": f"{name}{_LIST}" if copied else [len(value), zlib.crc32(numbers.tobytes())]}
     if type(value) in (list, tuple):
         items = [_encode(item, f"{name}/{index}", arrays, copied) for index, item in enumerate(value)]
         return {"tuple" if type(value) is tuple else "list": items}
@@ -217,6 +229,17 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
             ]
         }
     raise _NotSerializable
+
+
+def _as_array(value: list[Any]) -> np.ndarray | None:
+    """Returns a long list of floats or integers as an array, from which `tolist` makes the same list; None: another."""
+    if len(value) < _LONG_LIST:
+        return None
+    kinds = set(map(type, value))
+    if kinds == {float}:
+        return np.array(value, np.float64)
+    in_range = kinds == {int} and min(value) >= -(2**63) and max(value) < 2**63
+    return np.array(value, np.int64) if in_range else None
 
 
 def _random_state(generator: Any) -> list[Any]:
@@ -260,6 +283,8 @@ def _decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return np.dtype(content[0]).type(content[1])
     if kind == "array":
         return arrays[content]
+    if kind == "numbers":
+        return arrays[content].tolist()
     if kind == "dict":
         return {_decode(key, arrays): _decode(item, arrays) for key, item in content}
     if kind == "random":
