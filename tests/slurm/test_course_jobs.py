@@ -48,3 +48,20 @@ def test_the_batch_job_of_task_3_has_all_answers(cte_power, tmp_path):
     assert "Submitted batch job" in done.stdout and "finished after step 50" in done.stdout
     assert re.search(r"^parameters +62,346 +62,346$", done.stdout, re.MULTILINE)
     assert re.search(r"^accuracy on test +0.9671 +0.\d+$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_loop_of_idris_and_tfdist_main_train_on_both_nodes(tmp_path):
+    if reason := slurm_missing():
+        pytest.skip(reason)
+    (tmp_path / "slurm").mkdir()
+    # TensorFlow's own resolver, as on the page, sorts the names of the nodes: with n9 and n10 the loop waits for ever.
+    with slurm_cluster(tmp_path / "slurm", nodes=("n1", "n2"), cpus=4) as cluster:
+        words = ["salloc", "-N2", "--ntasks-per-node=1", *COURSE, "jean_zay", "--task=2", f"--workdir={tmp_path}"]
+        done = cluster.run(words, env=ON_CPUS, cwd=REPOSITORY, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "$ srun python docs/courses/jean_zay_loop.py --replicas=2 " in done.stdout
+    # A line for each epoch, of the first worker only.
+    assert len(re.findall(r"^replicas 2 epoch \d", done.stdout, re.MULTILINE)) == 2
+    assert "worker 1 of 2: host n2" in done.stdout and " --config.data.batch_size=32 " in done.stdout
+    assert len(re.findall(r"(?:loop|main): .* not printed +[\d.]+$", done.stdout, re.MULTILINE)) == 4

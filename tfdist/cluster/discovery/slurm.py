@@ -32,7 +32,7 @@ def in_allocation(env: Mapping[str, str]) -> bool:
 
 
 def replicas(env: Mapping[str, str]) -> int:
-    """Returns the replicas of an allocation: its tasks, or its GPUs if a task has several."""
+    """Returns the replicas of an allocation: its tasks, or in sbatch, which counts them, its GPUs if there are more."""
     nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
     return max(int(env.get("SLURM_NTASKS", nodes)), nodes * int(env.get("SLURM_GPUS_ON_NODE", "0")))
 
