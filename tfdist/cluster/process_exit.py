@@ -160,7 +160,7 @@ def _cause(error: BaseException) -> tuple[str, str, str]:
         message = traced.cause_message.removeprefix(f"{type(error).__name__}: ")
         return message, place.filename, linecache.getline(place.filename, place.lineno).strip()
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return str(error), place.filename, place.line
+    return str(error), place.filename, place.line or ""
 
 
 def first_line(text: str) -> str:
