@@ -18,8 +18,6 @@ from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 SHUTDOWN_SECONDS = 600.0
 # Bytes of one broadcast: longer contents are broadcast in parts.
 _BROADCAST_BYTES = 2**25
-# Workers in the log of a run; environment.json has all.
-_MOST_LISTED = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +44,6 @@ class Cluster:
     def is_chief(self) -> bool:
         """True on worker 0, which writes files and prints."""
         return self.rank == 0
-
-    @property
-    def short_roster(self) -> list[str]:
-        """The roster for the log: of many workers only the first ones, and how many more there are."""
-        more = self.num_workers - _MOST_LISTED
-        if more <= 0:
-            return list(self.roster)
-        text = f"and {more:,} more workers" if more > 1 else "and 1 more worker"
-        return [*self.roster[:_MOST_LISTED], text, *self.roster[self.num_workers :]]
 
     @property
     def device_type(self) -> str:

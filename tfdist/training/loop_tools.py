@@ -18,7 +18,7 @@ from tfdist.cluster import malloc
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gpu_software
 from tfdist.config import diff
-from tfdist.report import opening, run_info, summary
+from tfdist.report import lines, opening, run_info, summary
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution, tensorboard_extras
 from tfdist.training import run as run_lib
@@ -129,7 +129,7 @@ def open_report(run: run_lib.Run, workdir: str | None, **resumed: int) -> Report
         examples=run.example_name,
         **resumed,
     )
-    verbose, roster = run.config.report.verbose, run.cluster.short_roster
+    verbose, roster = run.config.report.verbose, lines.short_roster(run.cluster.roster, run.cluster.num_workers)
     report.workers(roster, roster if verbose else malloc.without_note(roster))
     if run.preparation:
         report.event(run.preparation)

@@ -3,8 +3,8 @@
 A checkpoint holds the attributes of each callback that have changed since `on_train_begin`: numbers, strings, NumPy
 arrays and tensors, random generators of NumPy and Python, and lists, tuples and dicts of them. Settings can therefore
 be changed between starts, and data that a callback only refers to is not copied. Long lists of numbers, which a History
-has after many epochs, are saved as arrays. Variables that callbacks refer to are
-saved by their names, if they have changed. Open files, functions, models and locks are not saved.
+has after many epochs, are saved as arrays. Variables that callbacks refer to are saved by their names, if they have
+changed. Open files, functions, models and locks are not saved.
 """
 
 import collections
