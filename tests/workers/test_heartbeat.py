@@ -313,10 +313,11 @@ def test_the_first_all_reduce_may_compile_kernels():
 
 
 DYING = """
-import os, signal
+import os, signal, time
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
 def die(planned, addresses):
+    time.sleep(5)  # The other worker's watchdog starts meanwhile, also on a busy machine.
     os.kill(os.getpid(), signal.SIGKILL)
 if '"index": 1' in os.environ["TF_CONFIG"]:
     strategy._multi_worker_strategy = die

@@ -150,16 +150,18 @@ def connect(
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
     members = _connect_workers(planned, must_match or {}, workdir, ports, stop, keys)
-    _set_visible_devices(planned)
-    software = gpu_software.describe(os.environ)
-    notes += gpu_software.notes(software)
     options, seconds = planned.options, planned.options.connect_seconds
-    if planned.num_workers > 1:
-        watchdog = startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys)
-        with watchdog, interruption.blocked_signals():
-            strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
-    else:
-        strategy = _mirrored_strategy(planned)
+    with contextlib.ExitStack() as start:
+        if planned.num_workers > 1:  # Before the devices are listed: a worker may die meanwhile.
+            start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
+        _set_visible_devices(planned)
+        software = gpu_software.describe(os.environ)
+        notes += gpu_software.notes(software)
+        if planned.num_workers > 1:
+            with interruption.blocked_signals():
+                strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
+        else:
+            strategy = _mirrored_strategy(planned)
     assert strategy.num_replicas_in_sync == planned.num_replicas
     variable_numbers.enable()
     keys = keys or Keys(())  # One worker sends no messages, and only watches itself.
