@@ -39,9 +39,10 @@ DISTRIBUTION_MAY_BE_NAMED = (
     *("tfdist.tools.parameter_server.tasks", "tfdist.tools.parameter_server.local_tasks"),
 )
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
-# The attributes of a strategy that the textbook loop may use outside cluster/ and training/step/gradients.py.
+# The attributes of a strategy that the textbook loop may use outside cluster/ and COMMUNICATION.
 TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experimental_local_results"}
-# The words of tf.distribute that stay in cluster/ and training/step/gradients.py.
+# The words of tf.distribute that stay in cluster/ and in these modules.
+COMMUNICATION = ("tfdist.training.step.gradients", "tfdist.training.step.tables.row_gather")
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}
 LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX|PBS)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")
 # Lines, docstrings included.
@@ -254,7 +255,7 @@ def distribution_problems(module, source):
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and LAUNCHERS.fullmatch(node.value):
             problems.append((node.lineno, node.value))
-        if module == "tfdist.training.step.gradients":
+        if module in COMMUNICATION:
             continue
         if isinstance(node, ast.ImportFrom) and "distribute" in f"{node.module}".split("."):
             problems.append((node.lineno, node.module))

@@ -15,10 +15,10 @@ from tfdist.keras_fit.metric_state import MetricState
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.keras_fit.replacements.shard_losses import Shard
 from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step import sparse_gradients
 from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.objective import ShardResult
 from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.tables import sparse_gradients
 
 # A replica's shard of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
 # examples of the shard and of the global batch.

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config as c
-from tfdist.training.step import gradients, sparse_gradients
+from tfdist.training.step import gradients
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step.tables import sparse_gradients
 
 pytestmark = pytest.mark.workers
 FIRST, SECOND = ([values[replica] for values in probes.DENSE] for replica in range(2))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import sparse_gradients
+from tfdist.training.step.tables import sparse_gradients
 from tfdist.training.step.updates import fused_updates
 
 STEPS = 20

@@ -22,11 +22,11 @@ from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.keras_fit.replacements.shard_losses import Shard
 from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step import sparse_gradients
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.normalization import synchronized_norm
 from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.tables import sparse_gradients
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

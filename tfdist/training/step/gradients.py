@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,10 +11,9 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.training.step import sparse_gradients, timing
+from tfdist.training.step import timing
+from tfdist.training.step.tables import row_gather, sparse_gradients
 
-# Rows of a replica that a collective gathers, if their number is not known when the step is traced.
-_GATHERED_ROWS = [4**power for power in range(3, 13)]
 Gradients = list[sparse_gradients.Gradient | None]
 
 
@@ -93,97 +91,12 @@ def all_reduce(
     ]
     if context.num_replicas_in_sync > 1:
         dense = _sum_tensors(dense, options)
-        rows = _gather_rows(rows, options)
+        add, wire_type = (functools.partial(function, options=options) for function in (_sum_tensors, _wire_type))
+        rows = row_gather.gather(rows, add, wire_type)
     results = {True: iter(rows), False: iter(dense)}
     return [
         None if gradient is None else next(results[isinstance(gradient, tf.IndexedSlices)]) for gradient in gradients
     ]
-
-
-def _gather_rows(gradients: list[tf.IndexedSlices], options: config_lib.Communication) -> list[tf.IndexedSlices]:
-    """Concatenates the rows of all replicas, which may have different numbers of them.
-
-    Each replica sends its rows between zeros, and the sum over replicas has the rows of all, with the same bits unless
-    the type on the wire is shorter. In a ring this sends twice the bytes of a gather, in the collectives of the dense
-    gradients and without the lengths, for which a GPU would have to wait.
-    """
-    context = tf.distribute.get_replica_context()
-    replica, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
-    found: dict[int, tf.IndexedSlices] = {}
-    parts: list[tf.Tensor] = []
-    for index, gradient in enumerate(gradients):
-        # The lookups depend on the data alone: without this, a replica could send those of the next step before another
-        # replica has sent those of this one.
-        with tf.control_dependencies([gradient.values]):
-            rows = tf.IndexedSlices(gradient.values, tf.identity(gradient.indices), gradient.dense_shape)
-        if rows.indices.shape[0] is None:
-            found[index] = _gather_unknown_number(rows, options)
-            continue
-        if tf.get_static_value(replica) == 0:
-            _warn(sparse_gradients.cost_of_gathering(rows, num_replicas))
-        placed = sparse_gradients.place(rows, replica, num_replicas, size=rows.indices.shape[0])
-        parts += [placed.values, placed.indices]
-    sums = iter(_sum_tensors(parts, options))
-    for index, gradient in enumerate(gradients):
-        if index not in found:
-            found[index] = tf.IndexedSlices(next(sums), next(sums), gradient.dense_shape)
-    return [found[index] for index in range(len(gradients))]
-
-
-def _gather_unknown_number(rows: tf.IndexedSlices, options: config_lib.Communication) -> tf.IndexedSlices:
-    """As `_gather_rows`, for a gradient whose number of rows is known only in the step; adds rows of zeros."""
-    context = tf.distribute.get_replica_context()
-    numbers = tf.one_hot(
-        context.replica_id_in_sync_group,
-        context.num_replicas_in_sync,
-        on_value=tf.shape(rows.indices, tf.int64)[0],
-        off_value=tf.constant(0, tf.int64),
-    )
-    numbers = context.all_reduce(tf.distribute.ReduceOp.SUM, numbers)
-    values = tf.cast(rows.values, _wire_type(rows.values, options))
-    sent = tf.IndexedSlices(values, rows.indices, rows.dense_shape)
-    total = context.merge_call(_gather_by_size, args=(sent, numbers))
-    return tf.IndexedSlices(tf.cast(total.values, rows.values.dtype), total.indices, rows.dense_shape)
-
-
-def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -> Any:
-    """Gathers rows in cross-replica context: a collective in a loop has one shape, so each size has one of its own.
-
-    Args:
-        rows: per replica, tf.IndexedSlices.
-        numbers: per replica, int64 [replicas]: how many rows each replica has.
-
-    Returns:
-        Per replica, tf.IndexedSlices with the rows of all replicas in the order of the replicas.
-    """
-    most = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
-
-    def place(own: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        placed = sparse_gradients.place(own, context.replica_id_in_sync_group, context.num_replicas_in_sync, size=size)
-        return placed.values, placed.indices
-
-    def gather(size: int) -> list[tf.Tensor]:
-        parts = strategy.extended.call_for_each_replica(functools.partial(place, size=size), args=(rows,))
-        sums = [strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, part, destinations=part) for part in parts]
-        local = zip(*map(strategy.experimental_local_results, sums), strict=True)
-        return [part for pair in local for part in pair]
-
-    index = tf.reduce_sum(tf.cast(most > tf.constant(_GATHERED_ROWS[:-1], tf.int64), tf.int32))
-    parts = tf.switch_case(index, [functools.partial(gather, size) for size in _GATHERED_ROWS])
-
-    def choose(own: tf.IndexedSlices) -> tf.IndexedSlices:
-        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        first = 2 * (replica % (len(parts) // 2))
-        return tf.IndexedSlices(parts[first], parts[first + 1], own.dense_shape)
-
-    return strategy.extended.call_for_each_replica(choose, args=(rows,))
-
-
-@functools.cache  # Once, if a step is traced again.
-def _warn(text: str) -> None:
-    if text:
-        print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
 
 
 def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) -> list[tf.Tensor]:

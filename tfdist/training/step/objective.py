@@ -16,9 +16,9 @@ import tensorflow as tf
 from tfdist.data.stream import Batch
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import micro_batches as micro_batches_lib
-from tfdist.training.step import sparse_gradients
 from tfdist.training.step.normalization import spanning_groups
 from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.tables import sparse_gradients
 
 # objective(model, batch, *, training) -> {"loss": [n], ...}
 ObjectiveFunction = Callable[..., dict[str, tf.Tensor]]

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import sparse_gradients
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.tables import sparse_gradients
 
 
 def train_step(context: StepContext, shard: Any) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.training.step import sparse_gradients
+from tfdist.training.step.tables import sparse_gradients
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step import sparse_gradients
+from tfdist.training.step.tables import sparse_gradients
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
