@@ -122,7 +122,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     "_batch_size": (lambda m: int(dataset("batch")._batch_size), lambda found: found == 2),
     "_buffer_size": (lambda m: int(dataset("shuffle")._buffer_size), lambda found: found == 4),
     "_call_has_training_arg": (lambda m: m._call_has_training_arg, lambda found: found is True),
-    "_clip_gradients": (lambda m: m.optimizer._clip_gradients, ("grads",)),
     "_common_args": (lambda m: dataset("map")._common_args, lambda found: {"output_types", "metadata"} <= set(found)),
     "_compile_loss": (lambda m: m._compile_loss, lambda found: isinstance(found, keras.Loss)),
     "_compile_metrics": (lambda m: m._compile_metrics, lambda found: isinstance(found, keras.Metric)),

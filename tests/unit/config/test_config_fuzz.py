@@ -13,6 +13,8 @@ from tfdist.config import flags as config_flags
 from tfdist.data import inputs as inputs_lib
 from tfdist.training.step import optimizer as optimizer_lib
 
+# ml_collections loads a config by it.
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module")
 FILE = "configs/digits.py"
 FIELDS = [name for name, _ in diff.flatten(flag_errors.load(FILE))]
 TEXTS = (
