@@ -48,6 +48,9 @@ UNEQUAL_BATCHES = {
     *{("host to device", source, "GatherV2") for source in ("Const", "Shape")},
     *{("host to device", source, "Cast") for source in ("FloorDiv", "Size", "StridedSlice")},
     ("host to device", "Const", "AssignAddVariableOp"),  # An int32 variable of the script.
+    # How many rows of an embedding each replica has; the host chooses the collective of that size.
+    *{("host to device", "Const", "OneHot"), ("host to device", "Shape", "StridedSlice")},
+    ("device to host", "Cast", "Sum"),
 }
 # What compiled models have because of their data.
 OF_DATA = {
