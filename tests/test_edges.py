@@ -1,7 +1,7 @@
 """How much of the package one must know at once: lines, import closures, fields, private names, against `edges.json`.
 
-Each number there is the most that is allowed. Whoever lowers one writes the new number there. A rise needs its reason
-in "rises": the feature, the lines and why.
+Each number there is a maximum. If you lower a number, lower its maximum too. If you raise one, give the reason in
+"rises": the feature, the lines and why.
 """
 
 import ast

@@ -249,7 +249,7 @@ def test_a_job_resumes_after_scancel_a_signal_its_time_limit_and_a_requeue(slurm
 @pytest.mark.slow
 @pytest.mark.parametrize("rebooted", [False, True], ids=["another node", "after a reboot"])
 def test_a_job_whose_node_loses_its_power_resumes_on(alone, tmp_path, rebooted):
-    """The next start takes over the workdir from a process of which it knows only that it gives no sign of life."""
+    """The next start takes over the workdir: it cannot see the old process, only that its heartbeats have stopped."""
     if reason := slurm_missing():
         pytest.skip(reason)
     one = ["--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=0", *(["--nodelist=n9"] if rebooted else [])]

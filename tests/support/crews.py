@@ -235,7 +235,7 @@ def crew(workdir: pathlib.Path, workers: int, options: list[str], *, apart: bool
 
 
 def write_data(path: pathlib.Path, count: int) -> None:
-    """Writes the digits, of which `count` are the training split and the last 355 the other one."""
+    """Writes the digits: the first `count` for training, the last 355 for evaluation."""
     with np.load(os.path.join(REPOSITORY, "tfdist/zoo/data/digits.npz")) as digits:
         images, labels = digits["image"], digits["label"]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -301,7 +301,7 @@ class Drifting:
 
 
 class Unreadable:
-    """Images of which one cannot be read, or has a label out of range in `labels_of`; `verify` sleeps."""
+    """Images. One cannot be read, or has a label out of range in the split `labels_of`; `verify` sleeps."""
 
     def __init__(self, split: str, label: int | None = None, labels_of: str = "train", seconds: float = 0.0):
         self.label, self.seconds = label if label is None or split == labels_of else 7, seconds

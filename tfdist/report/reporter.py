@@ -57,7 +57,7 @@ class Reporter:
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
     def start(self, step: int) -> None:
-        """Records that the run starts or resumes after `step`, and that no earlier line is of a later step."""
+        """Records that the run starts or resumes after `step`; all lines before this one are of `step` or earlier."""
         self._record(kind=metrics_file.START, step=step)
 
     def workers(self, lines: list[str], shown: list[str] | None = None) -> None:

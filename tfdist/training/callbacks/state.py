@@ -232,7 +232,7 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
 
 
 def _as_array(value: list[Any]) -> np.ndarray | None:
-    """Returns a long list of floats or integers as an array, from which `tolist` makes the same list; None: another."""
+    """Returns a long list of floats or integers as an array, whose `tolist` is the list; for other lists, None."""
     if len(value) < _LONG_LIST:
         return None
     kinds = set(map(type, value))
