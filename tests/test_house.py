@@ -26,6 +26,8 @@ WINGS = {
     "main": {"config", "cluster", "training"},
     "run": {"config", "cluster", "keras_fit"},
 }
+# All that keras_fit may use of training; nothing else imports it.
+FACADE = "tfdist.training.api"
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
@@ -219,6 +221,16 @@ def order_problems(sources):
     return problems
 
 
+def facade_problems(sources):
+    """Lists what keras_fit imports of training besides FACADE, and what else imports FACADE."""
+    return [
+        f"{module}:{line} imports {other}"
+        for module, source in sources.items()
+        for line, other, _ in imported(source, sources)
+        if (other == FACADE) != (wing(module) == "keras_fit" and wing(other) == "training")
+    ]
+
+
 def cycles(sources):
     """Lists modules that import themselves by way of others, at whatever level."""
     graph = {module: {other for _, other, _ in imported(source, sources)} for module, source in sources.items()}
@@ -315,6 +327,21 @@ def public_problems(name, source):
 def test_modules_import_only_what_their_wing_may():
     sources = modules()
     assert order_problems(sources) + cycles(sources) == []
+
+
+def test_keras_fit_uses_training_by_its_facade_only():
+    assert facade_problems(modules()) == []
+    sample = {
+        "tfdist.keras_fit.a": "from tfdist.training import api\nfrom tfdist.training.run import Run\n",
+        "tfdist.main": "from tfdist.training import api\nfrom tfdist.training import run\n",
+        "tfdist.training": "",
+        "tfdist.training.api": "",
+        "tfdist.training.run": "",
+    }
+    assert facade_problems(sample) == [
+        "tfdist.keras_fit.a:2 imports tfdist.training.run",
+        "tfdist.main:1 imports tfdist.training.api",
+    ]
 
 
 def test_the_order_can_be_broken():

@@ -13,7 +13,7 @@ from launching import REPOSITORY
 from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.training import checkpointing, loop, setup
-from tfdist.training import nonfinite as nonfinite_lib
+from tfdist.training.consistency import nonfinite as nonfinite_lib
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 ITERATION = f"optimizer/{'SGD' if keras.__version__.startswith(('3.12', '3.13', '3.14')) else 'sgd'}/iteration"

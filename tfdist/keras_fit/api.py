@@ -29,9 +29,7 @@ from tfdist.keras_fit import restored, same_data, setup
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import setup as own_setup
-from tfdist.training import evaluate as evaluate_lib
-from tfdist.training import loop, loop_tools
-from tfdist.training import run as run_lib
+from tfdist.training import api as trainer
 
 
 def fit(
@@ -116,7 +114,7 @@ def _train(
         )
         steps_before = _steps_made(run)
         with own_setup.explained(model, run.objective), data_errors.explained(steps):
-            code = loop.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
+            code = trainer.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
@@ -125,7 +123,7 @@ def _train(
     return runner.history
 
 
-def _steps_made(run: run_lib.Run) -> int:
+def _steps_made(run: trainer.Run) -> int:
     """Returns the steps of all runs with this model; after a restart, those before it too."""
     return int(keras.ops.convert_to_numpy(run.context.step_count))
 
@@ -177,11 +175,11 @@ def evaluate(
     with restored.patched(model) as stack, data_errors.shapes_named(model, data.element_spec):
         run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest(), stack)
         called = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-        tools = loop_tools.make_silent_tools(dataclasses.replace(run, callbacks=called))
+        tools = trainer.make_silent_tools(dataclasses.replace(run, callbacks=called))
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
             runner, empty = tools.evaluation_steps, run.objective.may_be_empty
             runner.run_steps = setup.kept(cluster, model, "evaluation", runner.run_steps, may_be_empty=empty)
-        logs = evaluate_lib.evaluate(tools, 0)
+        logs = trainer.evaluate(tools, 0)
     base.count_passes(data, data.steps)
     cluster.pause()
     return logs if return_dict else model._flatten_metrics_in_order(logs)
@@ -225,7 +223,7 @@ def predict(
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     data = _data_adapter(model, x, None, None, batch_size, steps, as_given=False)
     same_data.check_same_data(cluster, data)
-    dataset = data.dataset(run_lib.replica_shard(cluster), 0, data.steps)
+    dataset = data.dataset(trainer.replica_shard(cluster), 0, data.steps)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
     if model.run_eagerly:

@@ -5,8 +5,7 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.training.callbacks import progress_bar
-from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training import api as trainer
 
 
 def make_callbacks(
@@ -18,14 +17,14 @@ def make_callbacks(
     epochs: int = 1,
     steps: int | None = None,
     workdir: Any = None,
-) -> CallbackRunner:
+) -> trainer.CallbackRunner:
     """Makes the callback runner of `tfdist.fit`, `evaluate` or `predict`. Collective: all workers call it.
 
     Args:
         cluster: the workers.
         model: the model; compiled, if it is trained or evaluated.
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
-        verbose: as in Keras; see `progress_bar.open_bar`.
+        verbose: as in Keras; see `trainer.open_bar`.
         epochs: the epoch after which training ends.
         steps: steps of an epoch, an evaluation or a prediction.
         workdir: where the run is saved; None: it is not saved.
@@ -33,7 +32,7 @@ def make_callbacks(
     Raises:
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
     """
-    bar = progress_bar.open_bar(verbose, chief=cluster.is_chief)
+    bar = trainer.open_bar(verbose, chief=cluster.is_chief)
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
     callbacks = []
@@ -54,6 +53,6 @@ def make_callbacks(
             print(f"BackupAndRestore is ignored: tfdist.fit saves and resumes in {workdir}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    found = CallbackRunner(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
+    found = trainer.CallbackRunner(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
     found.console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return found

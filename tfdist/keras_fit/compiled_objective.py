@@ -14,11 +14,7 @@ import tensorflow as tf
 from tfdist.keras_fit.metric_state import MetricState
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.keras_fit.replacements.shard_losses import Shard
-from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step.normalization import synchronized_norm
-from tfdist.training.step.objective import ShardResult
-from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.tables import sparse_gradients
+from tfdist.training import api as trainer
 
 # A replica's shard of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
 # examples of the shard and of the global batch.
@@ -45,23 +41,23 @@ class CompiledObjective:
         return [] if self.model._compile_loss is None else self.model._compile_loss.metrics
 
     @tf.autograph.experimental.do_not_convert  # As in Keras: nothing here depends on a tensor's value.
-    def forward_backward(self, shard: Element, loss_scale: tf.Tensor | float) -> ShardResult:
+    def forward_backward(self, shard: Element, loss_scale: tf.Tensor | float) -> trainer.ShardResult:
         """Runs a replica's shard of a batch forward and backward; called in `strategy.run`."""
 
-        def forward_backward(shard: Element) -> tuple[tf.Tensor, gradients_lib.Gradients]:
-            seed_generators.begin_forward_pass(0)
+        def forward_backward(shard: Element) -> tuple[tf.Tensor, trainer.Gradients]:
+            trainer.begin_forward_pass(0)
             with tf.GradientTape() as tape:
                 loss, sums, predictions = self._forward(shard, training=True)
                 loss = self.optimizer.scale_loss(loss) * loss_scale
             self._update_metrics(shard, predictions)
             variables = self.model.trainable_variables
             gradients = tape.gradient(loss, variables)
-            return sums, sparse_gradients.select(gradients, variables, shard["data"], self.optimizer)
+            return sums, trainer.select_rows(gradients, variables, shard["data"], self.optimizer)
 
         if self.model.jit_compile:
             # Without the sum over replicas, which XLA cannot compile on CPUs.
             forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
-        return ShardResult(*forward_backward(shard), _weight(shard))
+        return trainer.ShardResult(*forward_backward(shard), _weight(shard))
 
     @tf.autograph.experimental.do_not_convert
     def evaluate(self, shard: Element) -> tf.Tensor:
@@ -101,7 +97,7 @@ class CompiledObjective:
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
         present = tf.cast(element["count"] > 0, tf.float32)
-        with synchronized_norm.shard_present(present):
+        with trainer.shard_present(present):
             predictions = model(x, training=training) if model._call_has_training_arg else model(x)
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
         for tracker in self._trackers:

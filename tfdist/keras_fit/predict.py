@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.compiled_objective import Element
 from tfdist.keras_fit.own_step import eager_steps
-from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training import api as trainer
 
 # Takes an iterator of batches, and returns the step that predicts the next one.
 Bind = Callable[[Iterator], Callable[[], Any]]
@@ -75,7 +75,7 @@ def gather(
     bind: Bind,
     elements: Iterator,
     steps: int,
-    callbacks: CallbackRunner,
+    callbacks: trainer.CallbackRunner,
     *,
     keep: bool,
 ) -> Any:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, RandomAccessAdapter
-from tfdist.training.state import DataHashes
+from tfdist.training import api as trainer
 
 # Examples that are read for the comparison, evenly spaced.
 _EXAMPLES = 16
@@ -68,12 +68,12 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
         )
 
 
-def hashes(adapter: DataAdapter) -> DataHashes:
+def hashes(adapter: DataAdapter) -> trainer.DataHashes:
     """Hashes the size of arrays, and some rows, to notice if a run resumes with other data."""
     if not isinstance(adapter, RandomAccessAdapter):
-        return DataHashes()
+        return trainer.DataHashes()
     columns = {name: f"{values.dtype} {digest(values)}" for name, values in _sample(adapter).items()}
-    return DataHashes(own={"the number of examples": str(adapter.num_examples), **columns})
+    return trainer.DataHashes(own={"the number of examples": str(adapter.num_examples), **columns})
 
 
 def digest(values: np.ndarray) -> str:

@@ -25,16 +25,7 @@ from tfdist.keras_fit.own_step import eager_steps
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.replacements import optimizer_branches
-from tfdist.training import run as run_lib
-from tfdist.training.callbacks.callback_runner import CallbackRunner
-from tfdist.training.run import Run
-from tfdist.training.state import DataHashes
-from tfdist.training.step import context as context_lib
-from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import train_step as train_step_lib
-from tfdist.training.step.context import StepContext
-from tfdist.training.step.normalization import synchronized_norm
-from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training import api as trainer
 
 
 def make_run(
@@ -46,7 +37,7 @@ def make_run(
     workdir: Path | None,
     stop: interruption.StopRequest,
     stack: contextlib.ExitStack,
-) -> Run:
+) -> trainer.Run:
     """Makes a run of a compiled model, without callbacks, that trains on `adapter`.
 
     Args:
@@ -69,11 +60,11 @@ def make_run(
     else:
         trains = validation is not adapter
         context = _compiled(cluster, model, config, adapter, stack, may_be_empty=may_be_empty, trains=trains)
-        train_step, more = train_step_lib.train_step, {}
-    seed_generators.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
-    shard = run_lib.replica_shard(cluster)
+        train_step, more = trainer.train_step, {}
+    trainer.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
+    shard = trainer.replica_shard(cluster)
     training_data = functools.partial(adapter.dataset, shard)
-    return Run(
+    return trainer.Run(
         config=config,
         workdir=workdir,
         cluster=cluster,
@@ -86,9 +77,9 @@ def make_run(
         evaluation_examples=None,
         steps_per_epoch=adapter.steps,
         total_steps=round(config.train.epochs * adapter.steps),
-        learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
-        callbacks=CallbackRunner(cluster, model),
-        data_hashes=DataHashes if workdir is None else functools.partial(same_data.hashes, adapter),
+        learning_rate=trainer.settable_learning_rate(context.optimizer),
+        callbacks=trainer.CallbackRunner(cluster, model),
+        data_hashes=trainer.DataHashes if workdir is None else functools.partial(same_data.hashes, adapter),
         notes=_notes(adapter, workdir),
         train_step=train_step,
         more_variables=more,
@@ -134,7 +125,7 @@ def _compiled(
     *,
     may_be_empty: bool,
     trains: bool,
-) -> StepContext:
+) -> trainer.StepContext:
     optimizer, built = model.optimizer, model.optimizer.built
     try:
         # Keras also builds an optimizer that is not built: an evaluation needs no slots.
@@ -152,9 +143,9 @@ def _compiled(
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
         may_be_empty=may_be_empty,
     )
-    context = context_lib.build_context(cluster, config, objective, optimizer, slots=trains)
+    context = trainer.build_context(cluster, config, objective, optimizer, slots=trains)
     if trains:
-        optimizer_lib.start_averages(model, optimizer)
+        trainer.start_averages(model, optimizer)
     return context
 
 
@@ -266,7 +257,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             "replicas communicate: remove it, and decorate functions without an optimizer with "
             "tf.function(jit_compile=True)."
         )
-    synchronized = synchronized_norm.layers(model) if model.jit_compile and cluster.num_replicas > 1 else ()
+    synchronized = trainer.synchronized_layers(model) if model.jit_compile and cluster.num_replicas > 1 else ()
     if synchronized:
         raise ValueError(
             "compile(jit_compile=True) compiles no communication between replicas, but the layer "

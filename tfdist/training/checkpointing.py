@@ -18,8 +18,10 @@ from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff
 from tfdist.report import files, run_info
 from tfdist.report.reporter import Reporter
-from tfdist.training import loop_tools, nonfinite
+from tfdist.training import loop_tools
+from tfdist.training.consistency import nonfinite
 from tfdist.training.loop_tools import LoopTools
+from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
@@ -44,7 +46,7 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
     """
     if run.workdir is None:
         run.callbacks.train_begin()
-        return loop_tools.make_tools(run, loop_tools.open_report(run, None), None), _new_state(run)
+        return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run)
     lock = _acquire_workdir(run) if run.cluster.is_chief else None
     try:
         return _open_workdir(run, lock)
@@ -67,7 +69,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, Traini
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
         run.context.optimizer, run.learning_rate, state.learning_rate
     )
-    report = loop_tools.open_report(run, str(run.workdir), resume_step=state.step, resume_evaluated=state.evaluated)
+    report = report_run.open_report(run, str(run.workdir), resume_step=state.step, resume_evaluated=state.evaluated)
     for text in damaged:
         report.warning(text)
     checkpointer = _open_checkpointer(run, report, state, saved) if run.cluster.is_chief else None
@@ -79,7 +81,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, Traini
         slurm_requeue.enable_requeue(
             run.cluster.rank, run.stop, lambda: not before.issuperset(directory.steps(run.checkpoints))
         )
-    loop_tools.report_start(run, report, None if saved is None else saved.step)
+    report_run.write_start(run, report, None if saved is None else saved.step)
     return loop_tools.make_tools(run, report, checkpointer, lock), state
 
 
@@ -280,7 +282,7 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
             "Free space or fix its permissions, then run the same command to export the model and finish."
         ) from None
     tools.report.event(f"finished after step {state.step}", state.step)
-    loop_tools.report_end(tools, state)
+    report_run.write_end(run, tools.report, state, tools.started)
 
 
 def read_finished(run: Run) -> dict[str, Any] | None:

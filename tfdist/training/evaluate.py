@@ -13,6 +13,7 @@ from tfdist.report import files
 from tfdist.training import loop_tools, triggers
 from tfdist.training.execution import StopRequested, data_errors_explained
 from tfdist.training.loop_tools import LoopTools
+from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState, add_totals
 
@@ -109,7 +110,7 @@ def evaluate_only(run: Run, which: str) -> int:
         saved = checkpoint_format.find(run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
     saved = restore.broadcast_saved(run.cluster, saved)
     restore.restore(run.cluster, saved, run.variables)
-    report = loop_tools.open_report(run, None)
+    report = report_run.open_report(run, None)
     report.event(f"evaluating {saved.path}")
     tools = loop_tools.make_tools(run, report, None)
     tools.consistency.check(TrainingState(step=saved.step))

@@ -5,11 +5,12 @@ import time
 
 from tfdist.cluster import interruption
 from tfdist.config import user_code
-from tfdist.training import checkpointing, evaluate, loop_tools, nonfinite, triggers
-from tfdist.training.consistency import start
+from tfdist.training import checkpointing, evaluate, triggers
+from tfdist.training.consistency import nonfinite, start
 from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.execution import StopRequested, data_errors_explained
 from tfdist.training.loop_tools import LoopTools
+from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
@@ -31,12 +32,12 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     finished = None if run.by_epochs else checkpointing.read_finished(run)
     if not run.by_epochs and run.cluster.broadcast(finished is not None):
         if run.cluster.is_chief:
-            text = loop_tools.describe_finished(finished)
+            text = report_run.describe_finished(finished)
             print(f"This run is finished; nothing to do. {text}\nTo train again, choose another --workdir.")
         return 0
     if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:
-            print(f"stopped by {run.stop.reason or 'another worker'} {loop_tools.describe_early_stop(run)}")
+            print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
         return interruption.EXIT_STOPPED
     tools, state = checkpointing.open_run(run)
     for line in changes:

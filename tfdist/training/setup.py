@@ -20,10 +20,9 @@ from tfdist.data import description, inspection, pipelines
 from tfdist.data import inputs as inputs_lib
 from tfdist.data.inputs import Inputs
 from tfdist.report import reporter, run_info
-from tfdist.training import nonfinite
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks import from_config
-from tfdist.training.consistency import start
+from tfdist.training.consistency import nonfinite, start
 from tfdist.training.run import Run
 from tfdist.training.step import context as context_lib
 from tfdist.training.step import local_sgd

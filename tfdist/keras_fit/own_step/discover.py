@@ -13,7 +13,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training import api as trainer
 
 # train_step(data) -> the values that it reports.
 StepFunction = Callable[[Any], Any]
@@ -86,7 +86,7 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         with cluster.scope():
             if not optimizer.built:
                 optimizer.build(variables)
-        if not cluster.created_here(optimizer_lib.step_count(optimizer).value):
+        if not cluster.created_here(trainer.step_count(optimizer).value):
             raise ValueError(
                 f"The optimizer {optimizer.name!r} of {type(model).__name__} was made outside of cluster.scope(): make "
                 "it within `with cluster.scope():`."

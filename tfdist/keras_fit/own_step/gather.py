@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.keras_fit.own_step import replica_step
-from tfdist.training.step import gradients as gradients_lib
+from tfdist.training import api as trainer
 
 # `sum_value` supports these on all devices; others are sent as int32 or int64.
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -31,7 +31,7 @@ def all_gather(tensor: Any) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
     step = replica_step.current()
     if step is None:
-        if gradients_lib.replicas() > 1:
+        if trainer.num_replicas() > 1:
             raise RuntimeError(
                 "tfdist.all_gather works in a train_step or test_step that tfdist.fit or tfdist.evaluate runs. Call "
                 "tfdist.fit(cluster, model, ...) instead of model.fit(...)."

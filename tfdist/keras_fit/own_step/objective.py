@@ -21,12 +21,7 @@ from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.keras_fit.replacements.shard_losses import Shard
-from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step import train_step as train_step_lib
-from tfdist.training.step.context import StepContext
-from tfdist.training.step.normalization import synchronized_norm
-from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.tables import sparse_gradients
+from tfdist.training import api as trainer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +69,14 @@ class OwnStepObjective:
             else []
         )
         if kind == "train":
-            seed_generators.begin_forward_pass(0)
+            trainer.begin_forward_pass(0)
         else:
-            seed_generators.begin_evaluation_pass()
+            trainer.begin_evaluation_pass()
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
-        present = synchronized_norm.shard_present(tf.cast(step.count > 0, tf.float32))
+        present = trainer.shard_present(tf.cast(step.count > 0, tf.float32))
         shard = Shard(weight=step.weight, present=tf.cast(step.count > 0, tf.float32), by_xla=False, means=True)
         losses = shard_losses.mode(alone=True, shard=shard)
-        with losses, present, gradients_lib.weighted(step.weight), replica_step.tracing(step):
+        with losses, present, trainer.loss_weight_context(step.weight), replica_step.tracing(step):
             values = discovered.function(element["data"][0])
         for variable, old in kept:
             variable.assign(tf.where(step.count > 0, variable.value, old))
@@ -95,7 +90,7 @@ class OwnStepObjective:
         return tf.stack([loss * count, count if kind == "train" else tf.zeros_like(count), count])
 
     def _replica_step(self, kind: str, element: Element, apply: Any) -> ReplicaStep:
-        replicas, replica = gradients_lib.replicas(), tf.cast(cluster_lib.replica_id(), tf.int64)
+        replicas, replica = trainer.num_replicas(), tf.cast(cluster_lib.replica_id(), tf.int64)
         low, _ = shard_bounds(replica, element["total"], replicas)
         return ReplicaStep(
             low=low,
@@ -142,7 +137,7 @@ class OwnStepObjective:
         self.metric_state.assign(values)
 
 
-def train_step(context: StepContext, element: Element) -> tf.Tensor:
+def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
     """Makes one step of the user's on this replica's shard of the global batch; called in `strategy.run`.
 
     Returns:
@@ -152,7 +147,7 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     weight = tf.cast(element["count"] / element["total"], tf.float32)
     average = functools.partial(
-        gradients_lib.sum_over_replicas,
+        trainer.sum_over_replicas,
         weight=weight,
         num_replicas=context.cluster.num_replicas,
         options=context.communication_options,
@@ -163,18 +158,18 @@ def train_step(context: StepContext, element: Element) -> tf.Tensor:
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
         owner = getattr(optimizer, "inner_optimizer", optimizer)
         known = owner._trainable_variables if variables is None else variables
-        gradients = sparse_gradients.select(gradients, known, element["data"], owner)
+        gradients = trainer.select_rows(gradients, known, element["data"], owner)
         if context.cluster.num_replicas > 1:
-            gradients = gradients_lib.scale(gradients, weight)
+            gradients = trainer.scale_gradients(gradients, weight)
         gradients, _ = average(gradients, [], [])
-        with sparse_gradients.convert_in_fixed_order():
+        with trainer.convert_in_fixed_order():
             return original(gradients, variables)
 
     sums = objective.run("train", element, apply)
     average([], [], statistics)
     context.step_count.assign_add(1)
-    train_step_lib.add_to_totals(context, sums, None)
-    return train_step_lib.after_update(context, sums)
+    trainer.add_to_totals(context, sums, None)
+    return trainer.after_update(context, sums)
 
 
 def _no_apply(optimizer: Any, *given: Any) -> None:

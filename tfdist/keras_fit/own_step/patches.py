@@ -16,8 +16,7 @@ from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.replaced import replaced
 from tfdist.keras_fit.replacements import optimizer_branches
-from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.updates import fused_updates, work_sharing
+from tfdist.training import api as trainer
 
 
 @contextlib.contextmanager
@@ -41,10 +40,10 @@ def sums_expected(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
             inner = getattr(optimizer, "inner_optimizer", optimizer)
-            stack.enter_context(optimizer_lib.methods_restored(inner))
-            optimizer_lib.take_over_reduction(inner)
-            fused_updates.fuse(inner)
-            work_sharing.share(inner, cluster)
+            stack.enter_context(trainer.methods_restored(inner))
+            trainer.take_over_reduction(inner)
+            trainer.fuse_updates(inner)
+            trainer.share_work(inner, cluster)
             stack.enter_context(optimizer_branches.taken_once(inner))
         yield
 

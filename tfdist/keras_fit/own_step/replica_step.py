@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_fit.own_step import explain
-from tfdist.training.step import gradients as gradients_lib
+from tfdist.training import api as trainer
 
 # apply(gradients, variables), of an optimizer.
 Apply = Callable[[list[Any], list[Any] | None], Any]
@@ -93,7 +93,7 @@ class ReplicaStep:
         static, row = tensor.shape[0], tensor.shape[1:]
         before, after = self.low, self.most - self.low - self.count
         padded = tf.pad(tensor[: self.count], [[before, after], *([[0, 0]] * row.rank)])
-        whole = gradients_lib.sum_value(tf.ensure_shape(padded, [self.most, *row]))[: self.total]
+        whole = trainer.sum_differentiable(tf.ensure_shape(padded, [self.most, *row]))[: self.total]
         if tf.executing_eagerly():
             return whole
         # Shapes of shards are static only if all shards are equal.

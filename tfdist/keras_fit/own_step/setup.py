@@ -16,16 +16,14 @@ from tfdist.keras_fit import metric_state
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, explain, objective, patches
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
-from tfdist.training.consistency.replicas import ReplicaMismatchError
-from tfdist.training.step import context as context_lib
-from tfdist.training.step.context import StepContext
+from tfdist.training import api as trainer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OwnStep:
     """The parts of a run that depend on the user's step."""
 
-    context: StepContext
+    context: trainer.StepContext
     # Variables that a checkpoint holds besides those of the model and the context's optimizer, by name.
     variables: dict[str, Any]
 
@@ -85,9 +83,9 @@ def prepare(
     )
     main = model.optimizer if not optimizers or any(one is model.optimizer for one in optimizers) else optimizers[0]
     main = getattr(main, "inner_optimizer", main)
-    context = context_lib.build_context(cluster, config, own, main, slots="train" in adapters)
+    context = trainer.build_context(cluster, config, own, main, slots="train" in adapters)
     of_layers = {id(variable) for layer in model.layers for variable in layer.variables}
-    statistics = [v for v in context_lib.statistics(model, frozen=True) if id(v) in of_layers]
+    statistics = [v for v in trainer.find_statistics(model, frozen=True) if id(v) in of_layers]
     return OwnStep(
         context=dataclasses.replace(context, statistics=tuple(statistics), step_count=steps),
         variables=_more_variables(cluster, model, optimizers, context, steps),
@@ -101,7 +99,7 @@ def _per_replica(size: int) -> keras.Variable:
 
 
 def _more_variables(
-    cluster: Cluster, model: keras.Model, optimizers: list[Any], context: StepContext, steps: keras.Variable
+    cluster: Cluster, model: keras.Model, optimizers: list[Any], context: trainer.StepContext, steps: keras.Variable
 ) -> dict[str, Any]:
     """Returns what a checkpoint must hold besides: other optimizers, the count of steps, variables in attributes."""
     saved = {id(variable) for variable in (*model.variables, *context.optimizer.variables)}
@@ -147,7 +145,7 @@ def explained(model: keras.Model, found: Any) -> Iterator[None]:
     """
     try:
         yield
-    except ReplicaMismatchError as error:
+    except trainer.ReplicaMismatchError as error:
         after = re.search(r"after step (\d+):", str(error))
         equal = re.search(r"last equal after step (\d+)", str(error))
         if not isinstance(found, OwnStepObjective) or not after or not equal or int(after[1]) != int(equal[1]) + 1:

@@ -13,7 +13,7 @@ import keras
 from keras.src import ops
 
 from tfdist.keras_fit.replaced import replaced
-from tfdist.training.step import gradients as gradients_lib
+from tfdist.training import api as trainer
 
 # Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turns.
 _applying = threading.local()
@@ -43,8 +43,8 @@ def _apply(original: Callable[..., None], gradients: list[Any], variables: list[
 
 
 def _cond(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    return (gradients_lib.cond if getattr(_applying, "now", False) else original)(*args, **keywords)
+    return (trainer.cond_on_all_replicas if getattr(_applying, "now", False) else original)(*args, **keywords)
 
 
 def _overwrite(original: Callable[..., None], variables: list[Any]) -> None:
-    gradients_lib.once(lambda: original(variables))
+    trainer.in_cross_replica_context(lambda: original(variables))

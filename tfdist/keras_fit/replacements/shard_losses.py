@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from tfdist.keras_fit.replaced import replaced
-from tfdist.training.step import gradients as gradients_lib
+from tfdist.training import api as trainer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +60,12 @@ class Shard:
         return total / size * tf.cast(self.weight, values.dtype)
 
     def _over_replicas(self, value: tf.Tensor) -> tf.Tensor:
-        if self.by_xla and gradients_lib.replicas() > 1:
+        if self.by_xla and trainer.num_replicas() > 1:
             raise ValueError(
                 "compile(jit_compile=True) is not supported with masks or mean_with_sample_weight on several replicas: "
                 "their divisor is a sum over all replicas. Remove jit_compile."
             )
-        return gradients_lib.sum_value(value)
+        return trainer.sum_differentiable(value)
 
 
 class _Mode(threading.local):

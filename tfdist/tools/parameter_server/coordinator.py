@@ -17,8 +17,9 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.config import specs
 from tfdist.tools.parameter_server import tasks
-from tfdist.training import checkpointing, loop, nonfinite, setup
+from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
+from tfdist.training.consistency import nonfinite
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState

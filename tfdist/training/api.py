@@ -1,0 +1,43 @@
+"""What `keras_fit` may use of training: a run, the loop, the parts of a step, and what they replace in a model.
+
+Nothing else imports this module: inside the wing, modules import each other.
+"""
+
+from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training.callbacks.progress_bar import open_bar
+from tfdist.training.consistency.replicas import ReplicaMismatchError
+from tfdist.training.evaluate import evaluate
+from tfdist.training.loop import train
+from tfdist.training.loop_tools import make_silent_tools
+from tfdist.training.run import Run, replica_shard
+from tfdist.training.state import DataHashes
+from tfdist.training.step.context import StepContext, build_context
+from tfdist.training.step.context import statistics as find_statistics
+from tfdist.training.step.gradients import Gradients, sum_over_replicas
+from tfdist.training.step.gradients import cond as cond_on_all_replicas
+from tfdist.training.step.gradients import once as in_cross_replica_context
+from tfdist.training.step.gradients import replicas as num_replicas
+from tfdist.training.step.gradients import scale as scale_gradients
+from tfdist.training.step.gradients import sum_value as sum_differentiable
+from tfdist.training.step.gradients import weighted as loss_weight_context
+from tfdist.training.step.normalization.synchronized_norm import layers as synchronized_layers
+from tfdist.training.step.normalization.synchronized_norm import shard_present
+from tfdist.training.step.objective import ShardResult
+from tfdist.training.step.optimizer import (
+    methods_restored,
+    settable_learning_rate,
+    start_averages,
+    step_count,
+    take_over_reduction,
+)
+from tfdist.training.step.random_numbers.seed_generators import (
+    begin_evaluation_pass,
+    begin_forward_pass,
+    make_stateless,
+)
+from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
+from tfdist.training.step.tables.sparse_gradients import convert_in_fixed_order
+from tfdist.training.step.tables.sparse_gradients import select as select_rows
+from tfdist.training.step.train_step import add_to_totals, after_update, train_step
+from tfdist.training.step.updates.fused_updates import fuse as fuse_updates
+from tfdist.training.step.updates.work_sharing import share as share_work

@@ -1,0 +1,93 @@
+"""Opens the report of a run, and writes its first and last lines."""
+
+import json
+import os
+import time
+from typing import Any
+
+from tfdist.checkpoint import directory
+from tfdist.cluster import malloc
+from tfdist.cluster.devices import gpu_software
+from tfdist.config import diff
+from tfdist.report import lines, opening, run_info, summary
+from tfdist.report.reporter import Reporter
+from tfdist.training.run import Run
+from tfdist.training.state import TrainingState
+
+
+def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
+    """Opens the report of `run`; see `opening.open_report` for `workdir` and `resumed`."""
+    report = opening.open_report(
+        workdir,
+        chief=run.cluster.is_chief,
+        rank=run.cluster.rank,
+        num_replicas=run.cluster.num_replicas,
+        total_steps=run.total_steps,
+        steps_per_epoch=run.steps_per_epoch,
+        tensorboard=run.config.report.tensorboard,
+        console=run.callbacks.console,
+        verbose=run.config.report.verbose,
+        evaluates=run.evaluation_data is not None,
+        examples=run.example_name,
+        **resumed,
+    )
+    verbose, roster = run.config.report.verbose, lines.short_roster(run.cluster.roster, run.cluster.num_workers)
+    report.workers(roster, roster if verbose else malloc.without_note(roster))
+    if run.preparation:
+        report.event(run.preparation)
+    for note in run.notes if run.cluster.is_chief else ():
+        report.warning(note)
+    return report
+
+
+def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
+    """Writes on the chief what is trained, to the workdir's files, TensorBoard and the log.
+
+    Args:
+        run: has a workdir.
+        report: of the run.
+        resumed_step: the step of the restored checkpoint; None: a new run.
+    """
+    if not run.cluster.is_chief:
+        return
+    workdir, config = str(run.workdir), run_info.to_json(run.config)
+    old = run_info.read_config(workdir)
+    if resumed_step is None or old != config:
+        report.text(resumed_step or run.first_step, "config", _table(config))
+    if old is None:  # Otherwise with the next checkpoint.
+        run_info.write_config(workdir, run.config)
+    described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
+    report.environment(run_info.write_environment(workdir, described))
+    if run.callbacks.console == "all":
+        report.lines(summary.start_lines(run, resumed_step))
+        if run.config.report.summary:
+            # Keras calls `print_fn` with the whole text.
+            run.context.model.summary(print_fn=lambda text: report.lines(text.splitlines()))
+
+
+def _table(config: dict[str, Any]) -> str:
+    """Returns the fields of a config as a table in Markdown."""
+    rows = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in diff.flatten(config)]
+    return "\n".join(["| field | value |", "| --- | --- |", *(row.replace("\n", " ") for row in rows)])
+
+
+def write_end(run: Run, report: Reporter, state: TrainingState, started: float) -> None:
+    """Writes the last lines of the log of a config's run, on the chief; `started`: when, as `time.monotonic`."""
+    if run.callbacks.console == "all":
+        seconds = time.monotonic() - started
+        best = {"best": state.best, "best_step": state.best_step}
+        report.lines(summary.end_lines(run.config, run.workdir, seconds=seconds, **best))
+
+
+def describe_early_stop(run: Run) -> str:
+    """Returns, for a message, what is saved after a stop request before the first step of this start."""
+    saved = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
+    return f"before the first step: {saved}"
+
+
+def describe_finished(values: dict[str, Any]) -> str:
+    """Returns the content of finished.json as a sentence: "Step 660, best accuracy 0.9944."."""
+    values = dict(values)
+    early = "; a callback stopped it" if values.pop("stopped_by_callback", False) else ""
+    step, best = values.pop("step"), [f", {name.replace('_', ' ')} {value:.4g}" for name, value in values.items()]
+    return f"Step {step}{''.join(best)}{early}."
