@@ -10,45 +10,54 @@ import pytest
 OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tokens"]
 # Kinds of data are tested on several workers, which divide the data; kinds of steps on several devices. The slow tests
 # exchange the two.
-DATA = ["outputs_in_dicts", "masked_sequences", "transformer", "shuffled", "transfer"]
-STEPS = ["regression", "classification", "summed_tokens", "accumulating", "without_target", "composites"]
+DATA = ["outputs_in_dicts", "shuffled"]
+STEPS = ["regression", "classification", "summed_tokens", "accumulating", "without_target"]
+MORE_DATA = ["masked_sequences", "transformer", "transfer"]
 TOPOLOGIES = {
-    "two devices": [*STEPS, "gan", "preprocessed"],
-    "four devices": [],
+    "two devices": [*STEPS, "gan", "simclr", "transfer"],
     "four devices, slow": ["transfer"],
-    "two workers": [*DATA, "simclr", "repeated_tokens"],
-    "one replica": ["vae"],
+    "two workers": [*DATA, "repeated_tokens"],
     "two devices, slow": [
         *DATA,
+        *MORE_DATA,
+        "composites",
         "outputs_in_lists",
+        "preprocessed",
         "subclass",
         "vae",
         "wgan_gp",
-        "simclr",
         "wrapped",
         "sequences",
         "repeated_tokens",
         "by_xla",
     ],
-    "two workers, slow": [*STEPS, "clipped_composites", "outputs_in_lists", "subclass"],
-    "one replica, slow": ["repeated_tokens"],
+    "two workers, slow": [
+        *STEPS,
+        *MORE_DATA,
+        "composites",
+        "clipped_composites",
+        "outputs_in_lists",
+        "subclass",
+        "simclr",
+    ],
+    "one replica, slow": ["repeated_tokens", "vae"],
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
-    "two devices": ["refused_steps", "eager_step", "of_many_types"],
-    "two devices, slow": ["resumed_step"],
-    "four devices": ["metric_parts"],
-    "two workers": ["chief_first", "not_finite", "unknown_order", "of_many_types"],
-    "two workers, slow": ["resumed", "application", "eager", "eager_step"],
+    "two devices": ["refused_steps", "eager", "of_many_types", "metric_parts"],
+    "two devices, slow": ["resumed_step", "eager_step"],
+    "four devices, slow": ["metric_parts"],
+    "two workers": ["chief_first", "not_finite", "unknown_order"],
+    "two workers, slow": ["resumed", "application", "eager", "eager_step", "of_many_types", "not_finite_slow"],
 }
 SLOW = {name for name in OF_KERAS if all("slow" in where for where, names in TOPOLOGIES.items() if name in names)}
 
 
-def on_topologies(names):
-    """Parameters (topology, name) for the cases of these names."""
+def on_topologies(names, table=TOPOLOGIES):
+    """Parameters (topology, name) for the cases or trials of these names."""
     return [
         pytest.param(topology, name, marks=[pytest.mark.slow] if "slow" in topology else [])
-        for topology, cases in TOPOLOGIES.items()
+        for topology, cases in table.items()
         for name in cases
         if name in names
     ]
@@ -191,23 +200,30 @@ def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name,
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("topology", "name", "words"),
     [
-        ("array", r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan\. .* Remove or replace such values"),
-        ("weights", r"in step \d, sample_weight\[12\] is inf\. Nothing is saved without a workdir\. Remove or"),
-        ("batches", r": in step 5, x\[5, 4\] of the batch is nan\. "),
-        ("generator", r": in step 5, x\[5, 4\] of the batch is nan\. "),
-        ("reordered", r": in step 5, x\[5, 4\] of the batch is nan\. "),
+        ("two workers", "array", r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan\. .* Remove or replace "),
+        ("two workers", "batches", r": in step 5, x\[5, 4\] of the batch is nan\. "),
         (
+            "two workers",
             "rate",
             r"loss is (nan|inf) in steps? \d+( to \d+)?\. .* Lower the learning rate, or clip .*'s global_clipnorm\.$",
         ),
+        *(
+            pytest.param("two workers, slow", name, words, marks=pytest.mark.slow)
+            for name, words in (
+                ("weights", r"in step \d, sample_weight\[12\] is inf\. Nothing is saved without a workdir\. Remove or"),
+                ("generator", r": in step 5, x\[5, 4\] of the batch is nan\. "),
+                ("reordered", r": in step 5, x\[5, 4\] of the batch is nan\. "),
+            )
+        ),
     ],
 )
-def test_a_value_that_is_not_finite_is_named_on_all_workers(found, name, words):
-    for worker in found("two workers"):
-        assert re.search(words, worker["not_finite"][name])
-        assert "config." not in worker["not_finite"][name]
+def test_a_value_that_is_not_finite_is_named_on_all_workers(found, topology, name, words):
+    for worker in found(topology):
+        message = worker["not_finite_slow" if "slow" in topology else "not_finite"][name]
+        assert re.search(words, message)
+        assert "config." not in message
 
 
 def test_a_shuffle_at_different_passes_on_the_workers_is_refused(found):
@@ -228,13 +244,7 @@ def test_random_numbers_and_state_of_a_step_resume_exactly(found):
     assert set(run["histories"][1]["distinct"]) == {60.0}
 
 
-@pytest.mark.parametrize(
-    ("topology", "name"),
-    [
-        ("two devices", "eager_step"),
-        *(pytest.param("two workers, slow", name, marks=pytest.mark.slow) for name in ("eager", "eager_step")),
-    ],
-)
+@pytest.mark.parametrize(("topology", "name"), on_topologies(["eager", "eager_step"], TRIALS))
 def test_eager_steps_run_python_and_give_the_weights_of_compiled_ones(found, topology, name):
     for worker in found(topology):
         run = worker[name]
@@ -247,10 +257,10 @@ def test_eager_steps_run_python_and_give_the_weights_of_compiled_ones(found, top
             np.testing.assert_allclose(eager[key], values, rtol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("topology", ["two devices", "two workers"])
-def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topology):
+@pytest.mark.parametrize(("topology", "name"), on_topologies(["of_many_types"], TRIALS))
+def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topology, name):
     for worker in found(topology):
-        run = worker["of_many_types"]
+        run = worker[name]
         assert run["initial"] == [[0.5, 0.5], [0, 0], [1, 1], [0.5, 0.5]] and run["later"] == [[1, 1]] * 4
         assert run["weights"] == run["predicted"] == ["bfloat16"] and run["loss"][1] < run["loss"][0]
         types = {"text": "string", **{name: name for name in ("bfloat16", "bool", "uint8", "complex64")}}
@@ -286,8 +296,9 @@ def test_a_network_of_keras_applications_trains(found):
         assert np.mean(worker["application"]["moved"]) > 0.9
 
 
-def test_metrics_continue_to_the_bit_from_the_part_of_each_replica(found):
-    differences = found("four devices")[0]["metric_parts"]
+@pytest.mark.parametrize(("topology", "name"), on_topologies(["metric_parts"], TRIALS))
+def test_metrics_continue_to_the_bit_from_the_part_of_each_replica(found, topology, name):
+    differences = found(topology)[0][name]
     assert differences["parts"] == 0.0 < differences["sums"]
 
 
