@@ -296,15 +296,20 @@ class Trials:
         return found
 
     def resumed(self) -> dict:
-        """An uninterrupted training, one that crashes and is restarted, and interrupted ones."""
-        starts = {"whole": [Follower()]}
-        if self.last_rank:
-            starts["crashed"] = [Follower(crash_after=3), Follower()]
-        else:  # Several workers would report each other as lost when they are stopped.
-            starts |= {"stopped": [Interrupter(stop_at=(2, 1)), Interrupter()], "killed": [Killer()]}
+        """An uninterrupted training, and one that crashes or is stopped, and is restarted."""
+        if self.last_rank:  # Several workers would report each other as lost when they are stopped.
+            return self.starts({"whole": [Follower()], "crashed": [Follower(crash_after=3), Follower()]})
+        return self.starts({"whole": [Follower()], "stopped": [Interrupter(stop_at=(2, 1)), Interrupter()]})
+
+    def resumed_after_kill(self) -> dict:
+        """An uninterrupted training, and the second start of one that `killed` has begun."""
+        return self.starts({"whole": [Follower()], "killed": [Killer()]})
+
+    def starts(self, followers: dict[str, list[Follower]]) -> dict:
+        """Starts each training once for each of its callbacks; returns what the last start of each has found."""
         found = {}
-        for name, followers in starts.items():
-            for seed, follower in enumerate(followers):
+        for name, given in followers.items():
+            for seed, follower in enumerate(given):
                 try:
                     found[name] = self.remembering(name, follower, seed)
                 except (Crash, SystemExit) as error:
@@ -335,7 +340,7 @@ class Trials:
         return self.fit(model, callbacks, epochs=9, workdir=folder / "run") | {"scale": float(scale)}
 
     def killed(self) -> None:
-        """The first start of a training; `resumed` continues it."""
+        """The first start of a training; `resumed_after_kill` continues it."""
         self.remembering("killed", Killer(stop_at=(4, 1)))
 
 

@@ -68,11 +68,18 @@ def on_a_terminal(command: list[str]) -> str:
 
 # The trials of each topology that Keras can also run, and those that it cannot.
 TRIALS = {
-    "two devices": ["epochs", "batches", "executions", "cut_short", "not_finite", "others", "own", "averaged"],
+    "two devices": ["executions", "cut_short", "others"],
+    "two devices, slow": ["epochs", "batches", "not_finite", "own", "averaged"],
     "two workers": ["epochs", "own"],
     "two workers, slow": ["batches", "averaged"],
 }
-OF_TFDIST = {"two devices": ["resumed"], "two workers": ["writers", "resumed"]}
+OF_TFDIST = {
+    "two devices": ["resumed"],
+    "two devices, slow": ["resumed_after_kill"],
+    "two workers": ["writers", "resumed"],
+}
+OF_KERAS = {"keras": ["epochs", "executions", "cut_short", "others", "own"]}
+OF_KERAS["keras, slow"] = ["batches", "not_finite", "averaged"]
 TOLD = ("epochs", "batches", "executions", "cut_short")
 
 
@@ -96,43 +103,45 @@ class Followed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """topology, or "keras" for Keras' own fit -> Followed."""
+    """topology, or "keras" or "keras, slow" for Keras' own fit -> Followed."""
 
     @functools.cache
     def follow(topology: str) -> Followed:
         directory = tmp_path_factory.mktemp("followed")
-        how = {"keras": ["keras", "1"], "two devices": ["tfdist", "2"]}.get(topology, ["tfdist", "1"])
+        how = ["keras" if topology in OF_KERAS else "tfdist", "2" if "devices" in topology else "1"]
         line = [sys.executable, "tests/support/followed.py", *how, str(directory)]
-        if topology == "two devices":
+        trials = [*OF_KERAS.get(topology, ()), *TRIALS.get(topology, ()), *OF_TFDIST.get(topology, ())]
+        if "resumed_after_kill" in trials:
             killed = forked.run(
                 [*line, "killed"], cwd=REPOSITORY, env=worker_environment(), capture_output=True, timeout=1500
             )
             assert killed.returncode == -signal.SIGKILL, killed.stderr
-        if topology == "keras":
-            printed = [on_a_terminal([*line, *TRIALS["two devices"]])]
-        elif topology == "two devices":
-            printed = [on_a_terminal([*line, *TRIALS[topology], *OF_TFDIST[topology]])]
+        if "workers" in topology:
+            printed = run_all([[*line, *trials]] * 2, environments(2), timeout=1500.0)
         else:
-            workers = [*line, *TRIALS[topology], *OF_TFDIST.get(topology, [])]
-            printed = run_all([workers] * 2, environments(2), timeout=1500.0)
+            printed = [on_a_terminal([*line, *trials])]
         results = [json.loads(path.read_text()) for path in sorted(directory.glob("followed-*.json"))]
         return Followed(results, printed, directory)
 
     return follow
 
 
+def of_keras(followed, trial):
+    """What Keras' own fit has recorded in a trial."""
+    (found,) = followed(next(name for name, trials in OF_KERAS.items() if trial in trials)).results
+    return found[trial]
+
+
 @pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD))
 def test_callbacks_are_told_what_keras_tells_them(followed, topology, trial):
-    ((keras_own,), ours) = followed("keras").results, followed(topology).results
-    for worker in ours:
-        assert worker[trial]["seen"] == keras_own[trial]["seen"]
+    for worker in followed(topology).results:
+        assert worker[trial]["seen"] == of_keras(followed, trial)["seen"]
 
 
 @pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD, "own", "averaged"))
 def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial):
-    ((keras_own,), ours) = followed("keras").results, followed(topology).results
-    expected = keras_own[trial]
-    for worker in ours:
+    expected = of_keras(followed, trial)
+    for worker in followed(topology).results:
         assert list(worker[trial]["history"]) == list(expected["history"])
         assert worker[trial]["epochs"] == expected["epochs"]
         for name, values in expected["history"].items():
@@ -142,22 +151,24 @@ def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial)
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
-def test_plateau_lowers_the_rate_on_every_replica(followed):
-    for worker in [w for name in ("keras", "two devices", "two workers") for w in followed(name).results]:
-        assert worker["epochs"]["history"]["learning_rate"] == [0.5, 0.5, 0.25]
-        assert worker["epochs"]["rate"] == 0.125
+@pytest.mark.parametrize(("topology", "trial"), [("keras", "epochs"), *on_topologies("epochs")])
+def test_plateau_lowers_the_rate_on_every_replica(followed, topology, trial):
+    for worker in followed(topology).results:
+        assert worker[trial]["history"]["learning_rate"] == [0.5, 0.5, 0.25]
+        assert worker[trial]["rate"] == 0.125
 
 
+@pytest.mark.slow
 def test_terminate_on_nan_ends_training_as_in_keras(followed):
-    ((keras_own,), (worker,)) = followed("keras").results, followed("two devices").results
-    assert worker["not_finite"] == keras_own["not_finite"]
+    (worker,) = followed("two devices, slow").results
+    assert worker["not_finite"] == of_keras(followed, "not_finite")
     assert not worker["not_finite"]["finite"]
 
 
 def test_evaluate_and_predict_tell_their_callbacks(followed):
-    ((keras_own,), (worker,)) = followed("keras").results, followed("two devices").results
-    assert worker["others"]["seen"] == keras_own["others"]["seen"]
-    np.testing.assert_allclose(worker["others"]["evaluated"], keras_own["others"]["evaluated"], atol=1e-5)
+    expected, (worker,) = of_keras(followed, "others"), followed("two devices").results
+    assert worker["others"]["seen"] == expected["seen"]
+    np.testing.assert_allclose(worker["others"]["evaluated"], expected["evaluated"], atol=1e-5)
 
 
 def test_workers_that_disagree_end_together_with_the_chiefs_rate(followed):
@@ -178,17 +189,16 @@ def test_the_chief_alone_writes_files(followed):
     assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss" and len(lines) == 3
 
 
-def test_callbacks_that_know_nothing_of_workers_write_once(followed):
-    keras_own = followed("keras")
-    expected = keras_own.results[0]["own"]["rows"]
-    for ours in (followed("two devices"), followed("two workers")):
-        for worker in ours.results:  # Attributes of callbacks are broadcast when `fit` returns.
-            np.testing.assert_allclose(worker["own"]["rows"], expected, atol=1e-5)
-        places = [one.directory / "own" for one in (ours, keras_own)]
-        lines = [(place / "rows.csv").read_text().splitlines() for place in places]
-        assert lines[0][0] == "epoch,loss" and [len(one) for one in lines] == [4, 4]
-        files = [sorted(path.name for path in place.iterdir()) for place in places]
-        assert files[0] == files[1] and len(files[0]) == 4
+@pytest.mark.parametrize(("topology", "trial"), on_topologies("own"))
+def test_callbacks_that_know_nothing_of_workers_write_once(followed, topology, trial):
+    keras_own, ours = followed("keras"), followed(topology)
+    for worker in ours.results:  # Attributes of callbacks are broadcast when `fit` returns.
+        np.testing.assert_allclose(worker[trial]["rows"], of_keras(followed, trial)["rows"], atol=1e-5)
+    places = [one.directory / "own" for one in (ours, keras_own)]
+    lines = [(place / "rows.csv").read_text().splitlines() for place in places]
+    assert lines[0][0] == "epoch,loss" and [len(one) for one in lines] == [4, 4]
+    files = [sorted(path.name for path in place.iterdir()) for place in places]
+    assert files[0] == files[1] and len(files[0]) == 4
 
 
 def test_what_needs_all_workers_is_refused_where_one_is_alone(followed):
@@ -223,6 +233,12 @@ def test_callbacks_go_on_in_the_midst_of_an_epoch(followed):
     found = worker["resumed"]
     assert found["stopped by"] == "SystemExit(75)"
     assert found["stopped"] == found["whole"]
+
+
+@pytest.mark.slow
+def test_callbacks_go_on_in_the_midst_of_an_epoch_after_a_kill(followed):
+    (worker,) = followed("two devices, slow").results
+    found = worker["resumed_after_kill"]
     assert found["killed"] == found["whole"]  # By `kill -9`.
 
 
@@ -245,8 +261,9 @@ def assert_alike(line: str, expected: str) -> None:
     np.testing.assert_allclose(*values, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_what_keras_shows(followed):
-    expected, lines = (shown(followed(name).printed[0]) for name in ("keras", "two devices"))
+    expected, lines = (shown(followed(name).printed[0]) for name in ("keras", "two devices, slow"))
     assert len(lines) == len(expected) == 6 and lines[::2] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
     assert "━ TIME - accuracy: 0." in lines[1]
     for line, theirs in zip(lines, expected, strict=True):
