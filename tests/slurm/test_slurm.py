@@ -64,31 +64,36 @@ def check(tasks: list[Task]) -> None:
         assert own.local_size == really.count(task.host)
 
 
+def slow(*row: object):
+    """Returns a row of a table of parameters that the slow tests add."""
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
 # The hosts are what Slurm 22.05 does with these options, so that a row cannot lose its point unseen.
 @pytest.mark.parametrize(
     ("launch", "hosts"),
     [
         ("srun -N2 --ntasks-per-node=1", "n9 n10"),
         ("srun -N2 --ntasks-per-node=2", "n9 n9 n10 n10"),
-        ("srun -N2 --ntasks-per-node=2 -m block", "n9 n9 n10 n10"),
+        slow("srun -N2 --ntasks-per-node=2 -m block", "n9 n9 n10 n10"),
         ("srun -N2 --ntasks-per-node=2 -m cyclic", "n9 n10 n9 n10"),
-        ("srun -N2 --ntasks-per-node=2 -m cyclic:block,NoPack", "n9 n10 n9 n10"),
-        ("srun -N2 --ntasks-per-node=2 -m *:cyclic", "n9 n9 n10 n10"),
+        slow("srun -N2 --ntasks-per-node=2 -m cyclic:block,NoPack", "n9 n10 n9 n10"),
+        slow("srun -N2 --ntasks-per-node=2 -m *:cyclic", "n9 n9 n10 n10"),
         # Without --ntasks-per-node Slurm fills the first node as far as it can.
         ("srun -N2 -n4", "n9 n9 n9 n10"),
         ("srun -N2 -n4 -m cyclic", "n9 n10 n9 n9"),
-        ("srun -N2 -n3", "n9 n9 n10"),
-        ("srun -N2 -n3 -m cyclic", "n9 n10 n9"),
-        ("srun -N2 -n4 -m plane=1", "n9 n10 n9 n10"),
+        slow("srun -N2 -n3", "n9 n9 n10"),
+        slow("srun -N2 -n3 -m cyclic", "n9 n10 n9"),
+        slow("srun -N2 -n4 -m plane=1", "n9 n10 n9 n10"),
         ("srun -N2 -n8 -m plane=2 --ntasks-per-node=4", "n9 n9 n10 n10 n9 n9 n10 n10"),
-        ("srun -N2 -n7 -m plane=3", "n9 n9 n9 n10 n9 n9 n9"),
+        slow("srun -N2 -n7 -m plane=3", "n9 n9 n9 n10 n9 n9 n9"),
         ("srun -n3 -w n10", "n10 n10 n10"),
         ("srun -n1", "n9"),
-        ("srun -n1 -w n10", "n10"),
+        slow("srun -n1 -w n10", "n10"),
         # A step of an allocation, with fewer nodes than that, or distributed as that says.
-        ("salloc -N2 --ntasks-per-node=2 srun -N1 -n2 -w n10", "n10 n10"),
+        slow("salloc -N2 --ntasks-per-node=2 srun -N1 -n2 -w n10", "n10 n10"),
         ("salloc -N2 --ntasks-per-node=2 srun -n1", "n9"),
-        ("salloc -N2 --ntasks-per-node=2 -m cyclic srun", "n9 n10 n9 n10"),
+        slow("salloc -N2 --ntasks-per-node=2 -m cyclic srun", "n9 n10 n9 n10"),
         ("salloc -N2 --ntasks-per-node=2 -m cyclic srun -m block", "n9 n9 n10 n10"),
         # Two parts of a heterogeneous job.
         ("srun -N1 -n3 -m block : -N1 -n1 -m block", "n9 n9 n9 n10"),
@@ -141,12 +146,12 @@ def test_a_batch_script_without_srun_is_one_worker_and_told_so(slurm, tmp_path):
     [
         # Slurm shows each task one GPU, or all GPUs of its node.
         ("srun -N2 --ntasks-per-node=2 --gpus-per-task=1", "0 1 0 1", "0 1 0 1"),
-        ("srun -N2 --ntasks-per-node=2 --gpus-per-node=2", "0,1 0,1 0,1 0,1", "0 1 0 1"),
+        slow("srun -N2 --ntasks-per-node=2 --gpus-per-node=2", "0,1 0,1 0,1 0,1", "0 1 0 1"),
         ("srun -N2 --ntasks-per-node=2 --gpus-per-node=2 -m cyclic", "0,1 0,1 0,1 0,1", "0 0 1 1"),
-        ("srun -N2 --ntasks-per-node=2 --gres=gpu:2 --gpu-bind=single:1", "0 1 0 1", "0 1 0 1"),
+        slow("srun -N2 --ntasks-per-node=2 --gres=gpu:2 --gpu-bind=single:1", "0 1 0 1", "0 1 0 1"),
         ("srun -N2 --ntasks-per-node=1 --gpus-per-task=2", "0,1 0,1", "0,1 0,1"),
-        ("srun -N2 --ntasks-per-node=1 --gpus-per-node=1", "0 0", "0 0"),
-        ("salloc -N2 --ntasks-per-node=2 --gpus-per-task=1 srun", "0 1 0 1", "0 1 0 1"),
+        slow("srun -N2 --ntasks-per-node=1 --gpus-per-node=1", "0 0", "0 0"),
+        slow("salloc -N2 --ntasks-per-node=2 --gpus-per-task=1 srun", "0 1 0 1", "0 1 0 1"),
         # The second node has one task, which is to hold as many GPUs as each task of the first.
         ("srun -N2 -n3 --gpus-per-node=2", "0,1 0,1 0,1", "0 1 0"),
         # No GPUs.
@@ -215,7 +220,7 @@ port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 members = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
 heartbeat.start(rank=place.rank, members=members, listener=listener, options=config.Cluster(connect_seconds=20))
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
-time.sleep(3)
+time.sleep(1)
 if place.rank == int(sys.argv[1]):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -234,7 +239,7 @@ def run_job(slurm: SlurmCluster, directory: pathlib.Path, options: str, command:
     state, restarts, deadline = "", "0", time.monotonic() + 300
     while state != "FAILED" and (state, restarts) != ("PENDING", "1"):
         assert time.monotonic() < deadline, f"{state}\n{log.read_text()}"
-        time.sleep(0.3)
+        time.sleep(0.1)
         shown = slurm.run(["scontrol", "show", "job", job]).stdout
         state, restarts = (re.search(rf"{name}=(\w+)", shown)[1] for name in ("JobState", "Restarts"))
     assert slurm.run(["scancel", job]).returncode == 0
@@ -242,7 +247,7 @@ def run_job(slurm: SlurmCluster, directory: pathlib.Path, options: str, command:
 
 
 @pytest.mark.parametrize(
-    ("victim", "how", "state"), [(0, "killed", "PENDING"), (2, "killed", "PENDING"), (0, "failed", "FAILED")]
+    ("victim", "how", "state"), [(0, "killed", "PENDING"), slow(2, "killed", "PENDING"), (0, "failed", "FAILED")]
 )
 def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm, tmp_path, victim, how, state):
     (tmp_path / "lose.py").write_text(LOSE)
@@ -267,7 +272,7 @@ with startup_watchdog.deadline(rank, members, 0.5):
 """
 
 
-@pytest.mark.parametrize(("rank", "restarts", "state"), [(0, "", "PENDING"), (1, "2", "PENDING"), (1, "3", "FAILED")])
+@pytest.mark.parametrize(("rank", "restarts", "state"), [(0, "", "PENDING"), slow(1, "2", "PENDING"), (1, "3", "FAILED")])
 def test_a_job_whose_tensorflow_does_not_start_comes_back_a_few_times(slurm, tmp_path, rank, restarts, state):
     (tmp_path / "hang.py").write_text(HANG)
     srun = f"SLURM_RESTART_COUNT={restarts} srun {sys.executable} {tmp_path}/hang.py {rank} 3"
@@ -306,7 +311,7 @@ sleep 600
     restarts, deadline = {}, time.monotonic() + 120
     while "1" not in restarts.values():
         assert time.monotonic() < deadline, (restarts, [path.read_text() for path in tmp_path.glob("log-*")])
-        time.sleep(0.3)
+        time.sleep(0.1)
         shown = slurm.run(["scontrol", "show", "job", job]).stdout
         restarts = dict(re.findall(r"ArrayTaskId=(\d+)\b.*?Restarts=(\d+)", shown, re.DOTALL))
     states = dict(re.findall(r"ArrayTaskId=(\d+)\b.*?JobState=(\w+)", shown, re.DOTALL))
