@@ -4,7 +4,6 @@ Exit codes: 0 finished; 75 stopped by a signal or time limit and saved (run the 
 worker was lost (restart all workers); 77 replicas or workers differ; 1 error, with a message.
 """
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ def run() -> int:
 
     config = flags.FLAGS["config"].value
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    experiment_run = dataclasses.replace(setup.build_run(config, workdir), config_file=config_flags.config_file())
+    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file())
     if flags.FLAGS.mode == "train":
         code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:

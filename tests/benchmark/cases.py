@@ -48,7 +48,7 @@ def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's steps, input included, as `training.loop.train_loop` runs them."""
     run = setup.build_run(_config(job, folder), folder / "run")
     runner = execution.make_runner(run, train_step.train_step)
-    batches = run.open_training(0, run.total_steps)
+    batches = run.feed.open_training(0, run.total_steps)
 
     def steps(count: int) -> None:
         while count:

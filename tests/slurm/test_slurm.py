@@ -272,7 +272,9 @@ with startup_watchdog.deadline(rank, members, 0.5):
 """
 
 
-@pytest.mark.parametrize(("rank", "restarts", "state"), [(0, "", "PENDING"), slow(1, "2", "PENDING"), (1, "3", "FAILED")])
+@pytest.mark.parametrize(
+    ("rank", "restarts", "state"), [(0, "", "PENDING"), slow(1, "2", "PENDING"), (1, "3", "FAILED")]
+)
 def test_a_job_whose_tensorflow_does_not_start_comes_back_a_few_times(slurm, tmp_path, rank, restarts, state):
     (tmp_path / "hang.py").write_text(HANG)
     srun = f"SLURM_RESTART_COUNT={restarts} srun {sys.executable} {tmp_path}/hang.py {rank} 3"

@@ -204,9 +204,9 @@ def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:
 
 
 def _audited(run: Run) -> dict[str, list[list]]:
-    steps = {"training": (run.train_step, run.training_data(0, 1))}
-    if run.evaluation_data is not None:
-        steps["evaluation"] = (train_step.evaluation_step, run.evaluation_data()[0])
+    steps = {"training": (run.train_step, run.feed.training(0, 1))}
+    if run.feed.evaluation is not None:
+        steps["evaluation"] = (train_step.evaluation_step, run.feed.evaluation()[0])
     found = {}
     for name, (step, dataset) in steps.items():
         run_steps = execution.make_runner(run, step, updates=0 if name == "evaluation" else None).run_steps

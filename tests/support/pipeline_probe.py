@@ -3,6 +3,7 @@
 usage: python pipeline_probe.py OUT DEVICES FOLDER   -> writes OUT, an .npz file, and once the files in FOLDER
 """
 
+import dataclasses
 import pathlib
 import sys
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tfdist import config as c
 from tfdist.cluster import strategy
 from tfdist.data import inputs as inputs_lib
-from tfdist.data import inspection, pipelines
+from tfdist.data import pipelines
 from tfdist.training import run as run_lib
 
 EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
@@ -102,9 +103,18 @@ def take(cluster, iterator, steps: int) -> dict[str, np.ndarray]:
 def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     """What one pipeline gives this worker from the start, and from later steps."""
     data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": BATCH} | options)
-    config = c.Config(model={"target": "lab:linear"}, data=data, seed=SEED)
-    sources = [inputs_lib.open_source(config, split) for split in ("train", "test")]
-    made = pipelines.make(config, numbered, *sources, run_lib.replica_shard(cluster), cluster)
+    config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=STEPS), seed=SEED)
+    train, test = (inputs_lib.open_source(config, split) for split in ("train", "test"))
+    inputs = inputs_lib.Inputs(
+        prepare=numbered,
+        prepare_all=numbered,
+        objective=lambda *args, **keywords: {},
+        adapt=None,
+        train_source=train,
+        evaluation_source=test,
+    )
+    sizes, shard = inputs_lib.make_sizes(config, inputs, cluster.num_replicas), run_lib.replica_shard(cluster)
+    made = pipelines.make_feed(config, inputs, sizes, shard, cluster)
     COUNTS.update(dict.fromkeys(COUNTS, 0))
     found = take(cluster, made.open_training(0, STEPS), STEPS)
     found |= {what: np.array(number) for what, number in COUNTS.items()}
@@ -118,8 +128,9 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
         batches, masks = (cluster.strategy.experimental_local_results(part) for part in next(iterator))
         for batch, mask in zip(batches, masks, strict=True):
             kept += batch["id"].numpy()[mask.numpy()].tolist()
-    searched = pipelines.make(config, spoiled, *sources, run_lib.replica_shard(cluster), cluster).rows_of_steps
-    nonfinite = [inspection.first_nonfinite(searched(first, STEPS)) or (0, "") for first in (1, STARTS[0] + 1)]
+    inputs = dataclasses.replace(inputs, prepare=spoiled)
+    searched = pipelines.make_feed(config, inputs, sizes, shard, cluster).first_nonfinite
+    nonfinite = [searched(first, STEPS) or (0, "") for first in (1, STARTS[0] + 1)]
     return found | {"evaluated": np.array(kept), "nonfinite": np.array(nonfinite, str)}
 
 

@@ -97,7 +97,7 @@ def start(options: c.Cluster, **changes) -> run_lib.Run:
 
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
-    iterator = run.open_training(first, last)
+    iterator = run.feed.open_training(first, last)
     call = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context))
     vector, _ = call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return run.objective.results(run.context.execution_layout.to_dict(vector))
@@ -315,7 +315,7 @@ def regularization(options: c.Cluster) -> Arrays:
 def statistics(options: c.Cluster) -> Arrays:
     """Three steps of unsynchronised batch normalisation: what each replica sees, and the statistics that it holds."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
-    images = [batch["image"] for batch in run.training_data(0, 3).take(6)]
+    images = [batch["image"] for batch in run.feed.training(0, 3).take(6)]
     run_steps(run, 3)
     norm = run.context.model.get_layer("norm")
     return {
@@ -418,7 +418,7 @@ def traces(options: c.Cluster) -> Arrays:
 def collectives(options: c.Cluster) -> Arrays:
     """Counts the collective operations in a step and in the rest of a call, for several `Communication` options."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10})
-    iterator = run.cluster.distribute(run.training_data(0, 1))
+    iterator = run.cluster.distribute(run.feed.training(0, 1))
     found = {"bytes per pack": np.array(run.context.communication_options.bytes_per_pack)}
     for name, communication in (
         ("one pack", c.Communication()),

@@ -121,7 +121,7 @@ def steps(config: c.Config, workdir: pathlib.Path, count: int = STEPS) -> tuple[
     before = {key: array.copy() for key, array in probes.weights(run).items()}
     loss = probes.run_steps(run, count)["loss"]
     after = {key: array.copy() for key, array in probes.weights(run).items()}
-    if run.evaluation_data is not None:
+    if run.feed.evaluation is not None:
         evaluate.evaluate(loop_tools.make_silent_tools(run), STEPS)
     return loss, before, after
 

@@ -202,7 +202,11 @@ def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name,
 @pytest.mark.parametrize(
     ("topology", "name", "words"),
     [
-        ("two workers", "array", r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan\. .* Remove or replace "),
+        (
+            "two workers",
+            "array",
+            r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan\. .* Remove or replace ",
+        ),
         ("two workers", "batches", r": in step 5, x\[5, 4\] of the batch is nan\. "),
         (
             "two workers",

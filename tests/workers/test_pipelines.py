@@ -190,7 +190,7 @@ def test_the_config_of_idris_has_the_losses_of_the_default_pipeline_on_the_same_
 
     examples = {"target": "tfdist.zoo.sources:synthetic", "shape": (32, 32, 3), "num_examples": 300}
     textbook_run = make("textbook", source=examples)
-    batches = list(textbook_run.training_data(0, 8).take(8).as_numpy_iterator())
+    batches = list(textbook_run.feed.training(0, 8).take(8).as_numpy_iterator())
     order = {f"{name}_train": np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     np.savez(tmp_path / "order.npz", **order)
     recorded = {"target": "tfdist.zoo.sources:npz", "path": str(tmp_path / "order.npz")}

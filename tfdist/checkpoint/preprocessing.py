@@ -5,9 +5,7 @@ symbolic images [n, h, w, c] and the keyword arguments of the config, and return
 an evaluation. `tfdist.zoo.prepare` has it for `image`, `image_bytes`, `normalised` and `identity`.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -58,10 +56,10 @@ def _functions(data: config_lib.Data) -> list[tuple[str, dict]]:
     return [("config.data.prepare", data.prepare), *finish]
 
 
-def run_fields(
+def make(
     config: config_lib.Config, first_examples: Callable[[Callable, int], dict[str, tf.Tensor]], prepare: Callable
-) -> dict[str, Any]:
-    """Returns the fields of a `Run` about the exported model; none if it expects prepared examples.
+) -> tuple[keras.Model, str]:
+    """Returns the model that prepares images, and a text about the input of the exported model.
 
     Args:
         config: has passed `check`.
@@ -71,14 +69,9 @@ def run_fields(
     Raises:
         ValueError: as `build`.
     """
-    if not config.checkpoint.export_preprocessing:
-        return {}
     stored, prepared = (first_examples(one, 4)["image"].numpy() for one in (_as_stored, prepare))
     shape = f"[{', '.join(map(str, ('n', *stored.shape[1:])))}]"
-    return {
-        "model_input": _USAGE.format(dtype=stored.dtype.name, shape=shape),
-        "exported": functools.partial(before, build(config.data, stored, prepared)),
-    }
+    return build(config.data, stored, prepared), _USAGE.format(dtype=stored.dtype.name, shape=shape)
 
 
 def _as_stored(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:

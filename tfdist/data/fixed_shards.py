@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data import autograph
-from tfdist.data.order import Part
+from tfdist.data.order import WorkerExamples
 from tfdist.data.stream import Batch, ReplicaShard, Source
 
 
 class PartSource:
     """The examples of one part of `source`, numbered from 0. Those in memory are moved out of `source`."""
 
-    def __init__(self, source: Source, part: Part):
+    def __init__(self, source: Source, part: WorkerExamples):
         self._part = part
         self.num_classes = getattr(source, "num_classes", None)
         self._fingerprint = f"{getattr(source, 'fingerprint', str)()} {part.index} of {part.count}"
@@ -41,7 +41,7 @@ class PartSource:
 
 def divide(
     source: Source | None, shard: ReplicaShard, split: str | None, shards: str = "fixed"
-) -> tuple[Any, Part | None]:
+) -> tuple[Any, WorkerExamples | None]:
     """Returns the examples of this worker, and their numbers in the whole split.
 
     Args:
@@ -56,7 +56,7 @@ def divide(
     """
     if source is None:
         return None, None
-    part = Part(
+    part = WorkerExamples(
         total=len(source),
         index=shard.first_replica // shard.local_replicas,
         count=shard.num_replicas // shard.local_replicas,

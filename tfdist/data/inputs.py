@@ -8,16 +8,18 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import batches, specs, validate
-from tfdist.data import autograph, device_part, order, stream, textbook
+from tfdist.data import autograph, order, stream, textbook
+from tfdist.data.feed import Sizes
+from tfdist.data.stream import Batch, Prepare
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """The user's functions and sources."""
 
-    prepare: stream.Prepare
+    prepare: Prepare
     # `prepare` and then `config.data.finish`, for `adapt`.
-    prepare_all: stream.Prepare
+    prepare_all: Prepare
     # Its batches are those that `prepare` returns: it calls `config.data.finish` itself.
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
@@ -48,11 +50,33 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         specs.partial(spec, field=f"config.callbacks[{index}]")
     inputs = Inputs(
         prepare=prepare,
-        prepare_all=device_part.after(prepare, finish),
-        objective=device_part.before(finish, autograph.convert(objective, "config.objective")),
+        prepare_all=_finish_on_host(prepare, finish),
+        objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
     )
     return inputs if config.data.pipeline == "textbook" else with_sources(config, inputs)
+
+
+def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an objective that first calls `config.data.finish`: batches are copied to the device as bytes."""
+    if finish is None:
+        return function
+
+    def finished(model: Any, batch: Batch, *, training: bool) -> Any:
+        return function(model, finish(batch, training=training), training=training)
+
+    return finished
+
+
+def _finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Prepare:
+    """Returns a `prepare` that also finishes its batches."""
+    if finish is None:
+        return prepare
+
+    def finished(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
+        return finish(prepare(batch, seeds, training=training), training=training)
+
+    return finished
 
 
 def with_sources(config: config_lib.Config, inputs: Inputs) -> Inputs:
@@ -73,32 +97,33 @@ def open_source(config: config_lib.Config, split: str) -> Any:
     return stream.check_source(source, config.data.source["target"], split)
 
 
-def check_sizes(
-    config: config_lib.Config,
-    num_replicas: int,
-    train_source: stream.Source,
-    evaluation_source: stream.Source | None,
-) -> int:
-    """Checks batch sizes and class numbers against the data and the replicas.
-
-    Returns:
-        Steps per epoch.
+def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int) -> Sizes:
+    """Counts the examples and steps of a run, and checks batch sizes and class numbers against data and replicas.
 
     Raises:
         ValueError: names the field, its value, and the number that it contradicts.
     """
     batches.check_divisible(config, num_replicas)
-    steps_per_epoch = order.steps_per_epoch(len(train_source), config.data.batch_size)
+    train, evaluation, batch = inputs.train_source, inputs.evaluation_source, config.data.batch_size
+    steps_per_epoch = order.steps_per_epoch(len(train), batch)
     if steps_per_epoch == 0:
         raise ValueError(
-            f"config.data.batch_size={config.data.batch_size} is more than the {len(train_source)} examples of the "
-            f"split {config.data.train_split!r}: an epoch would have no step."
+            f"config.data.batch_size={batch} is more than the {len(train)} examples of the split "
+            f"{config.data.train_split!r}: an epoch would have no step."
         )
-    for split, source in ((config.data.train_split, train_source), (config.data.evaluation_split, evaluation_source)):
+    for split, source in ((config.data.train_split, train), (config.data.evaluation_split, evaluation)):
         classes, configured = getattr(source, "num_classes", None), config.model.get("num_classes")
         if classes is not None and configured is not None and classes != configured:
             raise ValueError(
                 f"config.model.num_classes={configured}, but the split {split!r} of {config.data.source['target']} has "
                 f"labels of {classes} classes: set config.model.num_classes to {classes}."
             )
-    return steps_per_epoch
+    return Sizes(
+        global_batch=batch,
+        replicas=num_replicas,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=config.train.steps or max(1, round(config.train.epochs * steps_per_epoch)),
+        evaluation_batch=batches.evaluation_batch_size(config),
+        training_examples=len(train),
+        evaluation_examples=None if evaluation is None else len(evaluation),
+    )

@@ -1,4 +1,4 @@
-"""Looks for NaN and infinite values in the examples of some steps, or for a label, to name the place in the data."""
+"""Reads some examples: to compare them, or to find a value that is not finite, or a label, and name its place."""
 
 import dataclasses
 import functools
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import autograph, order, stream
+from tfdist.data import autograph, order, stream, textbook
+from tfdist.data.feed import Examples
 from tfdist.data.stream import Batch, ReplicaShard, Source
 
 # Limit of a search: the steps since the last checkpoint may be many.
@@ -51,6 +52,34 @@ def first_nonfinite(elements: Iterable[Rows]) -> tuple[int, str] | None:
     return None
 
 
+def read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool) -> Examples:
+    """Reads a few examples of each source, at positions that depend on its length only.
+
+    Args:
+        sources: split -> its `stream.Source` or `textbook.DatasetSource`, or None.
+        count: the number of examples.
+        reads_files: whether to look at the sizes and times of files: one worker is enough.
+    """
+    columns, facts, files = {}, {}, {}
+    for split, source in sources.items():
+        if source is None:
+            continue
+        if isinstance(source, textbook.DatasetSource):
+            batch = source.first_rows(count)
+        else:
+            ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
+            # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
+            read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
+            batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
+        columns |= {f"{name!r} of the {split} split": value for name, value in batch.items()}
+        facts[f"the number of examples of the {split} split"] = len(source)
+        if hasattr(source, "fingerprint"):
+            facts[f"the fingerprint of the {split} split"] = source.fingerprint()
+        if reads_files and hasattr(source, "modified"):
+            files[f"sizes or times of the files of the {split} split"] = source.modified()
+    return Examples(columns=columns, facts=facts, own=files)
+
+
 def example_with_label(sources: Mapping[str, Source | None], column: str, label: int) -> str:
     """Returns the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
 
@@ -75,32 +104,32 @@ def rows_of_steps(
     shard: ReplicaShard,
     source: Source,
     split: str,
-    first_step: int,
-    last_step: int,
+    first_number: int,
+    last_number: int,
     *,
     seed: int,
     global_batch: int,
     shuffle: bool,
-    part: order.Part | None = None,
+    part: order.WorkerExamples | None = None,
 ) -> Iterator[Rows]:
-    """Reads this worker's examples of the steps `first_step` to `last_step`, counted from 1, of a config's run.
+    """Reads this worker's examples of the steps `first_number` to `last_number`, counted from 1, of a config's run.
 
     Args:
         dataset: what `stream.training` returned.
         shard: of this worker.
         source: the training split, which `dataset` reads.
         split: its name, for messages.
-        first_step: the first step to read.
-        last_step: the last one.
+        first_number: the first step to read.
+        last_number: the last one.
         seed: of the run.
         global_batch: examples per step.
         shuffle: see `order.example_ids`.
         part: see `stream.locate_rows`.
     """
-    part = order.Part(total=len(source)) if part is None else part
+    part = order.WorkerExamples(total=len(source)) if part is None else part
     locate = stream.locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
-    first = (first_step - 1) * shard.local_replicas
-    elements = dataset(first_step - 1, last_step).take((last_step - first_step + 1) * shard.local_replicas)
+    first = (first_number - 1) * shard.local_replicas
+    elements = dataset(first_number - 1, last_number).take((last_number - first_number + 1) * shard.local_replicas)
     for number, batch in enumerate(elements, first):
         step, rows, _ = locate(tf.constant(number, tf.int64))
         columns = {name: value.numpy() for name, value in batch.items()}
@@ -109,19 +138,19 @@ def rows_of_steps(
 
 
 def rows_of_batches(
-    batches: Iterable[Sequence[Mapping[str, tf.Tensor]]], source: Any, split: str, number: str, first_step: int
+    batches: Iterable[Sequence[Mapping[str, tf.Tensor]]], source: Any, split: str, number: str, first_number: int
 ) -> Iterator[Rows]:
-    """Yields this worker's examples of the steps from `first_step` on, counted from 1; batches hold their numbers.
+    """Yields this worker's examples of the steps from `first_number` on, counted from 1; batches hold their numbers.
 
     Args:
         batches: for each step, the batches of this worker's replicas.
         source: the training split.
         split: its name, for messages.
         number: the column of an example's number in `source`.
-        first_step: the step of the first of `batches`.
+        first_number: the step of the first of `batches`.
     """
-    whole = order.Part(total=0)
-    for step, replicas in enumerate(batches, first_step):
+    whole = order.WorkerExamples(total=0)
+    for step, replicas in enumerate(batches, first_number):
         for batch in replicas:
             columns = {name: value.numpy() for name, value in batch.items() if name != number}
             yield Rows(
@@ -129,7 +158,9 @@ def rows_of_batches(
             )
 
 
-def _place(source: Any, split: str, rows: np.ndarray, part: order.Part, column: str, at: tuple[int, ...]) -> str:
+def _place(
+    source: Any, split: str, rows: np.ndarray, part: order.WorkerExamples, column: str, at: tuple[int, ...]
+) -> str:
     row = int(rows[at[0]])
     # With a tf.data.Dataset, the row is a hash of the example.
     example, read = source.find(row) if hasattr(source, "find") else (part.ids(row), _read(source, row))

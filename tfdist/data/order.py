@@ -9,8 +9,8 @@ SALT = 0x0DE2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The examples of a split that belong to one worker for the whole run."""
+class WorkerExamples:
+    """The examples of a split that belong to one worker for the whole run, numbered from 0: rows."""
 
     # Examples of the whole split.
     total: int

@@ -1,6 +1,5 @@
-"""Makes the input pipelines of a config: `config.data.pipeline` and `config.data.shards`."""
+"""Makes the input of a config's run: `config.data.pipeline` and `config.data.shards`."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,12 +8,10 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.config import batches
 from tfdist.data import cache, description, fixed_shards, inspection, stream, textbook
-from tfdist.data.stream import Batch, Prepare, ReplicaShard
-
-# () -> the evaluation dataset of one worker, and its steps.
-Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
+from tfdist.data.feed import Feed, Sizes
+from tfdist.data.inputs import Inputs
+from tfdist.data.stream import Batch, ReplicaShard
 
 
 class Distributor(Protocol):
@@ -32,115 +29,143 @@ class Distributor(Protocol):
         """Returns the parts of an iterator's element that belong to this worker's replicas."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelines:
-    """The input of training and evaluation, for one worker."""
-
-    # (first_step, last_step) -> prepared batches of these steps, repeated endlessly: of this worker's replicas, or
-    # global ones.
-    training: Callable[[int, int], tf.data.Dataset]
-    # (first_step, last_step) -> an iterator over them, with an element for all local replicas in each step.
-    open_training: Callable[[int, int], Iterator[Any]]
-    # None: no evaluation.
-    evaluation: Evaluation | None
-    # Shapes and dtypes of the batch of one replica.
-    spec: dict[str, tf.TensorSpec]
-    # Split -> its source: all workers must read the same examples from it.
-    compared: Mapping[str, Any]
-    # (prepare, count) -> the first examples of the training split; see `stream.first_examples`.
-    first_examples: Callable[[Prepare, int], Batch]
-    # (first step, last step), counted from 1 -> this worker's examples of these steps, by their numbers in the split.
-    rows_of_steps: Callable[[int, int], Iterable[inspection.Rows]]
-    # step(context, batch) -> the same step, whose batches have the shapes of `spec`.
-    with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
-    # Lines for the log.
-    notes: tuple[str, ...] = ()
-
-
-def make(
-    config: config_lib.Config, prepare: Prepare, train: Any, evaluation: Any, shard: ReplicaShard, cluster: Distributor
-) -> Pipelines:
-    """Makes the pipelines of one worker.
+def make_feed(
+    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
+) -> Feed:
+    """Makes the input of one worker.
 
     Args:
-        prepare: prepare(batch, seeds, *, training) -> batch.
-        train: the training split: a `Source`, or a `DatasetSource` with the textbook pipeline.
-        evaluation: the evaluation split, likewise; None: no evaluation.
+        config: of the run.
+        inputs: with the sources of both splits: a `Source`, or a `DatasetSource` with the textbook pipeline.
+        sizes: of the run.
         shard: the replicas of this worker.
+        cluster: distributes datasets.
 
     Raises:
         ValueError: the config contradicts the data, or `prepare` returns what cannot be batched.
     """
-    make_training = _textbook if config.data.pipeline == "textbook" else _replica_shards
-    return make_training(config, prepare, train, evaluation, shard, cluster)
+    make = _make_textbook_feed if config.data.pipeline == "textbook" else _make_stream_feed
+    return make(config, inputs, sizes, shard, cluster)
 
 
-def _replica_shards(
-    config: config_lib.Config, prepare: Prepare, train: Any, evaluation: Any, shard: ReplicaShard, cluster: Distributor
-) -> Pipelines:
+def _combine(
+    config: config_lib.Config,
+    inputs: Inputs,
+    evaluate: Callable[[], tuple[tf.data.Dataset, int]],
+    compared: Mapping[str, Any],
+    rows_of_steps: Callable[[int, int], Iterable[inspection.Rows]],
+    *,
+    spec: dict[str, tf.TensorSpec],
+    reads_files: bool,
+    **fields: Any,
+) -> Feed:
+    """Makes a `Feed` of the parts in which the two pipelines differ.
+
+    Args:
+        config: of the run.
+        inputs: with the sources of both splits.
+        evaluate: makes the dataset of an evaluation, if there is a split for it.
+        compared: split -> its source: all workers must read the same examples from it.
+        rows_of_steps: (first_number, last_number), counted from 1 -> this worker's examples of these steps.
+        spec: shapes and dtypes of the batch of a replica.
+        reads_files: whether this worker looks at the sizes and times of files.
+        fields: other fields of the `Feed`.
+    """
+    options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
+    by_name = dict(zip((options.train_split, options.evaluation_split), splits, strict=True))
+
+    def verify() -> None:
+        for source in splits:
+            getattr(source, "verify", lambda: None)()
+
+    return Feed(
+        spec=spec,
+        # The dataset is made at the first evaluation: every later one uses a new iterator of it.
+        evaluation=None if inputs.evaluation_source is None else functools.cache(evaluate),
+        examples=functools.partial(inspection.read_examples, compared, reads_files=reads_files),
+        first_nonfinite=lambda *numbers: inspection.first_nonfinite(rows_of_steps(*numbers)),
+        find_label=functools.partial(inspection.example_with_label, by_name, config.objective.get("labels", "label")),
+        verify=verify,
+        preparation=description.describe(options.prepare, spec),
+        example_name="images" if "image" in spec else "examples",
+        **fields,
+    )
+
+
+def _make_stream_feed(
+    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
+) -> Feed:
     """The default: random access to the examples of this worker's replicas."""
     options, parts, notes = config.data, (None, None), ()
-    sizes = options.batch_size, batches.evaluation_batch_size(config)
+    train, evaluation, batches = (
+        inputs.train_source,
+        inputs.evaluation_source,
+        (sizes.global_batch, sizes.evaluation_batch),
+    )
+    reads_files = shard.first_replica == 0
     if options.shards != "batch" and cluster.num_workers > 1:
         train, train_part = fixed_shards.divide(train, shard, options.train_split, options.shards)
         evaluation, evaluation_part = fixed_shards.divide(evaluation, shard, options.evaluation_split, options.shards)
         parts, notes = (train_part, evaluation_part), (fixed_shards.note(cluster.num_workers, options.shards),)
-        shard, sizes = fixed_shards.local_shard(shard), tuple(size // cluster.num_workers for size in sizes)
+        shard, batches = fixed_shards.local_shard(shard), tuple(size // cluster.num_workers for size in batches)
     train_source = train
-    train, train_prepare = cache.cached(options, train, prepare, training=True)
-    evaluation, evaluation_prepare = cache.cached(options, evaluation, prepare, training=False)
-    ordering = {"seed": config.seed, "global_batch": sizes[0], "shuffle": options.shuffle, "part": parts[0]}
+    train, train_prepare = cache.cached(options, train, inputs.prepare, training=True)
+    evaluation, evaluation_prepare = cache.cached(options, evaluation, inputs.prepare, training=False)
+    ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
     training = stream.training(train, train_prepare, shard, **ordering)
     searched = (training, shard, train_source, options.train_split)
-    evaluate = functools.partial(stream.evaluation, evaluation, evaluation_prepare, shard, part=parts[1])
-    return Pipelines(
-        training=training,
-        open_training=lambda first_step, last_step: cluster.distribute(training(first_step, last_step)),
-        evaluation=None if evaluation is None else _once(evaluate, sizes[1], config.seed),
+    return _combine(
+        config,
+        inputs,
+        lambda: stream.evaluation(
+            evaluation, evaluation_prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
+        ),
+        {} if notes else {"train": train, "evaluation": evaluation},
+        functools.partial(inspection.rows_of_steps, *searched, **ordering),
         spec=description.element_spec(training(0, 1)),
-        compared={} if notes else {"train": train, "evaluation": evaluation},
+        reads_files=reads_files,
+        sizes=sizes,
+        training=training,
+        open_training=lambda start, stop: cluster.distribute(training(start, stop)),
         first_examples=functools.partial(stream.first_examples, train_source, seed=config.seed),
-        rows_of_steps=functools.partial(inspection.rows_of_steps, *searched, **ordering),
         notes=notes,
     )
 
 
-def _textbook(
-    config: config_lib.Config, prepare: Prepare, train: Any, evaluation: Any, shard: ReplicaShard, cluster: Distributor
-) -> Pipelines:
-    options, train_source = config.data, train
+def _make_textbook_feed(
+    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
+) -> Feed:
+    options, train_source, evaluation = config.data, inputs.train_source, inputs.evaluation_source
+    train, train_prepare, first_examples = train_source, inputs.prepare, textbook.first_examples
+    evaluation_prepare, evaluate = inputs.prepare, textbook.evaluation
     if isinstance(train, textbook.DatasetSource):
         if options.cache != "none":
             raise ValueError(
                 f"config.data.cache={options.cache!r} needs random access: call Dataset.cache() in your source."
             )
-        train_prepare, first_examples = prepare, textbook.first_examples
-        evaluate = functools.partial(textbook.evaluation, evaluation, prepare, shard)
     else:
         if options.auto_shard == "file":
             raise ValueError(
                 'config.data.auto_shard="file" needs a source that returns a tf.data.Dataset of files, but '
                 f'{options.source["target"]} has random access: set it to "data".'
             )
-        first_examples = stream.first_examples
-        train, train_prepare = cache.cached(options, train, prepare, training=True)
-        evaluation, evaluation_prepare = cache.cached(options, evaluation, prepare, training=False)
-        evaluate = functools.partial(stream.evaluation, evaluation, evaluation_prepare, shard)
+        first_examples, evaluate = stream.first_examples, stream.evaluation
+        train, train_prepare = cache.cached(options, train, inputs.prepare, training=True)
+        evaluation, evaluation_prepare = cache.cached(options, evaluation, inputs.prepare, training=False)
     make_training = functools.partial(
         textbook.training, train, train_prepare, options, num_workers=cluster.num_workers, seed=config.seed
     )
     training = make_training()
 
-    def open_training(first_step: int, last_step: int, training: Callable[..., Any] = training) -> Iterator[Any]:
-        dataset, drop = training(first_step, last_step)
+    def open_training(start: int, stop: int, training: Callable[..., Any] = training) -> Iterator[Any]:
+        dataset, drop = training(start, stop)
         return cluster.distribute_global(dataset, options.auto_shard, drop)
 
-    def rows_of_steps(first_step: int, last_step: int) -> Iterator[inspection.Rows]:
-        elements = open_training(first_step - 1, last_step, make_training(numbered=True))
-        batches = map(cluster.local_values, itertools.islice(elements, last_step - first_step + 1))
-        return inspection.rows_of_batches(batches, train_source, options.train_split, textbook.ID, first_step)
+    def rows_of_steps(first_number: int, last_number: int) -> Iterator[inspection.Rows]:
+        elements = open_training(first_number - 1, last_number, make_training(numbered=True))
+        batches = map(cluster.local_values, itertools.islice(elements, last_number - first_number + 1))
+        return inspection.rows_of_batches(batches, train_source, options.train_split, textbook.ID, first_number)
 
-    size = batches.evaluation_batch_size(config)
     spec = {
         name: tf.TensorSpec([one.shape[0] // shard.num_replicas, *one.shape[1:]], one.dtype)
         for name, one in description.element_spec(training(0, 1)[0]).items()
@@ -152,19 +177,18 @@ def _textbook(
 
         return known
 
-    return Pipelines(
-        training=lambda first_step, last_step: training(first_step, last_step)[0],
-        open_training=open_training,
-        evaluation=None if evaluation is None else _once(evaluate, size, config.seed),
+    return _combine(
+        config,
+        inputs,
+        lambda: evaluate(evaluation, evaluation_prepare, shard, global_batch=sizes.evaluation_batch, seed=config.seed),
+        {"train": train, "evaluation": evaluation},
+        rows_of_steps,
         spec=spec,
-        compared={"train": train, "evaluation": evaluation},
+        reads_files=shard.first_replica == 0,
+        sizes=sizes,
+        training=lambda start, stop: training(start, stop)[0],
+        open_training=open_training,
         first_examples=functools.partial(first_examples, train, seed=config.seed),
-        rows_of_steps=rows_of_steps,
         with_known_shapes=with_known_shapes,
         notes=(textbook.note(options, cluster.num_workers), *textbook.caveats(train)),
     )
-
-
-def _once(evaluate: Callable[..., tuple[tf.data.Dataset, int]], global_batch: int, seed: int) -> Evaluation:
-    """Makes the dataset at the first evaluation: every later one uses a new iterator of it."""
-    return functools.cache(lambda: evaluate(global_batch=global_batch, seed=seed))

@@ -74,7 +74,7 @@ def training(
     global_batch: int,
     seed: int,
     shuffle: bool,
-    part: order.Part | None = None,
+    part: order.WorkerExamples | None = None,
 ) -> Callable[[int, int], tf.data.Dataset]:
     """Returns a function that creates the training dataset of one worker.
 
@@ -88,11 +88,11 @@ def training(
         part: see `locate_rows`.
 
     Returns:
-        dataset(first_step, last_step): prepared batches [global_batch / num_replicas, ...] of the steps [first_step,
-        last_step), repeated endlessly; see `_pipeline`. `prepare` is traced once for all calls.
+        dataset(start, stop): prepared batches [global_batch / num_replicas, ...] of the steps [start,
+        stop), repeated endlessly; see `_pipeline`. `prepare` is traced once for all calls.
     """
     read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
-    part = order.Part(total=len(source)) if part is None else part
+    part = order.WorkerExamples(total=len(source)) if part is None else part
     locate = locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
 
     @tf.function(autograph=False)
@@ -104,7 +104,7 @@ def training(
 
 
 def locate_rows(
-    num_examples: int, shard: ReplicaShard, *, global_batch: int, seed: int, shuffle: bool, part: order.Part
+    num_examples: int, shard: ReplicaShard, *, global_batch: int, seed: int, shuffle: bool, part: order.WorkerExamples
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
     """Returns locate(element) -> the step (int64 []), the rows of the source (int64 [n]) and the epoch (int64 []).
 
@@ -148,7 +148,7 @@ def evaluation(
     *,
     global_batch: int,
     seed: int,
-    part: order.Part | None = None,
+    part: order.WorkerExamples | None = None,
 ) -> tuple[tf.data.Dataset, int]:
     """Returns the evaluation dataset of one worker: every example of `source` once, padded to full batches.
 
@@ -159,7 +159,7 @@ def evaluation(
         (dataset, steps): pairs of a batch and its mask, bool [global_batch / num_replicas], False for padding; and the
         number of steps of one pass.
     """
-    part = order.Part(total=len(source)) if part is None else part
+    part = order.WorkerExamples(total=len(source)) if part is None else part
     num_examples = len(source)
     steps = -(-part.total // (global_batch * part.count))
     read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
@@ -175,10 +175,8 @@ def evaluation(
     return _pipeline(shard, load, 0, steps), steps
 
 
-def _pipeline(
-    shard: ReplicaShard, load: Callable[[tf.Tensor], Any], first_step: int, last_step: int
-) -> tf.data.Dataset:
-    elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas)
+def _pipeline(shard: ReplicaShard, load: Callable[[tf.Tensor], Any], start: int, stop: int) -> tf.data.Dataset:
+    elements = tf.data.Dataset.range(start * shard.local_replicas, stop * shard.local_replicas)
     # Endless, although the loop takes only the steps it needs: with a finite dataset, the workers would communicate in
     # every step whether all have another batch, and batches would have dynamic shapes.
     elements = elements.repeat()

@@ -21,8 +21,6 @@ from tfdist.data.stream import Batch, Prepare, ReplicaShard, Source
 ID, _EPOCH = "tfdist example", "tfdist epoch"
 # Examples that a source reads at a time.
 _CHUNK = 256
-# Rows that workers compare at the start.
-_COMPARED = 16
 
 
 class DatasetSource:
@@ -79,7 +77,7 @@ class DatasetSource:
         position, example = next(iter(same))
         return int(position), example
 
-    def first_rows(self, count: int = _COMPARED) -> Batch:
+    def first_rows(self, count: int) -> Batch:
         """Returns the first `count` examples, or all."""
         return next(iter(self.dataset.batch(count)))
 
@@ -120,7 +118,7 @@ def training(
         numbered: the batches also have the numbers of their examples, as `ID`.
 
     Returns:
-        batches(first_step, last_step) -> (dataset, drop): prepared batches [batch_size, ...] of these steps, repeated
+        batches(start, stop) -> (dataset, drop): prepared batches [batch_size, ...] of these steps, repeated
         endlessly, after `drop` steps that the workers must take and drop.
     """
     prepare = autograph.convert_prepare(prepare)
@@ -141,9 +139,9 @@ def training(
         number = tf.constant(epoch, tf.int64)
         return shuffled.take(epoch_steps * options.batch_size).map(_adding(number))
 
-    def batches(first_step: int, last_step: int) -> tuple[tf.data.Dataset, int]:
-        epoch, skip, drop = _start(first_step, epoch_steps, _steps_per_batch(source, options, num_workers))
-        dataset = _joined([one_epoch(number) for number in range(epoch, -(-last_step // epoch_steps))])
+    def batches(start: int, stop: int) -> tuple[tf.data.Dataset, int]:
+        epoch, skip, drop = _start(start, epoch_steps, _steps_per_batch(source, options, num_workers))
+        dataset = _joined([one_epoch(number) for number in range(epoch, -(-stop // epoch_steps))])
         if options.auto_shard == "hint" and num_workers > 1:
             hint = tf.data.experimental.SHARD_HINT
             dataset = dataset.shard(hint, hint)
@@ -179,13 +177,13 @@ def _steps_per_batch(source: Source | DatasetSource, options: config.Data, num_w
     return None if isinstance(source, DatasetSource) else 1  # "auto": by data, as there are no files to shard.
 
 
-def _start(first_step: int, epoch_steps: int, steps_per_batch: int | None) -> tuple[int, int, int]:
+def _start(start: int, epoch_steps: int, steps_per_batch: int | None) -> tuple[int, int, int]:
     """Returns the epoch with which to start, the batches of a worker to skip in it, and the steps to drop then."""
     if steps_per_batch is None:
-        return 0, 0, first_step
+        return 0, 0, start
     # At the start of each group of this many epochs, a worker has used up whole batches.
-    epoch = first_step // epoch_steps // steps_per_batch * steps_per_batch
-    return epoch, *divmod(first_step - epoch * epoch_steps, steps_per_batch)
+    epoch = start // epoch_steps // steps_per_batch * steps_per_batch
+    return epoch, *divmod(start - epoch * epoch_steps, steps_per_batch)
 
 
 def _joined(datasets: list[tf.data.Dataset]) -> tf.data.Dataset:

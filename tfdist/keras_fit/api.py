@@ -13,7 +13,6 @@ Importing this module changes nothing in Keras. `fit` and `evaluate` replace met
 generators while they run.
 """
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -107,20 +106,28 @@ def _train(
 ) -> keras.callbacks.History:
     shapes_named = data_errors.shapes_named(model, data.element_spec)
     with interruption.handlers_if(workdir is not None) as stop, restored.patched(model) as stack, shapes_named:
-        run = setup.make_run(cluster, model, config, data, validation, workdir, stop, stack)
-        steps, epochs = run.steps_per_epoch, round(config.train.epochs)
-        runner = callbacks_lib.make_callbacks(
-            cluster, model, callbacks, verbose=verbose, epochs=epochs, steps=steps, workdir=workdir
+        run = setup.make_run(
+            cluster,
+            model,
+            config,
+            data,
+            validation,
+            callbacks,
+            verbose,
+            workdir,
+            stop,
+            stack,
+            initial_epoch=initial_epoch,
         )
-        steps_before = _steps_made(run)
-        with own_setup.explained(model, run.objective), data_errors.explained(steps):
-            code = trainer.train(dataclasses.replace(run, callbacks=runner, first_step=initial_epoch * steps))
+        sizes, steps_before = run.feed.sizes, _steps_made(run)
+        with own_setup.explained(model, run.objective), data_errors.explained(sizes.steps_per_epoch):
+            code = trainer.train(run)
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
-    made = initial_epoch * steps + _steps_made(run) - steps_before
-    base.count_passes(data, made, ended_early=made < epochs * steps)
-    return runner.history
+    made = sizes.first_step + _steps_made(run) - steps_before
+    base.count_passes(data, made, ended_early=made < sizes.total_steps)
+    return run.callbacks.history
 
 
 def _steps_made(run: trainer.Run) -> int:
@@ -173,9 +180,9 @@ def evaluate(
         train=config_lib.Train(epochs=1),
     )
     with restored.patched(model) as stack, data_errors.shapes_named(model, data.element_spec):
-        run = setup.make_run(cluster, model, config, data, data, None, interruption.StopRequest(), stack)
-        called = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-        tools = trainer.make_silent_tools(dataclasses.replace(run, callbacks=called))
+        stop = interruption.StopRequest()
+        run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
+        tools = trainer.make_silent_tools(run)
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
             runner, empty = tools.evaluation_steps, run.objective.may_be_empty
             runner.run_steps = setup.kept(cluster, model, "evaluation", runner.run_steps, may_be_empty=empty)

@@ -53,6 +53,4 @@ def make_callbacks(
             print(f"BackupAndRestore is ignored: tfdist.fit saves and resumes in {workdir}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    found = trainer.CallbackRunner(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
-    found.console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
-    return found
+    return trainer.CallbackRunner(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)

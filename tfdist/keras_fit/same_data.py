@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.data.feed import Examples
 from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, RandomAccessAdapter
-from tfdist.training import api as trainer
 
-# Examples that are read for the comparison, evenly spaced.
+# Examples that are read to compare them with those of other workers, evenly spaced.
 _EXAMPLES = 16
 # Values of a float column that are compared if its hash differs, and their relative tolerance.
 _VALUES, _TOLERANCE = 2**16, 1e-4
@@ -41,7 +41,7 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
     size = f"{adapter.steps} steps of {adapter.batch_size} examples"
     if isinstance(adapter, RandomAccessAdapter):
         size = f"{adapter.num_examples} examples, {size}"
-    columns = _sample(adapter)
+    columns = _sample(adapter, _EXAMPLES)
     own = {name: (f"{values.dtype} {list(values.shape)}", digest(values)) for name, values in columns.items()}
     floats = {name: _some(values) for name, values in columns.items() if _is_float(values)}
     content = b""
@@ -68,12 +68,12 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
         )
 
 
-def hashes(adapter: DataAdapter) -> trainer.DataHashes:
-    """Hashes the size of arrays, and some rows, to notice if a run resumes with other data."""
+def examples(adapter: DataAdapter, count: int) -> Examples:
+    """Hashes the size of arrays, and `count` rows, to notice if a run resumes with other data."""
     if not isinstance(adapter, RandomAccessAdapter):
-        return trainer.DataHashes()
-    columns = {name: f"{values.dtype} {digest(values)}" for name, values in _sample(adapter).items()}
-    return trainer.DataHashes(own={"the number of examples": str(adapter.num_examples), **columns})
+        return Examples()
+    columns = {name: f"{values.dtype} {digest(values)}" for name, values in _sample(adapter, count).items()}
+    return Examples(own={"the number of examples": str(adapter.num_examples), **columns})
 
 
 def digest(values: np.ndarray) -> str:
@@ -88,10 +88,10 @@ def digest(values: np.ndarray) -> str:
     return hashed.hexdigest()
 
 
-def _sample(adapter: DataAdapter) -> dict[str, np.ndarray]:
+def _sample(adapter: DataAdapter, count: int) -> dict[str, np.ndarray]:
     """Returns values of each column by name; empty if reading would consume the data."""
     if isinstance(adapter, RandomAccessAdapter):
-        ids = np.unique(np.linspace(0, adapter.num_examples - 1, _EXAMPLES).astype(np.int64))
+        ids = np.unique(np.linspace(0, adapter.num_examples - 1, count).astype(np.int64))
         reading = tf.data.Dataset.from_tensors(ids).map(tf.autograph.experimental.do_not_convert(adapter.read))
         return base.named_columns(next(iter(reading)))
     if isinstance(adapter, BatchAdapter) and adapter.sample is not None:

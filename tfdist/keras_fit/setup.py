@@ -13,10 +13,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.checkpoint import export
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import metric_state, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
@@ -34,14 +37,20 @@ def make_run(
     config: config_lib.Config,
     adapter: DataAdapter,
     validation: DataAdapter | None,
+    callbacks: Any,
+    verbose: str | int,
     workdir: Path | None,
     stop: interruption.StopRequest,
     stack: contextlib.ExitStack,
+    *,
+    initial_epoch: int = 0,
 ) -> trainer.Run:
-    """Makes a run of a compiled model, without callbacks, that trains on `adapter`.
+    """Makes a run of a compiled model that trains on `adapter`.
 
     Args:
         validation: evaluated after epochs; if it is `adapter`, the run does not train.
+        callbacks: what Keras accepts as `callbacks`. They are made after the model is built.
+        verbose: as in Keras.
         stack: restores what the run replaces in the model.
 
     Raises:
@@ -55,38 +64,61 @@ def make_run(
         kinds = {} if validation is adapter else {"train": adapter}
         kinds |= {} if validation is None else {"test": validation}
         own = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
-        context, train_step = own.context, own_objective.train_step
-        more = own.variables
+        context, train_step, more = own.context, own_objective.train_step, own.variables
     else:
         trains = validation is not adapter
         context = _compiled(cluster, model, config, adapter, stack, may_be_empty=may_be_empty, trains=trains)
         train_step, more = trainer.train_step, {}
     trainer.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
-    shard = trainer.replica_shard(cluster)
-    training_data = functools.partial(adapter.dataset, shard)
+    feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
+    lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **lengths)
+    console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return trainer.Run(
         config=config,
         workdir=workdir,
         cluster=cluster,
         stop=stop,
         context=context,
-        by_epochs=True,
-        training_data=training_data,
-        open_training=lambda first_step, last_step: cluster.distribute(training_data(first_step, last_step)),
-        evaluation_data=None if validation is None else functools.partial(_one_pass, validation, shard),
-        evaluation_examples=None,
-        steps_per_epoch=adapter.steps,
-        total_steps=round(config.train.epochs * adapter.steps),
-        learning_rate=trainer.settable_learning_rate(context.optimizer),
-        callbacks=trainer.CallbackRunner(cluster, model),
-        data_hashes=trainer.DataHashes if workdir is None else functools.partial(same_data.hashes, adapter),
-        notes=_notes(adapter, workdir),
+        feed=feed,
+        callbacks=runner,
+        is_script=True,
+        log=trainer.Log(console=console, notes=_notes(adapter, workdir)),
+        export=functools.partial(export.export, model),
         train_step=train_step,
         more_variables=more,
-        search_data=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
-        find_label=functools.partial(rows_of_steps.with_label, {"": adapter, "validation_data: ": validation}, shard),
         execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
+    )
+
+
+def _make_feed(
+    cluster: Cluster,
+    config: config_lib.Config,
+    adapter: DataAdapter,
+    validation: DataAdapter | None,
+    initial_epoch: int,
+    *,
+    compares: bool,
+) -> Feed:
+    """Makes the input of a run; `compares`: whether a run that resumes compares the data with those of before."""
+    shard = trainer.replica_shard(cluster)
+    training = functools.partial(adapter.dataset, shard)
+    return Feed(
+        sizes=Sizes(
+            global_batch=adapter.batch_size,
+            replicas=cluster.num_replicas,
+            steps_per_epoch=adapter.steps,
+            total_steps=round(config.train.epochs * adapter.steps),
+            first_step=initial_epoch * adapter.steps,
+        ),
+        spec=adapter.element_spec,
+        training=training,
+        open_training=lambda start, stop: cluster.distribute(training(start, stop)),
+        evaluation=None if validation is None else functools.partial(_one_pass, validation, shard),
+        examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
+        first_nonfinite=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
+        find_label=functools.partial(rows_of_steps.with_label, {"": adapter, "validation_data: ": validation}, shard),
     )
 
 

@@ -14,20 +14,20 @@ def start_lines(run: Any, resumed_step: int | None) -> list[str]:
         resumed_step: the step of the restored checkpoint; None: a new run.
     """
     config, replicas, workers = run.config, run.cluster.num_replicas, run.cluster.num_workers
-    batch = config.data.batch_size
+    sizes = run.feed.sizes
     state = "a new run" if resumed_step is None else f"resumed after step {resumed_step}"
-    evaluated = "" if run.evaluation_examples is None else f", {run.evaluation_examples:,} for evaluation"
-    per_replica = f", {batch // replicas} per replica" if replicas > 1 else ""
-    epochs = run.total_steps / run.steps_per_epoch
+    evaluated = "" if sizes.evaluation_examples is None else f", {sizes.evaluation_examples:,} for evaluation"
+    per_replica = f", {sizes.per_replica} per replica" if replicas > 1 else ""
+    epochs = sizes.total_steps / sizes.steps_per_epoch
     parameters = run.context.model.count_params()
     name = config.model.get("name")  # Of a network of keras.applications.
     model = f"{config.model.get('target')}{f'(name={name})' if name else ''}"
     return [
-        *([f"config     {run.config_file}"] if run.config_file else []),
+        *([f"config     {run.log.config_file}"] if run.log.config_file else []),
         f"workdir    {run.workdir}, {state}",
-        f"data       {run.training_examples or 0:,} examples for training{evaluated}",
-        f"batch      {batch:,} examples{per_replica}; {_count(run.steps_per_epoch, 'step')} per epoch, "
-        f"{_count(run.total_steps, 'step')} in {epochs:.4g} epoch{'s' * (epochs != 1)}",
+        f"data       {sizes.training_examples or 0:,} examples for training{evaluated}",
+        f"batch      {sizes.global_batch:,} examples{per_replica}; {_count(sizes.steps_per_epoch, 'step')} per epoch, "
+        f"{_count(sizes.total_steps, 'step')} in {epochs:.4g} epoch{'s' * (epochs != 1)}",
         f"model      {model}, {parameters:,} parameters, {config.train.precision}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
     ]

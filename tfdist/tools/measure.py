@@ -78,7 +78,7 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
         # The step of one replica has no all-reduce.
         context = dataclasses.replace(context, cluster=dataclasses.replace(run.cluster, num_replicas=1))
     call = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, context))
-    iterator = run.open_training(0, steps + 1)
+    iterator = run.feed.open_training(0, steps + 1)
     nothing = tf.zeros([], tf.float64)
     call(iterator, tf.constant(1, tf.int32), nothing)[0].numpy()
     started = time.perf_counter()

@@ -9,8 +9,7 @@ from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.evaluate import evaluate
 from tfdist.training.loop import train
 from tfdist.training.loop_tools import make_silent_tools
-from tfdist.training.run import Run, replica_shard
-from tfdist.training.state import DataHashes
+from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.step.context import StepContext, build_context
 from tfdist.training.step.context import statistics as find_statistics
 from tfdist.training.step.gradients import Gradients, sum_over_replicas
@@ -25,7 +24,6 @@ from tfdist.training.step.normalization.synchronized_norm import shard_present
 from tfdist.training.step.objective import ShardResult
 from tfdist.training.step.optimizer import (
     methods_restored,
-    settable_learning_rate,
     start_averages,
     step_count,
     take_over_reduction,

@@ -44,22 +44,23 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
         DamagedCheckpointError: there are checkpoints, and none is valid.
         ValueError: the checkpoint is of another model or optimizer.
     """
+    rate = optimizer_lib.settable_learning_rate(run.context.optimizer)  # Callbacks may change it from now on.
     if run.workdir is None:
         run.callbacks.train_begin()
-        return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run)
+        return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
     lock = _acquire_workdir(run) if run.cluster.is_chief else None
     try:
-        return _open_workdir(run, lock)
+        return _open_workdir(run, lock, rate)
     except BaseException:
         if lock is not None:
             lock.release()
         raise
 
 
-def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, TrainingState]:
+def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tuple[LoopTools, TrainingState]:
     damaged: list[str] = []
     saved = _find_newest(run, damaged)
-    state = _new_state(run) if saved is None else TrainingState.from_json(saved.state)
+    state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
@@ -67,7 +68,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None) -> tuple[LoopTools, Traini
     else:
         _restore(run, state, saved)
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
-        run.context.optimizer, run.learning_rate, state.learning_rate
+        run.context.optimizer, rate, state.learning_rate
     )
     report = report_run.open_report(run, str(run.workdir), resume_step=state.step, resume_evaluated=state.evaluated)
     for text in damaged:
@@ -111,12 +112,12 @@ def _end_second_writer(other: str) -> None:
     os._exit(1)
 
 
-def _new_state(run: Run) -> TrainingState:
+def _new_state(run: Run, rate: float | None) -> TrainingState:
     return TrainingState(
-        step=run.first_step,
-        evaluated=run.first_step,
-        epochs=run.first_step // run.steps_per_epoch,
-        learning_rate=run.learning_rate,
+        step=run.feed.sizes.first_step,
+        evaluated=run.feed.sizes.first_step,
+        epochs=run.feed.sizes.first_step // run.steps_per_epoch,
+        learning_rate=rate,
     )
 
 
@@ -151,7 +152,7 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
     run.cluster.allow_time_to_write(lambda: 3 * run.stop.save_seconds())
     if saved is not None:
-        ended = run.by_epochs and (state.step >= run.total_steps or run.callbacks.stop())
+        ended = run.is_script and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
         if (
@@ -176,7 +177,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     run = tools.run
     tools.consistency.check(state)
     if bad := tools.not_finite():
-        checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.first_step
+        checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.feed.sizes.first_step
         steps = (min(checked + 1, state.step), state.step)
         raise nonfinite.diverged(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
@@ -272,7 +273,7 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     try:
         if run.config.checkpoint.export:
             with run.evaluated_weights():
-                event = export.export(run.exported(run.context.model), model, run.model_input)
+                event = run.export(model)
             tools.report.event(event, state.step)
         run_info.write_config(str(run.workdir), run.config)  # A shorter run may end without a new checkpoint.
         files.write_json(str(finished), {"step": state.step, **best, **early})
@@ -317,7 +318,7 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
         return []
     old = diff.with_defaults(old, config_lib.Config(model={}))
     lines = diff.differences(run_info.to_json(old), run_info.to_json(run.config))
-    if run.by_epochs:  # A script's learning rate does not depend on its number of epochs, which may grow.
+    if run.is_script:  # A script's learning rate does not depend on its number of epochs, which may grow.
         lines = [line for line in lines if not line.startswith("train.epochs:")]
     if lines and not allow_changes:
         raise ValueError(

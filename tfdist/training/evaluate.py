@@ -20,9 +20,9 @@ from tfdist.training.state import TrainingState, add_totals
 
 def is_due(run: Run, step: int) -> bool:
     """Returns whether the run is evaluated after `step`."""
-    if run.evaluation_data is None:
+    if run.feed.evaluation is None:
         return False
-    if run.by_epochs and run.ends_at(step):  # As in Keras, an epoch that was cut short counts.
+    if run.is_script and run.ends_at(step):  # As in Keras, an epoch that was cut short counts.
         step = math.ceil(step / run.steps_per_epoch) * run.steps_per_epoch
     elif run.ends_at(step):
         return True
@@ -44,7 +44,7 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
 
 def _evaluate_split(tools: LoopTools, step: int, best: float | None, compare: bool) -> dict[str, float]:
     run, callbacks, started = tools.run, tools.run.callbacks, time.perf_counter()
-    dataset, steps = run.evaluation_data()
+    dataset, steps = run.feed.evaluation()
     batches = run.cluster.distribute(dataset)
     run.objective.reset()
     callbacks.call("on_test_begin")
@@ -68,7 +68,7 @@ def _evaluate_split(tools: LoopTools, step: int, best: float | None, compare: bo
     values = run.objective.results(totals)
     callbacks.call("on_test_end", logs=values)
     num_examples = round(totals["examples"])
-    assert run.evaluation_examples in (None, num_examples)
+    assert run.feed.sizes.evaluation_examples in (None, num_examples)
     values.pop("regularization", None)
     improved = compare and is_best(run.config.checkpoint, values, best)
     seconds = time.perf_counter() - started
@@ -103,7 +103,7 @@ def evaluate_only(run: Run, which: str) -> int:
         ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
             `data_errors_explained`.
     """
-    if run.evaluation_data is None:
+    if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
     saved = None
     if run.cluster.is_chief:
@@ -124,5 +124,9 @@ def evaluate_only(run: Run, which: str) -> int:
     finally:
         report.close()
     if run.cluster.is_chief:
-        print(json.dumps(files.nan_to_null({"step": saved.step, "num_examples": run.evaluation_examples, **values})))
+        print(
+            json.dumps(
+                files.nan_to_null({"step": saved.step, "num_examples": run.feed.sizes.evaluation_examples, **values})
+            )
+        )
     return 0

@@ -115,7 +115,7 @@ def _explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
     label = _LABEL.search(str(error))
     if label:
         value, outputs = label[1], int(label[2])
-        place = _search(run, f"the label {value} is out of range", functools.partial(run.find_label, int(value)))
+        place = _search(run, f"the label {value} is out of range", functools.partial(run.feed.find_label, int(value)))
         return ValueError(
             f"{f'{place} has' if place else 'The targets have'} the label {value}, but the model has {outputs} "
             f"outputs, for the labels 0 to {outputs - 1}: number the classes from 0 on, or give the last layer more "
@@ -129,8 +129,7 @@ def _explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
 
 def _first_damage(run: Run) -> ValueError | None:
     try:
-        for verify in run.verify:
-            verify()
+        run.feed.verify()
     except ValueError as damage:
         return damage
     return None

@@ -29,8 +29,8 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         SystemExit: a callback of a script raised it, and there is one worker.
     """
     changes = checkpointing.check_same_config(run, allow_config_changes)
-    finished = None if run.by_epochs else checkpointing.read_finished(run)
-    if not run.by_epochs and run.cluster.broadcast(finished is not None):
+    finished = None if run.is_script else checkpointing.read_finished(run)
+    if not run.is_script and run.cluster.broadcast(finished is not None):
         if run.cluster.is_chief:
             text = report_run.describe_finished(finished)
             print(f"This run is finished; nothing to do. {text}\nTo train again, choose another --workdir.")
@@ -44,9 +44,9 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         tools.report.event(f"changed: config.{line}", state.step)
     try:
         with data_errors_explained(run):
-            data = run.data_hashes()
+            data = start.hash_examples(run.feed.examples(start.EXAMPLES))
             start.check_start(run.cluster, data, state.to_json())
-            for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.by_epochs):
+            for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
                 tools.report.warning(text)
             tools.consistency.check(state)
             return _train_or_stop(tools, state)
@@ -54,7 +54,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         checkpointing.save_mismatch(tools, state)
         raise
     except SystemExit as end:
-        if run.by_epochs and run.cluster.num_workers == 1:
+        if run.is_script and run.cluster.num_workers == 1:
             raise  # A script may end itself in a callback.
         raise ValueError(
             f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {user_code.place(end)}: it ends "
@@ -83,7 +83,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         StopRequested: all workers agreed to stop.
     """
     run = tools.run
-    batches = run.open_training(state.step, run.total_steps)
+    batches = run.feed.open_training(state.step, run.total_steps)
     tools.report.progress(state.step, "compiling")
     run_due_actions(tools, state)  # What was due when the run was interrupted.
     while state.step < run.total_steps and not run.callbacks.stop():
@@ -94,7 +94,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         run.cluster.heartbeat(state.step)
         rolled_back = nonfinite.handle(tools, state, execution)
         if rolled_back:
-            batches = run.open_training(state.step, run.total_steps)
+            batches = run.feed.open_training(state.step, run.total_steps)
         else:
             state.add(execution.totals, execution.steps, time.perf_counter() - started)
             end_execution(run, state)
@@ -112,7 +112,7 @@ def next_due_step(tools: LoopTools, step: int) -> int:
     due = [run.total_steps, *tools.tensorboard.boundaries(step)]
     for section in (config.report, config.evaluation, config.agreement, config.checkpoint):
         due.append(triggers.next_due(section.every, step, run.steps_per_epoch))
-    if run.by_epochs or run.callbacks.active:
+    if run.is_script or run.callbacks.active:
         due.append(step - step_in_epoch + run.steps_per_epoch)
     if "train" in run.callbacks.batch_interval:
         interval = run.callbacks.batch_interval["train"]
@@ -189,17 +189,17 @@ def end_epoch_if_due(run: Run, state: TrainingState) -> None:
 def report_if_due(tools: LoopTools, state: TrainingState) -> None:
     """Reports the means since the last interval report, if one is due, and starts a new interval."""
     run, interval, every = tools.run, state.interval, tools.run.config.report.every
-    ends = run.ends_at(state.step) and not run.by_epochs and (every.steps or every.epochs)
+    ends = run.ends_at(state.step) and not run.is_script and (every.steps or every.epochs)
     if not (ends or triggers.is_due(every, state.step, run.steps_per_epoch)):
         return
     tools.report.train(
         state.step,
         # An interval of a script is an epoch. Its logs hold the metrics as well.
-        state.logs if run.by_epochs else run.objective.results(interval.totals),
+        state.logs if run.is_script else run.objective.results(interval.totals),
         learning_rate=optimizer_lib.learning_rate(run.context.optimizer),
         seconds=interval.seconds,
         steps=interval.steps,
-        num_examples=interval.steps * run.config.data.batch_size,
+        num_examples=interval.steps * run.feed.sizes.global_batch,
         skipped=None if run.config.train.nonfinite != "skip" else state.skipped,
         wait_share=wait_share(run, interval.totals),
         worker_shares=tools.train_steps.take_shares(),

@@ -2,25 +2,36 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.data.feed import Feed
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
-from tfdist.training.state import DataHashes
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.objective import Objective
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """What the log says besides the progress of a run."""
+
+    # What is printed: "all", "events" (no interval reports, no evaluations) or "nothing".
+    console: str = "all"
+    # The config file; "": not known.
+    config_file: str = ""
+    # Warnings about the data and the config.
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,56 +45,34 @@ class Run:
     # Stop requests to this worker.
     stop: interruption.StopRequest
     context: StepContext
-    # (first_step, last_step) -> this worker's shard of the steps [first_step, last_step), repeated endlessly; with the
-    # textbook pipeline, global batches.
-    training_data: Callable[[int, int], tf.data.Dataset]
-    # (first_step, last_step) -> an iterator over them, with an element for all local replicas in each step.
-    open_training: Callable[[int, int], Iterator[Any]]
-    # () -> this worker's shard of the evaluation split, repeated endlessly, and its steps; None: no evaluation.
-    evaluation_data: Callable[[], tuple[tf.data.Dataset, int]] | None
-    # Examples of the evaluation split; None: not known before it is read.
-    evaluation_examples: int | None
-    steps_per_epoch: int
-    total_steps: int
+    # The input, and the numbers of examples and steps.
+    feed: Feed
     callbacks: CallbackRunner
-    # Scripts: executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
-    by_epochs: bool = False
-    # Each reads a split, and raises a ValueError that names the first example that cannot be read.
-    verify: tuple[Callable[[], None], ...] = ()
-    # (label) -> the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
-    find_label: Callable[[int], str] = lambda label: ""
-    # Hashes the data, to compare it with that of other workers and of the saved run.
-    data_hashes: Callable[[], DataHashes] = DataHashes
-    # The first step of a new run: above 0 for a script with `initial_epoch`.
-    first_step: int = 0
-    # The chosen preparation of the data and what it returns, for the log; "": there is none.
-    preparation: str = ""
+    # Executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
+    is_script: bool = False
+    log: Log = Log()
     # The context in which the model has the weights that are evaluated and exported.
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    # The learning rate that the config or the script sets, if callbacks may change it; None: a schedule computes it.
-    learning_rate: float | None = None
-    # The name of examples in the log.
-    example_name: str = "examples"
-    # For the log, not known for scripts: the config file, and the examples of the training split.
-    config_file: str = ""
-    training_examples: int | None = None
-    # Warnings about the data, for the log.
-    notes: tuple[str, ...] = ()
-    # (first step, last step), counted from 1 -> the first of these steps whose examples, on this worker, have a value
-    # that is not finite, and a sentence about it; None: there is none.
-    search_data: Callable[[int, int], tuple[int, str] | None] = lambda first_step, last_step: None
     # (whether the data are the reason) -> what to do if a loss or weight is not finite.
     advice_if_diverged: Callable[[bool], str] = lambda in_data: ""
-    # Text about the input of the exported model; "": none.
-    model_input: str = ""
-    # The model -> what is exported of it.
-    exported: Callable[[keras.Model], keras.Model] = lambda model: model
+    # Exports the final model to a path (.keras), and returns what it did, for the log.
+    export: Callable[[Path], str]
     # The training step of each replica.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     # The context in which executions run.
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps of an epoch."""
+        return self.feed.sizes.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run."""
+        return self.feed.sizes.total_steps
 
     @property
     def objective(self) -> Objective:

@@ -4,25 +4,26 @@ import functools
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory, preprocessing
+from tfdist.checkpoint import directory, export, preprocessing
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.config import diff, specs
-from tfdist.data import description, inspection, pipelines
+from tfdist.data import description, pipelines
 from tfdist.data import inputs as inputs_lib
+from tfdist.data.feed import Feed
 from tfdist.data.inputs import Inputs
 from tfdist.report import reporter, run_info
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks import from_config
-from tfdist.training.consistency import nonfinite, start
+from tfdist.training.consistency import nonfinite
 from tfdist.training.run import Run
 from tfdist.training.step import context as context_lib
 from tfdist.training.step import local_sgd
@@ -32,11 +33,14 @@ from tfdist.training.step.random_numbers import seed_generators
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None = None) -> Run:
+def build_run(
+    config: config_lib.Config, workdir: Path, cluster: Cluster | None = None, *, config_file: str = ""
+) -> Run:
     """Checks the config, the cheapest checks first, connects to the other workers and builds the model.
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
+        config_file: for the log.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -52,14 +56,12 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
-    steps_per_epoch = inputs_lib.check_sizes(config, num_replicas, inputs.train_source, inputs.evaluation_source)
-    total_steps = config.train.steps or max(1, round(config.train.epochs * steps_per_epoch))
+    sizes = inputs_lib.make_sizes(config, inputs, num_replicas)
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
     config, precision_notes = precision.resolve(config, _saved_precision(workdir), cluster)
-    shard = run_lib.replica_shard(cluster)
-    data = pipelines.make(config, inputs.prepare, inputs.train_source, inputs.evaluation_source, shard, cluster)
-    context = build_model(config, cluster, inputs, data, steps_per_epoch, total_steps)
+    feed = pipelines.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
+    context = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     callbacks = from_config.make_callbacks(
         config,
@@ -67,49 +69,34 @@ def build_run(config: config_lib.Config, workdir: Path, cluster: Cluster | None 
         context.model,
         context.optimizer,
         context.names,
-        epochs=math.ceil(total_steps / steps_per_epoch),
-        steps=steps_per_epoch,
+        epochs=math.ceil(sizes.total_steps / sizes.steps_per_epoch),
+        steps=sizes.steps_per_epoch,
     )
+    _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
+    notes = (*feed.notes, *precision_notes, warmup_note)
     return Run(
         config=config,
         workdir=workdir,
         cluster=cluster,
         stop=stop,
         context=context,
-        **_data_fields(config, inputs, data),
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
-        data_hashes=functools.partial(start.hash_data, data.compared, own=cluster.is_chief),
+        feed=feed,
         callbacks=callbacks,
+        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes))),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
-        learning_rate=optimizer_lib.settable_learning_rate(context.optimizer),
-        notes=(*data.notes, *precision_notes, *_warmup_note(config, steps_per_epoch, total_steps)),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
-        train_step=data.with_known_shapes(local_sgd.choose_step(config.train)),
+        export=_make_export(config, inputs, feed, context.model),
+        train_step=feed.with_known_shapes(local_sgd.choose_step(config.train)),
     )
 
 
-def _data_fields(config: config_lib.Config, inputs: Inputs, data: pipelines.Pipelines) -> dict[str, Any]:
-    """Returns the fields of a `Run` about its data."""
-    options, training, evaluation = config.data, inputs.train_source, inputs.evaluation_source
-    return {
-        "training_data": data.training,
-        "open_training": data.open_training,
-        "evaluation_data": data.evaluation,
-        "training_examples": len(training),
-        "evaluation_examples": None if evaluation is None else len(evaluation),
-        "verify": tuple(source.verify for source in (training, evaluation) if hasattr(source, "verify")),
-        "find_label": functools.partial(
-            inspection.example_with_label,
-            {options.train_split: training, options.evaluation_split: evaluation},
-            config.objective.get("labels", "label"),
-        ),
-        "preparation": description.describe(options.prepare, data.spec),
-        "example_name": "images" if "image" in data.spec else "examples",
-        "model_input": description.usage(options.prepare, options.finish, config.objective, data.spec),
-        "search_data": lambda *steps: inspection.first_nonfinite(data.rows_of_steps(*steps)),
-        **preprocessing.run_fields(config, data.first_examples, inputs.prepare_all),
-    }
+def _make_export(config: config_lib.Config, inputs: Inputs, feed: Feed, model: keras.Model) -> Callable[[Path], str]:
+    """Returns the function that exports `model`, with its preprocessing or with a text about its input."""
+    if not config.checkpoint.export_preprocessing:
+        about = description.usage(config.data.prepare, config.data.finish, config.objective, feed.spec)
+        return functools.partial(export.export, model, about=about)
+    preprocess, about = preprocessing.make(config, feed.first_examples, inputs.prepare_all)
+    return lambda path: export.export(preprocessing.before(preprocess, model), path, about)
 
 
 def _saved_precision(workdir: Path) -> str | None:
@@ -119,11 +106,6 @@ def _saved_precision(workdir: Path) -> str | None:
         return None
     train = old.get("train")
     return train.get("precision", "float32") if isinstance(train, dict) else "float32"
-
-
-def _warmup_note(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> list[str]:
-    note = optimizer_lib.schedule_steps(config.learning_rate, steps_per_epoch, total_steps)[1]
-    return [note] if note else []
 
 
 def connect(
@@ -160,14 +142,7 @@ def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
     return values
 
 
-def build_model(
-    config: config_lib.Config,
-    cluster: Cluster,
-    inputs: Inputs,
-    data: pipelines.Pipelines,
-    steps_per_epoch: int,
-    total_steps: int,
-) -> context_lib.StepContext:
+def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed) -> context_lib.StepContext:
     """Builds the model, its objective and its optimizer in the cluster's scope.
 
     Raises:
@@ -180,12 +155,14 @@ def build_model(
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
         local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
-        optimizer = optimizer_lib.build_optimizer(config, local_steps * steps_per_epoch, local_steps * total_steps)
+        optimizer = optimizer_lib.build_optimizer(
+            config, local_steps * feed.sizes.steps_per_epoch, local_steps * feed.sizes.total_steps
+        )
     optimizer_lib.check_optimizer(optimizer)
-    objective = context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, data.spec)
+    objective = context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
     context = context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:
-        read = functools.partial(data.first_examples, inputs.prepare_all)
+        read = functools.partial(feed.first_examples, inputs.prepare_all)
         with cluster.scope():
             inputs.adapt(model, read)
         cluster.broadcast_variables(model.variables)  # Other processors may round differently.

@@ -37,7 +37,7 @@ def outcome(field: str, text: str) -> str | None:
             config_flags.parse(sys.argv)
             config = flags.FLAGS["config"].value
             inputs = inputs_lib.open_inputs(config)
-            inputs_lib.check_sizes(config, 1, inputs.train_source, inputs.evaluation_source)
+            inputs_lib.make_sizes(config, inputs, 1)
             optimizer_lib.build_optimizer(config, 10, 100)
             if not field.endswith(SMALL):
                 specs.build(config.model, field="config.model")

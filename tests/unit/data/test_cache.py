@@ -19,6 +19,7 @@ from tfdist import config as c
 from tfdist.config import diff, validate
 from tfdist.data import cache
 from tfdist.training import setup
+from tfdist.training.consistency import start as comparison
 from tfdist.zoo import prepare, sources
 
 # Keeps 1000 examples of a source that takes its time, in sys.argv[1]; says when it reads.
@@ -259,9 +260,9 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         config = c.Config(model={"target": "lab:linear"}, data=options, train=c.Train(steps=4))
         keras.utils.clear_session()
         run = setup.build_run(config, tmp_path / "run")
-        evaluation, steps = run.evaluation_data()
-        batches.append([*run.training_data(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
-        assert set(run.data_hashes().common) == {
+        evaluation, steps = run.feed.evaluation()
+        batches.append([*run.feed.training(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
+        assert set(comparison.hash_examples(run.feed.examples(4)).common) == {
             f"{what} of the {split} split"
             for what in ("the number of examples", "the fingerprint", "'image'", "'label'")
             for split in SPLITS

@@ -110,7 +110,10 @@ def test_a_worker_with_contiguous_shards_reads_only_its_files(tmp_path, shards, 
 def test_the_parts_of_uneven_splits_have_each_example_once():
     for total, count in ((11, 3), (5, 5), (1_281_167, 16)):
         for contiguous in (False, True):
-            parts = [order.Part(total=total, index=index, count=count, contiguous=contiguous) for index in range(count)]
+            parts = [
+                order.WorkerExamples(total=total, index=index, count=count, contiguous=contiguous)
+                for index in range(count)
+            ]
             found = [np.asarray(part.ids(np.arange(len(part)))) for part in parts]
             np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(total))
             assert {len(part) for part in parts} <= {total // count, -(-total // count)}

@@ -28,7 +28,7 @@ def test_a_runner_without_callbacks_does_nothing():
     assert not runner.active and not runner.stop() and model.stop_training
     assert runner.batch_interval == {} and not runner.begins_batch("train", 0) and not runner.ends_batch("train", 0, 1)
     assert not any(runner.wants_progress(kind) for kind in active_hooks.KINDS)
-    assert runner.state([]) == ({}, {}) and runner.history is None and runner.console == "all"
+    assert runner.state([]) == ({}, {}) and runner.history is None
     assert set(vars(model)) == before
 
 

@@ -45,7 +45,7 @@ def trained(cluster, folder, prepare, finish):
         train=c.Train(steps=3, micro_batches=2),
     )
     run = setup.build_run(config, folder, cluster)
-    data = run.training_data(0, 3)
+    data = run.feed.training(0, 3)
     runner = execution.make_runner(run, train_step.train_step)
     totals = runner(cluster.distribute(data), 3).totals
     return data.element_spec["image"].dtype, totals["loss"], [w.numpy() for w in run.context.model.weights]

@@ -51,7 +51,7 @@ def test_a_run_with_an_objective_of_its_own_says_who_calls_the_model(tmp_path):
         objective={"target": "lab:bounded"},
         train=c.Train(steps=1),
     )
-    text = setup.build_run(config, tmp_path).model_input
+    text = setup.build_run(config, tmp_path).export.keywords["about"]
     assert "from lab import darkened as prepare\n" in text and "# lab:bounded calls the model with it." in text
     assert "image float32 [n, 8, 8, 1], label int64 [n]" in text
 

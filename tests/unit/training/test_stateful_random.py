@@ -41,7 +41,7 @@ def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
 
 def steps(run: run_lib.Run, first: int, last: int, step=train_step.train_step) -> dict[str, np.ndarray]:
     """Runs the steps [first, last); returns all variables."""
-    iterator = run.cluster.distribute(run.training_data(first, max(last, 1)))
+    iterator = run.cluster.distribute(run.feed.training(first, max(last, 1)))
     call = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context))
     call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return checkpoint_format.snapshot(run.variables)
@@ -65,7 +65,7 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path, parts):
 @pytest.mark.workers
 def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
     def evaluate(run: run_lib.Run) -> float:
-        data, count = run.evaluation_data()
+        data, count = run.feed.evaluation()
         step = functools.partial(train_step.evaluation_step, run.context)
         call = multi_step.make_multi_step_fn(run.context, step)
         vector, _ = call(run.cluster.distribute(data), tf.constant(count, tf.int32), tf.zeros([], tf.float64))
@@ -84,7 +84,7 @@ def test_each_batch_of_an_evaluation_draws_its_own_numbers(tmp_path):
     run_batches = execution.make_runner(run, train_step.evaluation_step, updates=0)
 
     def losses(batches: int, *firsts: int) -> list[float]:
-        iterator = run.cluster.distribute(run.evaluation_data()[0])
+        iterator = run.cluster.distribute(run.feed.evaluation()[0])
         stop, count = tf.zeros([], tf.float64), tf.constant(batches)
         return [float(run_batches.run_steps(iterator, count, stop, tf.constant(first))[0][0]) for first in firsts]
 

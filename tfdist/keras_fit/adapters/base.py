@@ -37,8 +37,8 @@ class DataAdapter(Protocol):
     # Whether an earlier call may have left workers at different passes over a shuffle.
     order_unknown: bool
 
-    def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
-        """Returns this worker's elements of the steps [first_step, last_step), and more after them."""
+    def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
+        """Returns this worker's elements of the steps [start, stop), and more after them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class RandomAccessAdapter:
         ids = tf.data.Dataset.range(rows).batch(rows, drop_remainder=full)
         return ids.map(tf.autograph.experimental.do_not_convert(lambda ids: self.read(ids))).element_spec
 
-    def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
+    def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         """Returns this worker's elements; see `DataAdapter`."""
 
         def load(element: tf.Tensor) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class RandomAccessAdapter:
             ids, count, total = self.ids(step, replica, shard.num_replicas)
             return {"data": self.read(ids), "count": count, "total": total}
 
-        elements = tf.data.Dataset.range(first_step * shard.local_replicas, last_step * shard.local_replicas).repeat()
+        elements = tf.data.Dataset.range(start * shard.local_replicas, stop * shard.local_replicas).repeat()
         load = tf.autograph.experimental.do_not_convert(load)
         rows = -(-self.batch_size // shard.num_replicas)
         calls, buffer = read_ahead.limits(self._spec(rows), rows=rows, local_replicas=shard.local_replicas)
@@ -160,7 +160,7 @@ def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
 class BatchAdapter:
     """A sequence of global batches, from which each replica takes its rows."""
 
-    # stream(first_step, last_step) -> global batches, epoch after epoch: nested tensors [batch, ...].
+    # stream(start, stop) -> global batches, epoch after epoch: nested tensors [batch, ...].
     stream: Callable[[int, int], tf.data.Dataset]
     steps: int
     batch_size: int
@@ -169,7 +169,7 @@ class BatchAdapter:
     # Reads the columns, by name, that workers compare at the start; None: reading would consume them.
     sample: Callable[[], dict[str, np.ndarray]] | None
     resume_caveat: str | None = None
-    # sharded(shard, first_step, last_step) -> this worker's elements, without the work for other workers' rows; None:
+    # sharded(shard, start, stop) -> this worker's elements, without the work for other workers' rows; None:
     # every worker builds whole batches.
     sharded: Callable[[ReplicaShard, int, int], tf.data.Dataset] | None = None
     # Whether nothing is read behind the last step: the next pass would take seeds from a shuffle.
@@ -183,11 +183,11 @@ class BatchAdapter:
     # Applied to the rows of a replica: `finish(batch)` -> (x,), (x, y) or (x, y, sample_weight); None: they are so.
     finish: Callable[[Any], tuple] | None = None
 
-    def dataset(self, shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
+    def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         """Returns this worker's elements; see `DataAdapter`."""
         rows = -(-self.batch_size // shard.num_replicas)
         if self.sharded is not None:
-            elements = self._endless(self.sharded(shard, first_step, last_step))
+            elements = self._endless(self.sharded(shard, start, stop))
             return read_ahead.prefetched(elements, rows=rows, local_replicas=shard.local_replicas)
 
         def shards(*batch: Any) -> tf.data.Dataset:
@@ -204,7 +204,7 @@ class BatchAdapter:
         def finished(element: dict[str, Any]) -> dict[str, Any]:
             return element | {"data": self.finish(element["data"])}
 
-        elements = self.stream(first_step, last_step).flat_map(shards)
+        elements = self.stream(start, stop).flat_map(shards)
         if self.finish is not None:
             finished = tf.autograph.experimental.do_not_convert(finished)
             elements = elements.map(finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

@@ -229,22 +229,22 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     own = options.preprocess is not None
 
-    def passes(first_step: int, last_step: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
+    def passes(start: int, stop: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
-            return dataset.skip(first_step % length).concatenate(dataset.repeat()) if first_step else dataset.repeat()
+            return dataset.skip(start % length).concatenate(dataset.repeat()) if start else dataset.repeat()
         if not stops:
-            return dataset.repeat().skip(first_step)
+            return dataset.repeat().skip(start)
         repeated = inspect_dataset.passes_of_keras(dataset, two_per_epoch=two_per_epoch, skipped=skipped)
-        return repeated.skip(first_step).take(last_step - first_step)
+        return repeated.skip(start).take(stop - start)
 
     def count_passes(steps: int, ended_early: bool) -> None:
         passes = length and shuffle_passes.of_keras(steps, length, two_per_epoch=two_per_epoch)
         shuffles.add(passes, ended_early=ended_early)
 
-    def sharded(shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
+    def sharded(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         return shard_before_map.sharded_elements(
-            parts, lambda raw: passes(first_step, last_step, raw), shard, lambda rows: base.finish(rows, options)
+            parts, lambda raw: passes(start, stop, raw), shard, lambda rows: base.finish(rows, options)
         )
 
     return BatchAdapter(

@@ -51,14 +51,14 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
         return base.finish(tf.nest.pack_sequence_as(spec, shaped), options)
 
-    def stream(first_step: int, last_step: int) -> tf.data.Dataset:
-        del last_step
-        numbers = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
+    def stream(start: int, stop: int) -> tf.data.Dataset:
+        del stop
+        numbers = tf.data.Dataset.range(start, np.iinfo(np.int64).max)
         load = tf.autograph.experimental.do_not_convert(lambda step: call(batches.read, step))
         return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
-    def sharded(shard: ReplicaShard, first_step: int, last_step: int) -> tf.data.Dataset:
-        del last_step
+    def sharded(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
+        del stop
 
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
@@ -67,7 +67,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
             data = call(batches.read_rows, step, low, low + tf.maximum(count, 1))
             return {"data": data, "count": count, "total": total}
 
-        numbers = tf.data.Dataset.range(first_step * shard.local_replicas, np.iinfo(np.int64).max)
+        numbers = tf.data.Dataset.range(start * shard.local_replicas, np.iinfo(np.int64).max)
         load = tf.autograph.experimental.do_not_convert(load)
         return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
@@ -163,7 +163,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
     dataset = dataset.map(lambda *parts: base.finish(parts, options))
     return BatchAdapter(
-        stream=lambda first_step, last_step: dataset.skip(first_step),
+        stream=lambda start, stop: dataset.skip(start),
         steps=options.steps,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=dataset.element_spec,

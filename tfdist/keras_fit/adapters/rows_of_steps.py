@@ -13,7 +13,7 @@ from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, RandomAcce
 
 
 def first_nonfinite(
-    adapter: DataAdapter, shard: ReplicaShard, first_step: int, last_step: int
+    adapter: DataAdapter, shard: ReplicaShard, first_number: int, last_number: int
 ) -> tuple[int, str] | None:
     """Returns the first of these steps with a value that is not finite, and a sentence about it; None: all are finite.
 
@@ -22,12 +22,12 @@ def first_nonfinite(
     Args:
         adapter: of the training data.
         shard: the rows of this worker.
-        first_step: counted from 1.
-        last_step: likewise.
+        first_number: counted from 1.
+        last_number: likewise.
     """
     if isinstance(adapter, BatchAdapter) and adapter.first_nonfinite is not None:
-        return adapter.first_nonfinite(range(first_step, last_step + 1))
-    return inspection.first_nonfinite(_rows_of_steps(adapter, shard, first_step, last_step))
+        return adapter.first_nonfinite(range(first_number, last_number + 1))
+    return inspection.first_nonfinite(_rows_of_steps(adapter, shard, first_number, last_number))
 
 
 def with_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard, label: int) -> str:
@@ -47,12 +47,15 @@ def with_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard, 
     return ""
 
 
-def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_step: int, last_step: int) -> Iterator[Rows]:
-    elements = adapter.dataset(shard, first_step - 1, last_step)
-    for number, element in enumerate(elements.take((last_step - first_step + 1) * shard.local_replicas)):
+def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_number: int, last_number: int) -> Iterator[Rows]:
+    elements = adapter.dataset(shard, first_number - 1, last_number)
+    for number, element in enumerate(elements.take((last_number - first_number + 1) * shard.local_replicas)):
         if int(element["count"]) == 0:
             continue
-        step, replica = first_step + number // shard.local_replicas, shard.first_replica + number % shard.local_replicas
+        step, replica = (
+            first_number + number // shard.local_replicas,
+            shard.first_replica + number % shard.local_replicas,
+        )
         data = element["data"]
         given = data[0] if len(data) == 1 and isinstance(data[0], tuple) else data  # For a step of the model's own.
         if isinstance(adapter, RandomAccessAdapter):

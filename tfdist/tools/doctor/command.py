@@ -179,7 +179,7 @@ def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding
     every = config.evaluation.every
     periods = [every.steps, every.epochs and every.epochs * started.steps_per_epoch]
     times = max(1, sum(started.total_steps / period for period in periods if period))
-    evaluated = times * (started.evaluation_examples or 0) / config.data.batch_size
+    evaluated = times * (started.feed.sizes.evaluation_examples or 0) / config.data.batch_size
     limit = None if end is None else end - now
     return checks.duration(step_seconds, started.total_steps, evaluated, start_seconds, limit)
 
@@ -198,7 +198,7 @@ def read_rate(started: Any, seconds: float, batch: int) -> float:
         seconds: length of the measurement.
         batch: examples of this worker in a step.
     """
-    elements = started.open_training(0, started.steps_per_epoch)
+    elements = started.feed.open_training(0, started.steps_per_epoch)
     next(elements)
     started_at, count = time.perf_counter(), 0
     while time.perf_counter() - started_at < seconds:

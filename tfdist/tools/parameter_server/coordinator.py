@@ -121,7 +121,7 @@ def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
     run = tools.run
     _copy(run.variables, _variables(remote))
     loop.run_due_actions(tools, state)
-    batches = iter(run.training_data(state.step, run.total_steps))
+    batches = iter(run.feed.training(state.step, run.total_steps))
     while state.step < run.total_steps:
         if run.stop.reason is not None:
             raise StopRequested

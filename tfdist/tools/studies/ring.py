@@ -157,7 +157,7 @@ def own_gradients(run: Any) -> tuple[list[np.ndarray], np.ndarray]:
             found = run.cluster.strategy.run(replica, args=args)
         return tuple(run.cluster.strategy.experimental_local_results(each) for each in found)
 
-    own, total = call(run.open_training(0, 1))
+    own, total = call(run.feed.open_training(0, 1))
     return [each.numpy() for each in own], total[0].numpy()
 
 

@@ -52,8 +52,6 @@ class CallbackRunner:
         self.active = callbacks is not None
         # "train", "test" or "predict" -> interval of its batch hooks, in steps; without batch hooks there is no entry.
         self.batch_interval: dict[str, int] = {}
-        # What the run reports on the console: "all", "events" (no interval reports, no evaluations) or "nothing".
-        self.console = "all"
         # True if TerminateOnNaN stopped training: the last state is not saved.
         self.stopped_on_nan = False
         # The return value of `fit`.

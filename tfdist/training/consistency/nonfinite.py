@@ -115,15 +115,15 @@ def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_st
     )
 
 
-def diverged(tools: LoopTools, text: str, steps: tuple[int, int] | None = None) -> DivergedError:
+def diverged(tools: LoopTools, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
     """Makes the error that ends a diverged run. Every worker calls it.
 
     Args:
         text: what is not finite, and where.
-        steps: the first and last step whose data may be the reason; None: not known.
+        numbers: the first and last step, counted from 1, whose data may be the reason; None: not known.
     """
     run = tools.run
-    in_data = "" if steps is None else _search_data(tools, *steps)
+    in_data = "" if numbers is None else _search_data(tools, *numbers)
     if tools.checkpointer is not None:
         tools.checkpointer.wait()
     saved = None if run.workdir is None else directory.newest_step(run.checkpoints)
@@ -146,13 +146,13 @@ def advice(config: Config, in_data: bool) -> str:
     )
 
 
-def _search_data(tools: LoopTools, first_step: int, last_step: int) -> str:
+def _search_data(tools: LoopTools, first_number: int, last_number: int) -> str:
     """Returns a sentence about the first value in the data of these steps that is not finite; "": there is none.
 
     Each worker searches its own examples.
     """
     cluster = tools.run.cluster
     with cluster.paused():
-        found = tools.run.search_data(first_step, last_step)
-    first = cluster.all_gather([last_step + 1 if found is None else found[0]])[:, 0]
+        found = tools.run.feed.first_nonfinite(first_number, last_number)
+    first = cluster.all_gather([last_number + 1 if found is None else found[0]])[:, 0]
     return cluster.all_gather_text("" if found is None else found[1])[int(first.argmin())]

@@ -6,44 +6,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.data import autograph, textbook
+from tfdist.data.feed import Examples
 from tfdist.training.consistency import hashing
 from tfdist.training.consistency.replicas import ReplicaMismatchError, describe_mismatch, replica_names
 from tfdist.training.state import DataHashes, TrainingState
 
 # Examples of each split that are compared.
-_EXAMPLES = 16
+EXAMPLES = 16
 
 
-def hash_data(sources: Mapping[str, Any], *, own: bool) -> DataHashes:
-    """Hashes a few examples of each source, at positions that depend on its length only, and its files.
-
-    Args:
-        sources: split -> its `stream.Source` or `textbook.DatasetSource`, or None.
-        own: whether the sizes and times of files are looked at, too: one worker is enough.
-    """
-    common, files = {}, {}
-    for split, source in sources.items():
-        if source is None:
-            continue
-        if isinstance(source, textbook.DatasetSource):
-            batch = source.first_rows()
-        else:
-            ids = np.random.RandomState(0).randint(0, len(source), _EXAMPLES, np.int64)
-            # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
-            read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
-            batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
-        common |= {f"{name!r} of the {split} split": int(hashing.hash_tensor(value)) for name, value in batch.items()}
-        common[f"the number of examples of the {split} split"] = len(source)
-        if hasattr(source, "fingerprint"):
-            common[f"the fingerprint of the {split} split"] = _as_int64(source.fingerprint())
-        if own and hasattr(source, "modified"):
-            files[f"sizes or times of the files of the {split} split"] = source.modified()
-    return DataHashes(common=common, own=files)
+def hash_examples(examples: Examples) -> DataHashes:
+    """Hashes a few examples of the data, and the facts about it."""
+    common = {name: int(hashing.hash_tensor(value)) for name, value in examples.columns.items()}
+    common |= {name: fact if isinstance(fact, int) else _as_int64(fact) for name, fact in examples.facts.items()}
+    return DataHashes(common=common, own=dict(examples.own))
 
 
 def compare_with_saved(state: TrainingState, data: DataHashes, *, allow_changes: bool) -> list[str]:
@@ -95,7 +74,7 @@ def check_start(cluster: Cluster, data: DataHashes, state: Mapping[str, Any]) ->
         lines, differing = describe_mismatch(names, found, replica_names(cluster))
         raise ReplicaMismatchError(
             "\n  ".join(["The workers do not read the same data:", *lines])
-            + f"\n{differing}. {_EXAMPLES} examples of each split were compared. Give all workers the same files."
+            + f"\n{differing}. {EXAMPLES} examples of each split were compared. Give all workers the same files."
         )
 
 

@@ -25,17 +25,17 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
         total_steps=run.total_steps,
         steps_per_epoch=run.steps_per_epoch,
         tensorboard=run.config.report.tensorboard,
-        console=run.callbacks.console,
+        console=run.log.console,
         verbose=run.config.report.verbose,
-        evaluates=run.evaluation_data is not None,
-        examples=run.example_name,
+        evaluates=run.feed.evaluation is not None,
+        examples=run.feed.example_name,
         **resumed,
     )
     verbose, roster = run.config.report.verbose, lines.short_roster(run.cluster.roster, run.cluster.num_workers)
     report.workers(roster, roster if verbose else malloc.without_note(roster))
-    if run.preparation:
-        report.event(run.preparation)
-    for note in run.notes if run.cluster.is_chief else ():
+    if run.feed.preparation:
+        report.event(run.feed.preparation)
+    for note in run.log.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
 
@@ -53,12 +53,12 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     workdir, config = str(run.workdir), run_info.to_json(run.config)
     old = run_info.read_config(workdir)
     if resumed_step is None or old != config:
-        report.text(resumed_step or run.first_step, "config", _table(config))
+        report.text(resumed_step or run.feed.sizes.first_step, "config", _table(config))
     if old is None:  # Otherwise with the next checkpoint.
         run_info.write_config(workdir, run.config)
     described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
     report.environment(run_info.write_environment(workdir, described))
-    if run.callbacks.console == "all":
+    if run.log.console == "all":
         report.lines(summary.start_lines(run, resumed_step))
         if run.config.report.summary:
             # Keras calls `print_fn` with the whole text.
@@ -73,7 +73,7 @@ def _table(config: dict[str, Any]) -> str:
 
 def write_end(run: Run, report: Reporter, state: TrainingState, started: float) -> None:
     """Writes the last lines of the log of a config's run, on the chief; `started`: when, as `time.monotonic`."""
-    if run.callbacks.console == "all":
+    if run.log.console == "all":
         seconds = time.monotonic() - started
         best = {"best": state.best, "best_step": state.best_step}
         report.lines(summary.end_lines(run.config, run.workdir, seconds=seconds, **best))

@@ -39,7 +39,7 @@ class TensorBoardExtras:
         first, self.started = not self.started, True
         if not (run.cluster.is_chief and run.workdir is not None and options.tensorboard):
             return
-        if options.graph and step == 0 and not run.by_epochs:
+        if options.graph and step == 0 and not run.is_script:
             self.report.graph(graph(run))
         wanted = options.histograms.steps is not None or options.histograms.epochs is not None
         # After a resume, the histograms of this step were written already.
@@ -82,7 +82,7 @@ def graph(run: run_lib.Run) -> bytes:
         return objective.function(objective.model, batch, training=False)
 
     spec = {
-        name: tf.TensorSpec(one.shape, one.dtype, name) for name, one in run.training_data(0, 1).element_spec.items()
+        name: tf.TensorSpec(one.shape, one.dtype, name) for name, one in run.feed.training(0, 1).element_spec.items()
     }
     with run.cluster.scope():
         traced = tf.function(forward, input_signature=[spec], autograph=False).get_concrete_function()
