@@ -129,6 +129,6 @@ def test_a_run_saves_the_chosen_precision_and_a_run_of_an_older_release_resumes(
     # Since then the shipped config has been changed to "auto", and the run is longer.
     config.train = c.Train(steps=4, precision="auto")
     run = setup.build_run(config, tmp_path, cluster)
-    assert run.config.train.precision == "float32" and "as saved in the workdir" in run.notes[0]
+    assert run.config.train.precision == "float32" and "as saved in the workdir" in run.log.notes[0]
     assert loop.train(run, allow_config_changes=True) == 0
     assert json.loads((tmp_path / "config.json").read_text())["train"]["precision"] == "float32"
