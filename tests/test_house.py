@@ -64,11 +64,9 @@ PRIVATE_NAMES = {
         "tensorflow.core.protobuf.config_pb2": "the type of the coordination service's options",
         "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
         "tensorflow.python.distribute.collective_all_reduce_strategy": "logical CPUs, for tests (tensorflow#57743)",
+        "tensorflow.python.distribute.values": "MirroredVariable has no __float__ and __int__, as tf.Variable has",
         "_config": "the coordination service's options are not all public",
         "_initialize_local_devices": "patched while the strategy is made: logical CPU devices, for tests",
-    },
-    "tfdist.cluster.devices.variable_numbers": {
-        "tensorflow.python.distribute.values": "MirroredVariable has no __float__ and __int__, as tf.Variable has",
     },
     "tfdist.data.autograph": {
         "tensorflow.python.autograph.core.ag_ctx": "AutoGraph for users' functions only",

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.discovery.roster import Roster
 from tfdist.keras_fit import restored
 from tfdist.keras_fit import setup as fit_setup
 from tfdist.keras_fit.adapters import base, make_adapter
@@ -187,7 +188,7 @@ def make_cluster(num_replicas: int) -> Cluster:
         rank=0,
         num_workers=1,
         num_replicas=num_replicas,
-        roster=(),
+        roster=Roster(),
         monitor=None,
         implementation="nccl",
     )

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster import collective_guard, distributed_dataset
 from tfdist.cluster.devices import collective_dtypes
+from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 # Seconds that a finished worker waits for the others before it exits.
@@ -30,9 +31,7 @@ class Cluster:
     num_replicas: int
     # Of the collectives: "nccl" or "ring".
     implementation: str
-    # One line per worker, in rank order: host, process, devices, communication. Then warnings about the environment,
-    # such as a forgotten srun.
-    roster: tuple[str, ...]
+    roster: Roster
     # Monitors the other workers; None if there are none.
     monitor: HeartbeatMonitor | None
     # Compiled collectives: they are traced once, not in every call.

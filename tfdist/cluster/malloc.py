@@ -7,7 +7,7 @@ MALLOC_TRIM_THRESHOLD_ and MALLOC_ARENA_MAX, applied in the running process; chi
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices import host_gpus
@@ -60,8 +60,3 @@ def _set() -> bool:
     if not hasattr(libc, "gnu_get_libc_version"):  # macOS, or musl: other allocators.
         return False
     return all([libc.mallopt(parameter, value) for parameter, value in _SETTINGS.values()])
-
-
-def without_note(roster: Sequence[str]) -> list[str]:
-    """Returns the lines of a roster other than the note that malloc keeps freed memory."""
-    return [line for line in roster if not line.startswith("malloc")]

@@ -5,21 +5,23 @@ import dataclasses
 import os
 import platform
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
+from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
 from tfdist.cluster import first_collective, interruption, malloc
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import first_operation, gpu_software, variable_numbers
+from tfdist.cluster.devices import gpu_software
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import environment, worker_spec
+from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import heartbeat, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
@@ -27,6 +29,8 @@ from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys
 
 _CHUNK_BYTES = 1 << 20
+# Parts of TensorFlow's messages if devices are configured after the first operation.
+_TOO_LATE = ("must be configured at program startup", "cannot be modified after being initialized")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,7 @@ def connect(
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
     spec = planned.worker_spec
     preflight.unset_proxies(os.environ)
-    notes = _configure_malloc(planned)
+    details = _configure_malloc(planned)
     listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
@@ -156,14 +160,14 @@ def connect(
             start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
         _set_visible_devices(planned)
         software = gpu_software.describe(os.environ)
-        notes += gpu_software.notes(software)
+        notes = [*filter(None, [spec.note]), *gpu_software.notes(software)]
         if planned.num_workers > 1:
             with interruption.blocked_signals():
                 strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
         else:
             strategy = _mirrored_strategy(planned)
     assert strategy.num_replicas_in_sync == planned.num_replicas
-    variable_numbers.enable()
+    _add_number_conversions()
     keys = keys or Keys(())  # One worker sends no messages, and only watches itself.
     monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
     if planned.num_workers > 1:
@@ -174,7 +178,7 @@ def connect(
         num_workers=planned.num_workers,
         num_replicas=planned.num_replicas,
         implementation=planned.implementation,
-        roster=(*(_roster_line(worker, planned) for worker in members), *filter(None, [spec.note, *notes])),
+        roster=_make_roster(members, planned, notes, details),
         monitor=monitor,
     )
 
@@ -209,6 +213,25 @@ def in_any_scope() -> bool:
 def global_seed() -> int | None:
     """Returns the seed of `tf.random.set_seed`, or None."""
     return context.global_seed()
+
+
+@contextlib.contextmanager
+def explain_late_configuration() -> Iterator[None]:
+    """Replaces the error of a block that configures devices or collectives too late by one that names the call to move.
+
+    Raises:
+        RuntimeError: TensorFlow has run an operation, or listed logical devices, before.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _TOO_LATE):
+            raise
+        raise RuntimeError(
+            "tfdist.connect() must come before all other operations of TensorFlow in this process, such as tf.constant "
+            "or a model: move it to the top of the script, after the imports. In a notebook, restart the "
+            f"kernel. TensorFlow: {error}"
+        ) from error
 
 
 def _configure_malloc(planned: ClusterPlan) -> list[str]:
@@ -246,7 +269,7 @@ def _connect_workers(
     )
 
 
-@first_operation.explained()
+@explain_late_configuration()
 def _set_visible_devices(planned: ClusterPlan) -> None:
     # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
     listed = tf.config.list_physical_devices("GPU")
@@ -266,7 +289,7 @@ def _mirrored_strategy(planned: ClusterPlan) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(devices)
 
 
-@first_operation.explained()
+@explain_late_configuration()
 def _multi_worker_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -307,11 +330,22 @@ def _send_in_large_chunks() -> None:
     session._config = settings
 
 
-def _roster_line(worker: dict, planned: ClusterPlan) -> str:
-    if planned.num_workers == 1:
-        return f"1 worker: host {worker['host']}, pid {worker['pid']}, {worker['devices']}"
-    communication = f"{'NCCL' if planned.implementation == 'nccl' else 'RING over gRPC'} at {worker['address']}"
-    return (
-        f"worker {worker['rank']} of {planned.num_workers}{' (chief)' if worker['rank'] == 0 else ''}: "
-        f"host {worker['host']}, pid {worker['pid']}, {worker['devices']}, {communication}"
+def _make_roster(members: list[dict], planned: ClusterPlan, notes: Sequence[str], details: Sequence[str]) -> Roster:
+    name = "NCCL" if planned.implementation == "nccl" else "RING over gRPC"
+    workers = tuple(
+        WorkerInfo(
+            host=worker["host"],
+            pid=worker["pid"],
+            devices=worker["devices"],
+            communication=f"{name} at {worker['address']}",
+        )
+        for worker in members
     )
+    return Roster(workers=workers, notes=tuple(notes), details=tuple(details))
+
+
+def _add_number_conversions() -> None:
+    """Adds `float(variable)` and `int(variable)`, for callbacks, to mirrored variables, which lack them."""
+    for name, kind in (("__float__", float), ("__int__", int)):
+        if not hasattr(values.MirroredVariable, name):
+            setattr(values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy()))

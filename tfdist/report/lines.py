@@ -8,8 +8,6 @@ from tfdist.report import formats
 
 # The longest line of a file, in characters; on a terminal it is the terminal's width.
 COLUMNS = 100
-# Workers in the log; environment.json has all.
-_MOST_WORKERS = 16
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -119,20 +117,6 @@ class LineFormat:
                 for value, other in zip(values, both, strict=True)
             ]
         return "  ".join(start), values, [*named(evaluation, "val_"), *(["best"] if row.best else [])]
-
-
-def short_roster(roster: Sequence[str], num_workers: int) -> list[str]:
-    """Returns a roster for the log: of many workers only the first ones, and how many more there are.
-
-    Args:
-        roster: a line per worker, then others.
-        num_workers: the number of workers.
-    """
-    more = num_workers - _MOST_WORKERS
-    if more <= 0:
-        return list(roster)
-    text = f"and {more:,} more workers" if more > 1 else "and 1 more worker"
-    return [*roster[:_MOST_WORKERS], text, *roster[num_workers:]]
 
 
 def named(values: Mapping[str, float], prefix: str = "") -> list[str]:

@@ -17,11 +17,10 @@ import numpy as np
 from absl import flags
 
 from tfdist import config as config_lib
-from tfdist.cluster import malloc, process_exit
+from tfdist.cluster import process_exit
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.config import flags as config_flags
-from tfdist.report import lines
 from tfdist.tools import measure, tables
 from tfdist.tools.pictures import measured, style
 from tfdist.tools.pictures import ring as ring_picture
@@ -141,7 +140,7 @@ def run() -> int:
             sent = 2 * (replicas - 1) / replicas * size
             times = (round(1e3 * took, 4), round(1e3 * ring.seconds(size, replicas), 4))
             rows.append((size, int(sent), *times, round(8e-9 * sent / took, 4)))
-        print("\n".join(malloc.without_note(lines.short_roster(cluster.roster, cluster.num_workers))))
+        print("\n".join(cluster.roster.short_lines(verbose=False)))
         print(tables.text(HEADER, rows))
         print(f"fitted ring: {1e3 * ring.latency:.3f} ms per message, {8e-9 * ring.bandwidth:.3f} Gbit/s")
         print(f"step without communication: {1e3 * without_comm:.3f} ms; gradients: {num_bytes:,} bytes")

@@ -6,7 +6,7 @@ import forked
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.cluster.devices import first_operation
+from tfdist.cluster import strategy
 
 
 @pytest.mark.workers
@@ -23,7 +23,8 @@ def test_an_operation_before_connect_is_explained():
 
 
 def test_other_errors_stay_as_they_are():
-    with pytest.raises(RuntimeError, match=r"^another$"), first_operation.explained():
+    with pytest.raises(RuntimeError, match=r"^another$"), strategy.explain_late_configuration():
         raise RuntimeError("another")
-    with pytest.raises(RuntimeError, match=r"must come before .* program startup"), first_operation.explained():
+    late = pytest.raises(RuntimeError, match=r"must come before .* program startup")
+    with late, strategy.explain_late_configuration():
         raise RuntimeError("Collective ops must be configured at program startup")

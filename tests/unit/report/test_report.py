@@ -214,20 +214,6 @@ def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
     assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 5
 
 
-@pytest.mark.parametrize(
-    ("workers", "end"),
-    [
-        (16, ["worker 15", "note"]),
-        (17, ["worker 15", "and 1 more worker", "note"]),
-        (1016, ["worker 15", "and 1,000 more workers", "note"]),
-    ],
-)
-def test_of_many_workers_the_log_names_the_first(workers, end):
-    roster = [*(f"worker {rank}" for rank in range(workers)), "note"]
-    short = lines_lib.short_roster(roster, workers)
-    assert short[:16] == roster[:16] and short[15:] == end
-
-
 def test_the_time_of_many_workers_is_recorded_for_three_of_them(tmp_path):
     reporter = open_quiet(tmp_path)
     shares = [(0.0, 1 - rank / 1000, rank / 1000) for rank in reversed(range(101))]

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.discovery.roster import Roster
 from tfdist.data import inputs as inputs_lib
 from tfdist.training import execution, setup
 from tfdist.training.step import train_step
@@ -25,7 +26,7 @@ def remember(model, read):
 def cluster():
     strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
     return Cluster(
-        strategy=strategy, rank=0, num_workers=1, num_replicas=1, roster=(), monitor=None, implementation="ring"
+        strategy=strategy, rank=0, num_workers=1, num_replicas=1, roster=Roster(), monitor=None, implementation="ring"
     )
 
 

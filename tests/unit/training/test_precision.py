@@ -11,6 +11,7 @@ from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.cluster.devices.precision import Device
+from tfdist.cluster.discovery.roster import Roster
 from tfdist.training import loop, setup
 
 
@@ -79,7 +80,7 @@ def test_unlike_devices_are_rejected_with_both_names():
 def cluster():
     strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
     return Cluster(
-        strategy=strategy, rank=0, num_workers=1, num_replicas=1, roster=(), monitor=None, implementation="ring"
+        strategy=strategy, rank=0, num_workers=1, num_replicas=1, roster=Roster(), monitor=None, implementation="ring"
     )
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
@@ -36,6 +36,26 @@ def _range(text: str, hostlist: str) -> Iterator[str]:
         first, last = match.group(1), match.group(2) or match.group(1)
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
+
+
+def compress_hostlist(hosts: Iterable[str]) -> str:
+    """Writes hosts in Slurm's notation, each once, in their order: n9, n10, n12, login -> `n[9-10,12],login`."""
+    # (what precedes and follows the last number of the names, its ranges: first and last, as written).
+    groups: list[tuple[tuple[str, str], list[list[str]]]] = []
+    for host in dict.fromkeys(hosts):
+        prefix, number, suffix = re.fullmatch(r"(.*?)(\d*)(\D*)", host).groups()
+        if not groups or groups[-1][0] != (prefix, suffix) or not number:
+            groups.append(((prefix, suffix), []))
+        ranges = groups[-1][1]
+        if ranges and number == str(int(ranges[-1][1]) + 1).zfill(len(ranges[-1][0])):
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    names = []
+    for (prefix, suffix), ranges in groups:
+        text = ",".join(first if first == last else f"{first}-{last}" for first, last in ranges)
+        names.append(f"{prefix}[{text}]{suffix}" if text != ranges[0][0] else f"{prefix}{text}{suffix}")
+    return ",".join(names)
 
 
 def expand_counts(counts: str) -> list[int]:

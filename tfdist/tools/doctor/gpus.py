@@ -14,7 +14,6 @@ from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices import host_gpus
-from tfdist.report import lines
 from tfdist.tools import measure, tables
 
 MEGABYTES = (1, 2, 4, 8, 16, 32, 64, 256)
@@ -43,7 +42,7 @@ def run() -> int:
     cluster = strategy.connect(plan)
     rows = measured_rows(cluster, links(plan.gpus) if plan.num_workers == 1 else None)
     if cluster.is_chief:
-        print("\n".join(lines.short_roster(cluster.roster, cluster.num_workers)))
+        print("\n".join(cluster.roster.short_lines(verbose=True)))
         print(tables.text(("GPU", "result"), rows))
     cluster_lib.leave(cluster)
     return 0

@@ -159,8 +159,7 @@ def _join(indices: Sequence[int], replicas: Sequence[str]) -> str:
 def replica_names(cluster: Cluster) -> list[str]:
     """Returns the name of each replica, for messages."""
     local = cluster.num_replicas // cluster.num_workers
-    # A line of the roster begins "worker 1 of 2: host n2, pid 123, ...".
-    hosts = [line.partition(": ")[2].partition(",")[0] for line in cluster.roster]
+    hosts = [f"host {worker.host}" for worker in cluster.roster.workers]
     return [
         f"worker {replica // local} ({hosts[replica // local]}"
         + (f", replica {replica % local})" if local > 1 else ")")

@@ -6,10 +6,9 @@ import time
 from typing import Any
 
 from tfdist.checkpoint import directory
-from tfdist.cluster import malloc
 from tfdist.cluster.devices import gpu_software
 from tfdist.config import diff
-from tfdist.report import lines, opening, run_info, summary
+from tfdist.report import opening, run_info, summary
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
@@ -31,8 +30,8 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
         examples=run.feed.example_name,
         **resumed,
     )
-    verbose, roster = run.config.report.verbose, lines.short_roster(run.cluster.roster, run.cluster.num_workers)
-    report.workers(roster, roster if verbose else malloc.without_note(roster))
+    roster = run.cluster.roster
+    report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=run.config.report.verbose))
     if run.feed.preparation:
         report.event(run.feed.preparation)
     for note in run.log.notes if run.cluster.is_chief else ():
@@ -56,7 +55,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         report.text(resumed_step or run.feed.sizes.first_step, "config", _table(config))
     if old is None:  # Otherwise with the next checkpoint.
         run_info.write_config(workdir, run.config)
-    described = {"workers": list(run.cluster.roster), "gpu": gpu_software.describe(os.environ)}
+    described = {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":
         report.lines(summary.start_lines(run, resumed_step))

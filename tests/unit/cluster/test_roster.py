@@ -1,0 +1,56 @@
+"""The roster in the log and in environment.json, and hosts in Slurm's notation."""
+
+import pytest
+
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery.roster import Roster, WorkerInfo
+
+
+def make_roster(workers: int) -> Roster:
+    infos = [
+        WorkerInfo(host=f"n{1 + rank // 4:02}", pid=100 + rank, devices="1 CPU", communication=f"RING at port {rank}")
+        for rank in range(workers)
+    ]
+    return Roster(workers=tuple(infos), notes=("a note",), details=("a detail",))
+
+
+def test_roster_has_a_line_per_worker_then_the_notes():
+    assert make_roster(2).lines() == [
+        "worker 0 of 2 (chief): host n01, pid 100, 1 CPU, RING at port 0",
+        "worker 1 of 2: host n01, pid 101, 1 CPU, RING at port 1",
+        "a note",
+        "a detail",
+    ]
+    assert make_roster(1).lines()[0] == "1 worker: host n01, pid 100, 1 CPU"
+
+
+@pytest.mark.parametrize(
+    ("workers", "end"),
+    [
+        (16, []),
+        (17, ["and 1 more worker on n05"]),
+        (23, ["and 7 more workers on n[05-06]"]),
+        (1016, ["and 1,000 more workers on n[05-254]"]),
+    ],
+)
+def test_log_lists_sixteen_workers_and_the_hosts_of_the_others(workers, end):
+    roster = make_roster(workers)
+    assert roster.short_lines(verbose=False) == [*roster.lines()[:16], *end, "a note"]
+    assert roster.short_lines(verbose=True) == [*roster.lines()[:16], *end, "a note", "a detail"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "written"),
+    [
+        (["n9", "n10", "n12", "login"], "n[9-10,12],login"),
+        (["n3", "n3", "n4"], "n[3-4]"),
+        (["n098", "n099", "n100"], "n[098-100]"),
+        (["n9", "n010"], "n[9,010]"),
+        (["gpu7.site", "gpu8.site", "gpu8.other"], "gpu[7-8].site,gpu8.other"),
+        (["10.0.0.5", "10.0.0.6"], "10.0.0.[5-6]"),
+        (["a", "b"], "a,b"),
+    ],
+)
+def test_hostlist_is_compressed_as_slurm_writes_it(hosts, written):
+    assert hostlist.compress_hostlist(hosts) == written
+    assert hostlist.expand_hostlist(written) == list(dict.fromkeys(hosts))

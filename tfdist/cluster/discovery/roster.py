@@ -1,0 +1,51 @@
+"""The workers of a run, as the log and `environment.json` list them. Imports no TensorFlow."""
+
+import dataclasses
+
+from tfdist.cluster.discovery import hostlist
+
+# Workers in the log; environment.json has all.
+_MOST_WORKERS = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One worker."""
+
+    host: str
+    pid: int
+    # Such as "2 GPUs".
+    devices: str
+    # How it communicates, and at which address; not shown if there is only one worker.
+    communication: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """All workers in rank order, and notes for the user."""
+
+    workers: tuple[WorkerInfo, ...] = ()
+    # Warnings about the environment, such as a forgotten srun.
+    notes: tuple[str, ...] = ()
+    # Notes that only a verbose log shows.
+    details: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Returns one line per worker, then the notes."""
+        return [*map(self._line, range(len(self.workers))), *self.notes, *self.details]
+
+    def short_lines(self, verbose: bool) -> list[str]:
+        """Returns the lines for the log: of many workers only the first ones, and the hosts of the others."""
+        lines = [self._line(rank) for rank in range(min(len(self.workers), _MOST_WORKERS))]
+        others = self.workers[_MOST_WORKERS:]
+        if others:
+            number = f"{len(others):,} more workers" if len(others) > 1 else "1 more worker"
+            lines.append(f"and {number} on {hostlist.compress_hostlist(worker.host for worker in others)}")
+        return [*lines, *self.notes, *(self.details if verbose else ())]
+
+    def _line(self, rank: int) -> str:
+        worker, size = self.workers[rank], len(self.workers)
+        process = f"host {worker.host}, pid {worker.pid}, {worker.devices}"
+        if size == 1:
+            return f"1 worker: {process}"
+        return f"worker {rank} of {size}{' (chief)' if rank == 0 else ''}: {process}, {worker.communication}"
