@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.configs import interrupted
 from tests.support import lab
 from tfdist import config as c
-from tfdist.cluster import cluster
+from tfdist.cluster.devices import replicas
 
 
 def corruptible(model, batch, *, training, seconds: float, corruption: str) -> Mapping[str, tf.Tensor]:
@@ -18,7 +18,7 @@ def corruptible(model, batch, *, training, seconds: float, corruption: str) -> M
         # With an input and no state, as `lab.slow_classification`.
         found = tf.numpy_function(lambda loss: os.path.exists(corruption), [values["loss"]], tf.bool, stateful=False)
         kernel = model.trainable_variables[0].value
-        kernel.assign(tf.where(found & (cluster.replica_id() == 1), kernel + 1.0, kernel))
+        kernel.assign(tf.where(found & (replicas.replica_id() == 1), kernel + 1.0, kernel))
     return values
 
 

@@ -23,8 +23,8 @@ from topologies import environments
 
 import tfdist
 from tfdist import config as c
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.keras_fit import metric_state
 from tfdist.training.step import optimizer as optimizer_lib
 
@@ -697,7 +697,7 @@ def metric_parts(cluster: Cluster) -> dict[str, float]:
     @tf.function
     def update(values: tf.Tensor) -> None:
         def add() -> None:
-            row = values[cluster_lib.replica_id()]
+            row = values[replicas_lib.replica_id()]
             for i, metric in enumerate(metrics):
                 metric.update_state(row[i])
 

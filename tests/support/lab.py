@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import cluster
+from tfdist.cluster.devices import replicas
 from tfdist.zoo import objectives, prepare, sources
 
 # Of each time that `darkened` was traced, whether for training.
@@ -249,7 +249,7 @@ def flips_a_bit(model, batch, *, training, epoch: int, replica: int, nan: bool =
     if training:
         kernel = model.trainable_variables[0].value
         bits = tf.bitcast(tf.convert_to_tensor(kernel), tf.int32)
-        now = tf.logical_and(batch["epoch"][0] == epoch, cluster.replica_id() == replica)
+        now = tf.logical_and(batch["epoch"][0] == epoch, replicas.replica_id() == replica)
         flipped = tf.tensor_scatter_nd_update(
             bits, [[5, 3]], [0x7FC00000 if nan else tf.bitwise.bitwise_xor(bits[5, 3], 1 << 10)]
         )

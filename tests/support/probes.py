@@ -25,9 +25,9 @@ from topologies import environments
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.keras_fit import api, same_data
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.training import checkpointing, loop, setup
@@ -362,7 +362,7 @@ def masks(options: c.Cluster, micro_batches: int = 1) -> Arrays:
         logits, dropped = model(batch["image"], training=training)
         loss = tf.reduce_sum(logits, axis=-1)
         if training:
-            loss += tf.stop_gradient(tf.numpy_function(note, [cluster_lib.replica_id(), dropped], tf.float32))
+            loss += tf.stop_gradient(tf.numpy_function(note, [replicas_lib.replica_id(), dropped], tf.float32))
         return {"loss": loss}
 
     globals()["noting"] = objective

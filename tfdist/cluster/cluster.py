@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import collective_guard, distributed_dataset
-from tfdist.cluster.devices import collective_dtypes
+from tfdist.cluster.devices import collective_dtypes, replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
@@ -108,7 +108,7 @@ class Cluster:
         def row(*arguments: tf.Tensor) -> tf.Tensor:
             # A sum exists on every topology: each replica fills its row, the others are zero. Exact for all dtypes.
             own = compute(*arguments)
-            is_own = tf.equal(tf.range(self.num_replicas), replica_id())
+            is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
             return tf.where(is_own[:, tf.newaxis], own[tf.newaxis], tf.zeros([], own.dtype))
 
         @tf.function(autograph=False, input_signature=input_signature)
@@ -233,7 +233,7 @@ class Cluster:
         @tf.function(autograph=False, input_signature=input_signature)
         def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
             chosen = self.strategy.run(
-                lambda: [tf.where(replica_id() == 0, value, tf.zeros_like(value)) for value in values]
+                lambda: [tf.where(replicas.replica_id() == 0, value, tf.zeros_like(value)) for value in values]
             )
             return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
 
@@ -242,11 +242,6 @@ class Cluster:
                 return broadcast(values)
 
         return broadcast_to_all
-
-
-def replica_id() -> tf.Tensor:
-    """Returns the index of the calling replica among all replicas, int32 []; to be called in `strategy.run`."""
-    return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
 
 
 def leave(cluster: Cluster) -> None:

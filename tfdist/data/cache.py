@@ -25,7 +25,8 @@ import tensorflow as tf
 
 from tfdist import config
 from tfdist.data import in_memory
-from tfdist.data.stream import Batch, Prepare, Source
+from tfdist.data.feed import Batch
+from tfdist.data.stream import Prepare, Source
 from tfdist.report import files, run_info
 
 # Examples read and prepared at a time while the cache is filled.

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+# Column -> values [examples, ...].
+Batch = dict[str, tf.Tensor]
 # () -> the evaluation dataset of one worker, repeated endlessly, and its steps.
 Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
 

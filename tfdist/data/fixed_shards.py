@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data import autograph
+from tfdist.data.feed import Batch
 from tfdist.data.order import WorkerExamples
-from tfdist.data.stream import Batch, ReplicaShard, Source
+from tfdist.data.stream import ReplicaShard, Source
 
 
 class PartSource:

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import batches, specs, validate
 from tfdist.data import autograph, order, stream, textbook
-from tfdist.data.feed import Sizes
-from tfdist.data.stream import Batch, Prepare
+from tfdist.data.feed import Batch, Sizes
+from tfdist.data.stream import Prepare
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import autograph, order, stream, textbook
-from tfdist.data.feed import Examples
-from tfdist.data.stream import Batch, ReplicaShard, Source
+from tfdist.data.feed import Batch, Examples
+from tfdist.data.stream import ReplicaShard, Source
 
 # Limit of a search: the steps since the last checkpoint may be many.
 SECONDS = 60.0

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import cache, description, fixed_shards, inspection, stream, textbook
-from tfdist.data.feed import Feed, Sizes
+from tfdist.data.feed import Batch, Feed, Sizes
 from tfdist.data.inputs import Inputs
-from tfdist.data.stream import Batch, ReplicaShard
+from tfdist.data.stream import ReplicaShard
 
 
 class Distributor(Protocol):

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.data import autograph, order, read_ahead
+from tfdist.data.feed import Batch
 
-Batch = dict[str, tf.Tensor]
 # prepare(batch, seeds, *, training) -> batch
 Prepare = Callable[..., Batch]
 

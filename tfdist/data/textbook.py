@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tfdist import config
 from tfdist.data import autograph, order, read_ahead, stateful_ops
-from tfdist.data.stream import Batch, Prepare, ReplicaShard, Source
+from tfdist.data.feed import Batch
+from tfdist.data.stream import Prepare, ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.
 ID, _EPOCH = "tfdist example", "tfdist epoch"

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import replicas as replicas_lib
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class MetricState:
             rows[0] = total
 
         def assign() -> None:
-            row, first = tf.constant(rows)[cluster_lib.replica_id()], 0
+            row, first = tf.constant(rows)[replicas_lib.replica_id()], 0
             for variable in self.variables():
                 size = math.prod(variable.shape)
                 value = tf.reshape(row[first : first + size], variable.shape)

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import export
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
@@ -69,7 +69,7 @@ def make_run(
         trains = validation is not adapter
         context = _compiled(cluster, model, config, adapter, stack, may_be_empty=may_be_empty, trains=trains)
         train_step, more = trainer.train_step, {}
-    trainer.make_stateless(model, context.step_count, cluster_lib.replica_id, config.seed)
+    trainer.make_stateless(model, context.step_count, replicas_lib.replica_id, config.seed)
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **lengths)

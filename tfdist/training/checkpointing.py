@@ -11,8 +11,8 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import slurm_requeue
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff
@@ -134,7 +134,7 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     # First: variables that callbacks change here get their values from the checkpoint.
     run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
     restore.restore(run.cluster, saved, run.variables)
-    seeds = (run.context.model, run.context.step_count, cluster_lib.replica_id, run.config.seed)
+    seeds = (run.context.model, run.context.step_count, replicas_lib.replica_id, run.config.seed)
     seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
     if state.callbacks:
         names = checkpoint_format.callback_names(saved)

@@ -11,10 +11,10 @@ import keras
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, export, preprocessing
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import diff, specs
 from tfdist.data import description, pipelines
 from tfdist.data import inputs as inputs_lib
@@ -167,7 +167,7 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
             inputs.adapt(model, read)
         cluster.broadcast_variables(model.variables)  # Other processors may round differently.
     optimizer_lib.start_averages(model, optimizer)
-    seed_generators.make_stateless(model, optimizer.iterations, cluster_lib.replica_id, config.seed)
+    seed_generators.make_stateless(model, optimizer.iterations, replicas_lib.replica_id, config.seed)
     return context
 
 

@@ -2,5 +2,5 @@
 
 host_gpus.py reads nvidia-smi and the driver's files, without TensorFlow; gpu_software.py finds out why TensorFlow lists
 no GPU, and describes versions; precision.py chooses `train.precision = "auto"`; collective_dtypes.py converts what
-collectives cannot send.
+collectives cannot send; replicas.py is what a step knows of the cluster.
 """

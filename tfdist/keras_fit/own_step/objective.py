@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.keras_fit.adapters.base import shard_bounds
 from tfdist.keras_fit.compiled_objective import Element
 from tfdist.keras_fit.metric_state import MetricState
@@ -90,7 +90,7 @@ class OwnStepObjective:
         return tf.stack([loss * count, count if kind == "train" else tf.zeros_like(count), count])
 
     def _replica_step(self, kind: str, element: Element, apply: Any) -> ReplicaStep:
-        replicas, replica = trainer.num_replicas(), tf.cast(cluster_lib.replica_id(), tf.int64)
+        replicas, replica = trainer.num_replicas(), tf.cast(replicas_lib.replica_id(), tf.int64)
         low, _ = shard_bounds(replica, element["total"], replicas)
         return ReplicaStep(
             low=low,

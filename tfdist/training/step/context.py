@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices.replicas import Replicas
 from tfdist.training.step import gradients, micro_batches, timing
 from tfdist.training.step import loss_scale as loss_scale_lib
 from tfdist.training.step import objective as objective_lib
@@ -35,7 +35,7 @@ class TotalsLayout:
 class StepContext:
     """The objects and variables that a training step and an evaluation step use."""
 
-    cluster: Cluster
+    cluster: Replicas
     config: config_lib.Config
     objective: objective_lib.Objective
     optimizer: keras.optimizers.Optimizer
@@ -89,7 +89,7 @@ class StepContext:
 
 
 def build_objective(
-    cluster: Cluster,
+    cluster: Replicas,
     config: config_lib.Config,
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
@@ -132,7 +132,7 @@ def build_objective(
 
 
 def build_context(
-    cluster: Cluster,
+    cluster: Replicas,
     config: config_lib.Config,
     objective: objective_lib.Objective,
     optimizer: keras.optimizers.Optimizer,

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.data.stream import Batch
+from tfdist.data.feed import Batch
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import train_step

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.training.step import timing
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators, stateful_random
@@ -33,7 +33,7 @@ def make_multi_step_fn(
         return tf.nest.flatten(strategy.experimental_local_results(value))
 
     def take_totals(waited: tf.Tensor, stop: tf.Tensor, started: tf.Tensor) -> tf.Tensor:
-        replica = cluster_lib.replica_id()
+        replica = replicas_lib.replica_id()
         sums = tf.identity(totals)
         seconds = timing.timestamp_after([sums]) - started
         row = timing.one_hot_row(replica, num_replicas, waited, tf.identity(communication), seconds)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist.data.stream import Batch
+from tfdist.data.feed import Batch
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step import micro_batches as micro_batches_lib
 from tfdist.training.step.normalization import spanning_groups

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import specs
 
 # The length of a schedule in warm-ups, if the run is not longer than its warm-up.
@@ -150,7 +150,7 @@ def start_averages(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
 
 
 def evaluated_weights(
-    config: config_lib.Config, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
+    config: config_lib.Config, cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[[], AbstractContextManager]:
     """Returns what makes the context in which `model` is evaluated and exported."""
     # This callback exchanges weights and averages itself.
@@ -161,7 +161,7 @@ def evaluated_weights(
 
 
 @contextlib.contextmanager
-def _averaged_weights(cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def _averaged_weights(cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Gives `model` the averages of an optimizer with `use_ema` within the context; needs a copy of the weights."""
     variables = [variable.value for variable in model.trainable_variables]
     before = [tf.identity(variable) for variable in variables]

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config.schema import Config
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step.normalization import synchronized_norm
@@ -104,7 +104,7 @@ def _call(
 def _pieces(shard: int, group_size: int) -> list[tuple[int, int]]:
     """Returns (group, examples) for each group that this replica has examples of, in the order of its shard."""
     # Known when the replica is traced: slices are static, and no index travels between host and device.
-    replica = int(tf.get_static_value(cluster_lib.replica_id()))
+    replica = int(tf.get_static_value(replicas_lib.replica_id()))
     groups, counts = np.unique((replica * shard + np.arange(shard)) // group_size, return_counts=True)
     return list(zip(groups.tolist(), counts.tolist(), strict=True))
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
-from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices.replicas import Replicas
 from tfdist.data import stateful_ops
 from tfdist.training.step.random_numbers import seed_generators
 
@@ -89,7 +89,7 @@ def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
     return seed_generators.unseeded(in_loops=True) or original()
 
 
-def checked(step: Callable[..., tf.Tensor], cluster: Cluster, what: str) -> Callable[..., tf.Tensor]:
+def checked(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) -> Callable[..., tf.Tensor]:
     """Returns `step`, which checks its graph when it is traced; `what`: its name for messages, "training step".
 
     On one worker, stateful random ops cause a warning; Python functions do on any number of workers.

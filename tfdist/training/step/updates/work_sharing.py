@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.cluster.devices.replicas import Replicas
 from tfdist.training.step import gradients as gradients_lib
 from tfdist.training.step.tables import sparse_gradients
 
@@ -45,7 +45,7 @@ class WorkSharing:
         """
         if not tasks:
             return []
-        replica = tf.get_static_value(cluster_lib.replica_id())
+        replica = tf.get_static_value(replicas_lib.replica_id())
         assert replica is not None, "the replica is known when its step is traced"
         owners = assign(costs, self.num_replicas)
         parts = [
@@ -64,14 +64,14 @@ def assign(costs: Sequence[float], num_replicas: int) -> list[int]:
     return owners
 
 
-def share(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -> None:
+def share(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
     """Sets `work_sharing` of an optimizer that has this attribute, such as Muon, if there are several replicas."""
     if cluster.num_replicas > 1 and hasattr(optimizer, "work_sharing"):
         optimizer.work_sharing = WorkSharing(num_replicas=cluster.num_replicas)
 
 
 def make_clip(
-    norm: float | None, cluster: Cluster, *, equal: bool
+    norm: float | None, cluster: Replicas, *, equal: bool
 ) -> Callable[[gradients_lib.Gradients], gradients_lib.Gradients]:
     """Returns the function that clips gradients to the global L2 norm `norm`; None: it returns them unchanged.
 
