@@ -25,7 +25,7 @@ _FUNCTIONS = {
     "fit": "tfdist.keras_fit.api",
     "evaluate": "tfdist.keras_fit.api",
     "predict": "tfdist.keras_fit.api",
-    "all_gather": "tfdist.keras_fit.own_step.gather",
+    "all_gather": "tfdist.keras_fit.own_step.replica_step",
 }
 __all__ = [*_FUNCTIONS]
 

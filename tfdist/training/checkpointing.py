@@ -70,7 +70,9 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
         run.context.optimizer, rate, state.learning_rate
     )
-    report = report_run.open_report(run, str(run.workdir), resume_step=state.step, resume_evaluated=state.evaluated)
+    report = report_run.open_report(
+        run, str(run.workdir), resume_step=state.step, resume_evaluated=state.last_evaluated_step
+    )
     for text in damaged:
         report.warning(text)
     checkpointer = _open_checkpointer(run, report, state, saved) if run.cluster.is_chief else None
@@ -115,8 +117,8 @@ def _end_second_writer(other: str) -> None:
 def _new_state(run: Run, rate: float | None) -> TrainingState:
     return TrainingState(
         step=run.feed.sizes.first_step,
-        evaluated=run.feed.sizes.first_step,
-        epochs=run.feed.sizes.first_step // run.steps_per_epoch,
+        last_evaluated_step=run.feed.sizes.first_step,
+        completed_epochs=run.feed.sizes.first_step // run.steps_per_epoch,
         learning_rate=rate,
     )
 
@@ -130,7 +132,7 @@ def _find_newest(run: Run, damaged: list[str]) -> Saved | None:
 
 
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
-    epoch_ended = state.step <= state.epochs * run.steps_per_epoch
+    epoch_ended = state.step <= state.completed_epochs * run.steps_per_epoch
     # First: variables that callbacks change here get their values from the checkpoint.
     run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
     restore.restore(run.cluster, saved, run.variables)
@@ -181,7 +183,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         steps = (min(checked + 1, state.step), state.step)
         raise nonfinite.diverged(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
-        state.regular = state.step
+        state.last_scheduled_step = state.step
     _record_metrics(run, state)
     if tools.checkpointer is not None:
         state.callbacks, arrays = run.callbacks.state(run.variables.values())

@@ -132,7 +132,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
     first = tools.train_steps.length.executions == 1
     if first or run.ends_at(step) or triggers.is_due(config.agreement.every, step, run.steps_per_epoch):
         tools.consistency.check(state)
-    improved = evaluate.is_due(run, step) and state.evaluated < step and _evaluate(tools, state)
+    improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)
     if improved and tools.checkpointer is not None:
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best)
@@ -148,7 +148,7 @@ def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
     improved = evaluate.is_best(options, values, state.best)
     if improved:
         state.best, state.best_step = values[options.best_metric], state.step
-    state.evaluated = state.step
+    state.last_evaluated_step = state.step
     return improved
 
 
@@ -181,9 +181,9 @@ def end_execution(run: Run, state: TrainingState) -> None:
 def end_epoch_if_due(run: Run, state: TrainingState) -> None:
     """Calls the callbacks' hooks at the end of an epoch, once; the last epoch may be cut short."""
     completed = state.step % run.steps_per_epoch == 0 or run.ends_at(state.step)
-    if completed and state.epochs * run.steps_per_epoch < state.step:
-        state.epochs = math.ceil(state.step / run.steps_per_epoch)
-        run.callbacks.call("on_epoch_end", state.epochs - 1, state.logs)
+    if completed and state.completed_epochs * run.steps_per_epoch < state.step:
+        state.completed_epochs = math.ceil(state.step / run.steps_per_epoch)
+        run.callbacks.call("on_epoch_end", state.completed_epochs - 1, state.logs)
 
 
 def report_if_due(tools: LoopTools, state: TrainingState) -> None:

@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+# The names of fields in checkpoints, where they are others.
+_SAVED_AS = {"last_evaluated_step": "evaluated", "last_scheduled_step": "regular", "completed_epochs": "epochs"}
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class IntervalTotals:
@@ -41,21 +44,21 @@ class TrainingState:
 
     step: int = 0
     # The last step after which the run was evaluated.
-    evaluated: int = 0
+    last_evaluated_step: int = 0
     # The best value of `config.checkpoint.best_metric` so far, and its step.
     best: float | None = None
     best_step: int = 0
     # What `best` is a value of, such as "accuracy, max"; "": not known.
     best_of: str = ""
     # The step of the newest scheduled checkpoint: one that was not saved because of a stop request.
-    regular: int = 0
+    last_scheduled_step: int = 0
     # Skipped steps and rollbacks since the start of the run.
     skipped: int = 0
     rollbacks: int = 0
     # Replica mismatches after which the chief's state was copied, since the start of the run.
     mismatches: int = 0
     # Completed epochs and their steps (0: not known); of the current epoch, sums over its examples and values so far.
-    epochs: int = 0
+    completed_epochs: int = 0
     steps_per_epoch: int = 0
     epoch_totals: dict[str, float] = dataclasses.field(default_factory=dict)
     logs: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -72,7 +75,7 @@ class TrainingState:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON values, for a checkpoint's manifest."""
-        values = dataclasses.asdict(self)
+        values = {_SAVED_AS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
         return values | values.pop("interval")
 
     @classmethod
@@ -87,7 +90,7 @@ class TrainingState:
     def count_epochs(self, steps_per_epoch: int) -> None:
         """Counts the epochs anew if they have another number of steps than before."""
         if self.steps_per_epoch not in (0, steps_per_epoch):
-            self.epochs, self.metrics = self.step // steps_per_epoch, []
+            self.completed_epochs, self.metrics = self.step // steps_per_epoch, []
             self.start_epoch()
         self.steps_per_epoch = steps_per_epoch
 
@@ -106,8 +109,8 @@ class TrainingState:
 
 
 def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(kind)} - {"interval"}
-    return {name: value for name, value in values.items() if name in names}
+    names = {_SAVED_AS.get(field.name, field.name): field.name for field in dataclasses.fields(kind)}
+    return {names[name]: value for name, value in values.items() if name in names and name != "interval"}
 
 
 def add_totals(totals: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:

@@ -96,7 +96,7 @@ def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_st
     saved = None
     if tools.checkpointer is not None:
         tools.checkpointer.wait()
-        saved = checkpoint_format.newest_valid(run.checkpoints, tools.report.warning, at_most=state.regular)
+        saved = checkpoint_format.newest_valid(run.checkpoints, tools.report.warning, at_most=state.last_scheduled_step)
     saved = restore.broadcast_saved(run.cluster, saved)
     if saved is None:
         raise diverged(tools, f"{text}, and there is no checkpoint to roll back to", (bad_step, bad_step))
