@@ -44,7 +44,11 @@ TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
 # The attributes of a strategy that the textbook loop may use outside cluster/ and COMMUNICATION.
 TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experimental_local_results"}
 # The words of tf.distribute that stay in cluster/ and in these modules.
-COMMUNICATION = ("tfdist.training.step.gradients", "tfdist.training.step.tables.row_gather")
+COMMUNICATION = (
+    "tfdist.training.step.collectives",
+    "tfdist.training.step.updates.all_reduce",
+    "tfdist.training.step.updates.tables",
+)
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}
 LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX|PBS)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")
 # Lines, docstrings included.
@@ -132,7 +136,7 @@ PRIVATE_NAMES = {
         "_compile_loss": "the losses that compile() made",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},
-    "tfdist.training.step.context": {
+    "tfdist.training.step.build_context": {
         "_flatten_layers": "layers of all depths, those in lists and dicts included",
         "_non_trainable_variables": "variables made non-trainable, not those of frozen layers",
     },
@@ -157,8 +161,7 @@ PRIVATE_NAMES = {
         "keras.src.random.seed_generator": "keras.random without a seed makes a variable in the step (keras#20611)",
         "tensorflow.python.ops.gen_random_ops": "tf.random's ops become stateless in a step (tensorflow#58433)",
     },
-    "tfdist.training.step.normalization.activity_penalties": {"_flatten_layers": "layers of all depths"},
-    "tfdist.training.step.normalization.synchronized_norm": {"_flatten_layers": "layers of all depths"},
+    "tfdist.training.step.normalization": {"_flatten_layers": "layers of all depths"},
     "tfdist.zoo.normalization": {"_flatten_layers": "layers of all depths"},
 }
 # Names of files that collect what belongs nowhere.
@@ -408,7 +411,7 @@ def f(self, strategy):
         "tfdist.training.step.train_step:8 says SLURM_JOB_ID",
         "tfdist.training.step.train_step:8 says TF_CONFIG",
     ]
-    assert len(distribution_problems("tfdist.training.step.gradients", source)) == 2
+    assert len(distribution_problems("tfdist.training.step.collectives", source)) == 2
     assert distribution_problems("tfdist.x", "from tfdist.cluster import strategy\nstrategy.connect()\n") == []
 
 

@@ -14,7 +14,8 @@ from tfdist import config as config_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.training import execution, setup
-from tfdist.training.step import gradients, train_step
+from tfdist.training.step import train_step
+from tfdist.training.step.updates import all_reduce as all_reduce_lib
 
 Job = dict[str, Any]
 # Tensors of an all-reduce of 1 MB or more: about as many as ResNet50V2 has, all of one size.
@@ -61,7 +62,7 @@ def all_reduce(job: Job, folder: Path) -> dict[str, Runner]:
     """The all-reduce of a step, for each size of `job["megabytes"]`."""
     del folder
     cluster = strategy.connect(config_lib.Cluster(keep_freed_memory=job["keep_freed_memory"]))
-    options = gradients.with_pack_size(config_lib.Communication(**job["communication"]), cluster.implementation)
+    options = all_reduce_lib.with_pack_size(config_lib.Communication(**job["communication"]), cluster.implementation)
     return {str(size): _all_reduce(cluster, options, size) for size in job["megabytes"]}
 
 
@@ -75,7 +76,9 @@ def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: 
         first = tf.zeros([])
         for _ in tf.range(count):
             first = cluster.strategy.run(
-                lambda: gradients.all_reduce([tf.identity(variable) for variable in variables], options)[-1][0]
+                lambda: all_reduce_lib.sum_over_replicas([tf.identity(variable) for variable in variables], options)[
+                    -1
+                ][0]
             )
         return first
 

@@ -32,7 +32,8 @@ from tfdist.keras_fit import api, same_data
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
-from tfdist.training.step import gradients, multi_step, train_step
+from tfdist.training.step import multi_step, train_step
+from tfdist.training.step.updates import all_reduce, stages
 from tfdist.zoo import optimizers, schedules
 
 Arrays = dict[str, np.ndarray]
@@ -141,7 +142,7 @@ def sums(options: c.Cluster) -> Arrays:
             rows = tf.compat.v1.placeholder_with_default(rows, [None])
             sparse = tf.IndexedSlices(values, rows, tf.constant([6, 2], tf.int64))
             given = [None, dense[0], sparse, *dense[1:], None]
-            total = gradients.all_reduce(given, c.Communication(dtype=dtype, bytes_per_pack=pack))
+            total = all_reduce.sum_over_replicas(given, c.Communication(dtype=dtype, bytes_per_pack=pack))
             assert total[0] is None and total[-1] is None and len(total) == 6
             return [total[1], total[2].values, total[2].indices, *total[3:-1]]
 
@@ -150,7 +151,7 @@ def sums(options: c.Cluster) -> Arrays:
             found[f"{dtype}/{pack}/{name}"] = on_each(cluster, value)
     exact = per_replica(cluster, [np.array([1.0, 2.0**-40 * (replica + 1)]) for replica in range(2)])
     mixed = tf.function(
-        lambda: cluster.strategy.run(lambda: gradients.all_reduce([dense[0], exact], c.Communication()))
+        lambda: cluster.strategy.run(lambda: all_reduce.sum_over_replicas([dense[0], exact], c.Communication()))
     )
     found["float64"] = on_each(cluster, mixed()[1])
     return found
@@ -163,7 +164,7 @@ def clipped(options: c.Cluster) -> Arrays:
     dense = [per_replica(cluster, values) for values in DENSE]
 
     def replica(dense, norm):
-        return gradients.clip([*gradients.all_reduce(dense, c.Communication()), None], norm)[:-1]
+        return stages.clip([*all_reduce.sum_over_replicas(dense, c.Communication()), None], norm)[:-1]
 
     found = {}
     for norm in (0.5, 1e6):
@@ -419,13 +420,17 @@ def collectives(options: c.Cluster) -> Arrays:
     """Counts the collective operations in a step and in the rest of a call, for several `Communication` options."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10})
     iterator = run.cluster.distribute(run.feed.training(0, 1))
-    found = {"bytes per pack": np.array(run.context.communication_options.bytes_per_pack)}
+    found = {"bytes per pack": np.array(run.context.reduction.options.bytes_per_pack)}
     for name, communication in (
         ("one pack", c.Communication()),
         ("packs", c.Communication(bytes_per_pack=1024)),
         ("compressed", c.Communication(dtype="bfloat16")),
     ):
-        step_context = dataclasses.replace(run.context, communication_options=communication)
+        reduction = dataclasses.replace(run.context.reduction, options=communication)
+        update = stages.make_update(
+            run.context.apply, reduction, skips_nonfinite=False, loss_scale=None, step_count=run.context.step_count
+        )
+        step_context = dataclasses.replace(run.context, reduction=reduction, update=update)
         call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context))
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int32), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()

@@ -10,7 +10,7 @@ import shipped
 from launching import REPOSITORY, run_all, worker_environment
 
 from tfdist.config import batches, specs, validate
-from tfdist.training.step.normalization import spanning_groups
+from tfdist.training.step import normalization
 
 FOLDER = REPOSITORY / "configs"
 CONFIGS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py"))
@@ -63,4 +63,4 @@ def test_the_batches_of_a_config_fit_every_number_of_replicas_that_divides_them(
     if "group_size" in config.model:
         model = specs.build(config.model, field="config.model")
         for count in counts:
-            spanning_groups.install(model, config, count)
+            normalization.install_groups(model, config, count)

@@ -35,14 +35,14 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: 
     """
     import tensorflow as tf
 
-    from tfdist.training.step import gradients
+    from tfdist.training.step.updates import all_reduce
 
     with cluster.scope():
         # A variable: TensorFlow would fold the sum of a constant.
         tensor = tf.Variable(tf.ones([max(1, num_bytes // 4)]), trainable=False)
 
     def replica() -> tf.Tensor:
-        return gradients.all_reduce([tf.identity(tensor)], config_lib.Communication())[0][0]
+        return all_reduce.sum_over_replicas([tf.identity(tensor)], config_lib.Communication())[0][0]
 
     def body(index: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return index + 1, cluster.strategy.experimental_local_results(cluster.strategy.run(replica))[0]

@@ -10,17 +10,17 @@ from tfdist.training.evaluate import evaluate
 from tfdist.training.loop import train
 from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
-from tfdist.training.step.context import StepContext, build_context
-from tfdist.training.step.context import statistics as find_statistics
-from tfdist.training.step.gradients import Gradients, sum_over_replicas
-from tfdist.training.step.gradients import cond as cond_on_all_replicas
-from tfdist.training.step.gradients import once as in_cross_replica_context
-from tfdist.training.step.gradients import replicas as num_replicas
-from tfdist.training.step.gradients import scale as scale_gradients
-from tfdist.training.step.gradients import sum_value as sum_differentiable
-from tfdist.training.step.gradients import weighted as loss_weight_context
-from tfdist.training.step.normalization.synchronized_norm import layers as synchronized_layers
-from tfdist.training.step.normalization.synchronized_norm import shard_present
+from tfdist.training.step.build_context import build_context
+from tfdist.training.step.build_context import statistics as find_statistics
+from tfdist.training.step.collectives import (
+    cond_on_all_replicas,
+    in_cross_replica_context,
+    loss_weight_context,
+    num_replicas,
+    sum_differentiable,
+)
+from tfdist.training.step.context import StepContext
+from tfdist.training.step.normalization import shard_present, synchronized_layers
 from tfdist.training.step.objective import ShardResult
 from tfdist.training.step.optimizer import (
     methods_restored,
@@ -34,8 +34,9 @@ from tfdist.training.step.random_numbers.seed_generators import (
     make_stateless,
 )
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
-from tfdist.training.step.tables.sparse_gradients import convert_in_fixed_order
-from tfdist.training.step.tables.sparse_gradients import select as select_rows
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.fused_updates import fuse as fuse_updates
+from tfdist.training.step.updates.stages import scale as scale_gradients
+from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
+from tfdist.training.step.updates.tables import select as select_rows
 from tfdist.training.step.updates.work_sharing import share as share_work

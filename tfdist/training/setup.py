@@ -25,9 +25,10 @@ from tfdist.training import run as run_lib
 from tfdist.training.callbacks import from_config
 from tfdist.training.consistency import nonfinite
 from tfdist.training.run import Run
-from tfdist.training.step import context as context_lib
+from tfdist.training.step import build_context as build_context_lib
 from tfdist.training.step import local_sgd
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators
 
 _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -142,7 +143,7 @@ def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
     return values
 
 
-def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed) -> context_lib.StepContext:
+def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed) -> StepContext:
     """Builds the model, its objective and its optimizer in the cluster's scope.
 
     Raises:
@@ -159,8 +160,8 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
             config, local_steps * feed.sizes.steps_per_epoch, local_steps * feed.sizes.total_steps
         )
     optimizer_lib.check_optimizer(optimizer)
-    objective = context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
-    context = context_lib.build_context(cluster, config, objective, optimizer)
+    objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
+    context = build_context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:
         read = functools.partial(feed.first_examples, inputs.prepare_all)
         with cluster.scope():

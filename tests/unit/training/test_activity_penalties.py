@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from tfdist.training.step.normalization import activity_penalties
+from tfdist.training.step import normalization
 
 SUMS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
 
@@ -25,10 +25,10 @@ def test_keras_sums_a_penalty_over_the_batch_before_3_14():
 @pytest.mark.parametrize("version", ["3.12.4", "3.13.0", "3.14.0", "3.15.1", "4.0.0"])
 def test_a_sum_is_refused_on_several_replicas(version, monkeypatch):
     monkeypatch.setattr(keras, "__version__", version)
-    activity_penalties.check(model("l1"), 1)
-    activity_penalties.check(model(None), 2)
+    normalization.check_penalties(model("l1"), 1)
+    normalization.check_penalties(model(None), 2)
     if version < "3.14":
         with pytest.raises(ValueError, match="Layer 'penalised' has an activity_regularizer"):
-            activity_penalties.check(model("l1"), 2)
+            normalization.check_penalties(model("l1"), 2)
     else:
-        activity_penalties.check(model("l1"), 2)
+        normalization.check_penalties(model("l1"), 2)

@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config as c
-from tfdist.training.step import gradients
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.tables import sparse_gradients
+from tfdist.training.step.updates import all_reduce, tables
 
 pytestmark = pytest.mark.workers
 FIRST, SECOND = ([values[replica] for values in probes.DENSE] for replica in range(2))
@@ -26,10 +25,10 @@ KEYS = ["model/table/rows/embeddings", "model/unused/kernel", "model/unused/bias
 
 @pytest.mark.parametrize(("implementation", "expected"), [("nccl", 32_000_000), ("ring", 8_000_000)])
 def test_the_size_of_packs_follows_the_implementation_unless_it_is_set(implementation, expected):
-    assert gradients.with_pack_size(c.Communication(), implementation).bytes_per_pack == expected
+    assert all_reduce.with_pack_size(c.Communication(), implementation).bytes_per_pack == expected
     for chosen in (0, 4096):
         given = c.Communication(bytes_per_pack=chosen, dtype="bfloat16")
-        assert gradients.with_pack_size(given, implementation) == given
+        assert all_reduce.with_pack_size(given, implementation) == given
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +144,7 @@ def test_rows_that_are_much_larger_than_their_table_are_named_with_both_sizes(lo
     @tf.function
     def traced(rows, values):
         gradient = tf.IndexedSlices(values, rows, tf.constant([10, 3]))
-        texts.append(sparse_gradients.cost_of_gathering(gradient, replicas))
+        texts.append(tables.cost_of_gathering(gradient, replicas))
         return values
 
     texts = []

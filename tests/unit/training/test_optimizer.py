@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.tables import sparse_gradients
-from tfdist.training.step.updates import fused_updates
+from tfdist.training.step.updates import fused_updates, tables
 
 STEPS = 20
 SCHEDULE = keras.optimizers.schedules.CosineDecay(0.05, STEPS)
@@ -93,7 +92,7 @@ def test_rows_of_lookups_are_added_in_a_fixed_order_and_update_a_table_as_in_ker
     make = (FUSED | OTHERS)[name]
     plain, optimizer = make(), make()
     fused_updates.fuse(optimizer)
-    with sparse_gradients.convert_in_fixed_order():
+    with tables.convert_in_fixed_order():
         found = train(optimizer, sparse=True, ops=(ops := set()))
     for mine, keras_own in zip(found, train(plain, sparse=True), strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist import config as c
-from tfdist.training.step.normalization import spanning_groups
+from tfdist.training.step import normalization
 from tfdist.zoo import models
 
 # 48 examples in groups of 16: shards of 48, 24, 12 and 6 examples hold groups, one and a half, and parts of one.
@@ -23,7 +23,6 @@ TRAIN = """
     sys.path.append(sys.argv[3])
     import probes
     from tfdist import config as c
-    from tfdist.training.step.normalization import spanning_groups
 
     found = {}
     for replicas in json.loads(sys.argv[2]):
@@ -77,14 +76,14 @@ def config(**changes):
 )
 def test_groups_that_do_not_fit_are_refused_by_name(changes, replicas, message):
     with pytest.raises(ValueError, match=message):
-        spanning_groups.install(models.small_cnn(group_size=16), config(**changes), replicas)
+        normalization.install_groups(models.small_cnn(group_size=16), config(**changes), replicas)
 
 
 def test_layers_whose_groups_fit_a_replica_are_left_alone():
     model = models.small_cnn(group_size=16)
     calls = [layer.call for layer in model.layers]
-    assert spanning_groups.install(model, config(), 3) is False
+    assert normalization.install_groups(model, config(), 3) is False
     assert [layer.call for layer in model.layers] == calls
-    assert spanning_groups.install(model, config(), 2) is True
+    assert normalization.install_groups(model, config(), 2) is True
     plain = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
-    assert spanning_groups.install(plain, config(), 7) is False
+    assert normalization.install_groups(plain, config(), 7) is False

@@ -5,7 +5,6 @@ mean of the gradients over all replicas, weighted by their examples: the gradien
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -146,14 +145,6 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
     objective = context.objective
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     weight = tf.cast(element["count"] / element["total"], tf.float32)
-    average = functools.partial(
-        trainer.sum_over_replicas,
-        weight=weight,
-        num_replicas=context.cluster.num_replicas,
-        options=context.communication_options,
-        communication=context.communication,
-        clock=context.clock,
-    )
 
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
         owner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -161,12 +152,12 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
         gradients = trainer.select_rows(gradients, known, element["data"], owner)
         if context.cluster.num_replicas > 1:
             gradients = trainer.scale_gradients(gradients, weight)
-        gradients, _ = average(gradients, [], [])
+        gradients, _ = context.reduction(gradients, [], [], weight)
         with trainer.convert_in_fixed_order():
             return original(gradients, variables)
 
     sums = objective.run("train", element, apply)
-    average([], [], statistics)
+    context.reduction([], [], statistics, weight)
     context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)
     return trainer.after_update(context, sums)

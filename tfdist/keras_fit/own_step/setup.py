@@ -83,11 +83,13 @@ def prepare(
     )
     main = model.optimizer if not optimizers or any(one is model.optimizer for one in optimizers) else optimizers[0]
     main = getattr(main, "inner_optimizer", main)
-    context = trainer.build_context(cluster, config, own, main, slots="train" in adapters)
     of_layers = {id(variable) for layer in model.layers for variable in layer.variables}
     statistics = [v for v in trainer.find_statistics(model, frozen=True) if id(v) in of_layers]
+    context = trainer.build_context(
+        cluster, config, own, main, slots="train" in adapters, moving=statistics, step_count=steps
+    )
     return OwnStep(
-        context=dataclasses.replace(context, statistics=tuple(statistics), step_count=steps),
+        context=context,
         variables=_more_variables(cluster, model, optimizers, context, steps),
     )
 

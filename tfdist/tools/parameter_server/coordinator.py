@@ -24,8 +24,7 @@ from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import train_step
-from tfdist.training.step.context import StepContext
+from tfdist.training.step.updates import stages
 
 # Scheduled batches for each worker.
 _SCHEDULED = 3
@@ -36,7 +35,8 @@ class RemoteModel:
     """The weights on the parameter servers, and how workers update them."""
 
     coordinator: Any
-    context: StepContext
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
     # Schedules the update of a batch on any worker; returns the future sums over its examples.
     schedule: Callable[[dict[str, tf.Tensor]], Any]
     workers: int
@@ -96,17 +96,18 @@ def _make_remote_model(run: run_lib.Run, strategy: Any, coordinator: Any, worker
         optimizer = optimizer_lib.build_optimizer(config, run.steps_per_epoch, run.total_steps)
         optimizer.build(model.trainable_variables)
     objective = dataclasses.replace(run.objective, model=model)
-    context = dataclasses.replace(run.context, objective=objective, optimizer=optimizer, statistics=())
+    apply = stages.make_apply(config.train, run.cluster, model, optimizer)
 
     def update(batch: dict[str, tf.Tensor]) -> tf.Tensor:
         sums, gradients = objective.micro_batch(batch, tf.constant(0), 1.0)
-        train_step.apply(context, gradients)
+        apply(gradients)
         return sums
 
     compiled = tf.function(lambda batch: strategy.run(update, args=(batch,)), autograph=False)
     return RemoteModel(
         coordinator=coordinator,
-        context=context,
+        model=model,
+        optimizer=optimizer,
         schedule=lambda batch: coordinator.schedule(compiled, args=(batch,)),
         workers=workers,
     )
@@ -160,7 +161,7 @@ def _updates(
 
 
 def _variables(remote: RemoteModel) -> dict[str, keras.Variable]:
-    return checkpoint_format.named_variables(remote.context.model, remote.context.optimizer, {})
+    return checkpoint_format.named_variables(remote.model, remote.optimizer, {})
 
 
 def _copy(sources: dict[str, Any], targets: dict[str, Any]) -> None:

@@ -137,8 +137,8 @@ def own_gradients(run: Any) -> tuple[list[np.ndarray], np.ndarray]:
     """
     import tensorflow as tf
 
-    from tfdist.training.step import gradients
     from tfdist.training.step.random_numbers import seed_generators, stateful_random
+    from tfdist.training.step.updates import all_reduce
 
     words = seed_generators.step_words(run.context.step_count)
 
@@ -146,7 +146,7 @@ def own_gradients(run: Any) -> tuple[list[np.ndarray], np.ndarray]:
         found = run.objective.forward_backward(shard[0] if len(shard) == 1 else shard, 1.0).gradients
         found = [each for each in found if each is not None]
         flat = tf.concat([tf.reshape(tf.cast(tf.convert_to_tensor(each), tf.float32), [-1]) for each in found], axis=0)
-        return flat, gradients.all_reduce([flat], config_lib.Communication())[0]
+        return flat, all_reduce.sum_over_replicas([flat], config_lib.Communication())[0]
 
     @tf.function(autograph=False)
     def call(iterator: Any) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:

@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data.feed import Batch
-from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import train_step
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.updates import stages
 
 
 def choose_step(options: config_lib.Train) -> Callable[..., tf.Tensor]:
@@ -33,7 +32,7 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
-    optimizer_lib.check_trainable(context.model)
+    train_step.check_trainable(context.model)
     rounds, replicas = context.config.train.local_steps, context.cluster.num_replicas
     # The loss is divided by the examples of one part over all replicas. Times `replicas`, its gradient is that of this
     # replica's own mean.
@@ -47,20 +46,11 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     for index in range(rounds):
         part = {name: value[index] for name, value in parts.items()}
         new_sums, gradients = objective.micro_batch(part, tf.constant(index), 1.0, local_step=index)
-        train_step.apply(context, gradients_lib.scale(gradients, replicas))
+        context.apply(stages.scale(gradients, replicas))
         sums += new_sums
     if replicas > 1:
         changes = [(variable.value - old) / replicas for variable, old in zip(averaged, before, strict=True)]
-        changes, _ = gradients_lib.sum_over_replicas(
-            changes,
-            [],
-            statistics,
-            1 / replicas,
-            num_replicas=replicas,
-            options=context.communication_options,
-            communication=context.communication,
-            clock=context.clock,
-        )
+        changes, _ = context.reduction(changes, [], statistics, 1 / replicas)
         for variable, old, change in zip(averaged, before, changes, strict=True):
             variable.assign(old + change)
     train_step.add_to_totals(context, sums, None)

@@ -25,8 +25,8 @@ def make_multi_step_fn(
         equal on all workers, the sums over replicas, float64 with the fields of `context.execution_layout`, and the
         seconds of each replica, float64 [num_replicas, 3] (see timing.py).
     """
-    strategy, totals, communication = context.cluster.strategy, context.totals, context.communication
-    num_replicas, clock = context.cluster.num_replicas, context.clock
+    strategy, totals, communication = context.cluster.strategy, context.totals, context.reduction.seconds
+    num_replicas, clock = context.cluster.num_replicas, context.reduction.clock
     updates = context.config.train.local_steps if updates is None else updates
 
     def local_results(value: tf.Tensor) -> list[tf.Tensor]:

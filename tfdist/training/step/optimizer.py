@@ -206,16 +206,3 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             "config.optimizer names a LossScaleOptimizer, which checks replica 0's gradients only: name the inner "
             'optimizer and set config.train.precision="float16", which scales the loss on all.'
         )
-
-
-def check_trainable(model: keras.Model) -> None:
-    """Checks that a model has something to train.
-
-    Raises:
-        ValueError: it has no trainable weights.
-    """
-    if not model.trainable_variables:
-        raise ValueError(
-            f"The model {model.name!r} has no weights to train: of its {len(model.weights)} all are frozen. "
-            "Set `trainable` of a layer to True."
-        )

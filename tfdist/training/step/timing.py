@@ -19,14 +19,14 @@ import tensorflow as tf
 COLUMNS = ("wait", "communication", "all")
 
 
-def make_counter() -> tf.Variable:
-    """Makes the seconds of communication since the execution started: float64 [], per replica; called in scope."""
+def make_counter(shape: Sequence[int], name: str) -> tf.Variable:
+    """Makes a variable, float64 of `shape`, that each replica adds to without communication; called in scope."""
     return tf.Variable(
-        tf.zeros([], tf.float64),
+        tf.zeros(shape, tf.float64),
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
-        name="communication_seconds",
+        name=name,
     )
 
 

@@ -1,5 +1,8 @@
-"""Updates of the weights by an optimizer.
+"""The update of a step, from a shard's gradients to the weights.
 
+stages.py         the chain of stages: sum over replicas, unscale, skip non-finite, clip, apply
+all_reduce.py     the sum over replicas
+tables.py         gradients of tables, such as an embedding's
 fused_updates.py  the updates of Keras' optimizers in fewer kernels
 work_sharing.py   costly parts of an update, divided between the replicas
 """

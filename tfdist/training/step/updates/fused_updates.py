@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.training.step.tables import sparse_gradients
+from tfdist.training.step.updates import tables
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> None:
@@ -54,12 +54,12 @@ def _decay_and_update(optimizer, update, gradient, variable, learning_rate):
 
 def _assign_tensor(optimizer, assign, variable, value):
     """Adds to or subtracts from a variable; Keras would add the rows of lookups one by one, in no fixed order."""
-    assign(optimizer, variable, sparse_gradients.sum_rows(value))
+    assign(optimizer, variable, tables.sum_rows(value))
 
 
 def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
     """Updates one weight and its momentum."""
-    gradient = sparse_gradients.sum_rows(gradient)
+    gradient = tables.sum_rows(gradient)
     if fused is not None and _has_kernel(variable):
         fused(optimizer, gradient, variable, learning_rate)
     else:

@@ -7,7 +7,6 @@ replicas are equal by construction, and N replicas need 1/N of the time. The sum
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
 import keras
@@ -15,8 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.training.step import gradients as gradients_lib
-from tfdist.training.step.tables import sparse_gradients
+from tfdist.training.step import collectives
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ class WorkSharing:
             tf.cast(task(), dtype) if owner == replica else tf.zeros([size], dtype)
             for task, size, owner in zip(tasks, sizes, owners, strict=True)
         ]
-        return tf.split(gradients_lib.sum_value(tf.concat(parts, axis=0)), list(sizes))
+        return tf.split(collectives.sum_differentiable(tf.concat(parts, axis=0)), list(sizes))
 
 
 def assign(costs: Sequence[float], num_replicas: int) -> list[int]:
@@ -68,29 +66,3 @@ def share(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
     """Sets `work_sharing` of an optimizer that has this attribute, such as Muon, if there are several replicas."""
     if cluster.num_replicas > 1 and hasattr(optimizer, "work_sharing"):
         optimizer.work_sharing = WorkSharing(num_replicas=cluster.num_replicas)
-
-
-def make_clip(
-    norm: float | None, cluster: Replicas, *, equal: bool
-) -> Callable[[gradients_lib.Gradients], gradients_lib.Gradients]:
-    """Returns the function that clips gradients to the global L2 norm `norm`; None: it returns them unchanged.
-
-    Args:
-        equal: whether all replicas clip the same gradients. With several workers, which may have different numbers of
-            threads, they then share the computation of the norm.
-    """
-    if norm is None:
-        return lambda gradients: gradients
-    if not equal or cluster.num_workers == 1:
-        return functools.partial(gradients_lib.clip, norm=norm)
-    return functools.partial(_clip_together, WorkSharing(num_replicas=cluster.num_replicas), norm)
-
-
-def _clip_together(sharing: WorkSharing, norm: float, gradients: gradients_lib.Gradients) -> gradients_lib.Gradients:
-    """As `gradients.clip`, with the same bits on one kind of workers."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    numbers = [sparse_gradients.values(gradient) for gradient in present]
-    tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
-    costs = [values.shape.num_elements() or 1 for values in numbers]
-    halves = sharing.run(tasks, [1] * len(tasks), costs, numbers[0].dtype)
-    return gradients_lib.clip(gradients, norm, tf.sqrt(2.0 * tf.reduce_sum(tf.concat(halves, axis=0))))

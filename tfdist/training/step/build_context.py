@@ -1,0 +1,132 @@
+"""Makes what a step uses: the objective of a config, and the `StepContext`."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.cluster.devices.replicas import Replicas
+from tfdist.training.step import normalization, per_example, timing
+from tfdist.training.step import objective as objective_lib
+from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step.context import StepContext
+from tfdist.training.step.updates import fused_updates, stages, work_sharing
+from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
+
+
+def build_objective(
+    cluster: Replicas,
+    config: config_lib.Config,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    function: per_example.ObjectiveFunction,
+    element_spec: dict[str, tf.TensorSpec],
+) -> per_example.PerExampleObjective:
+    """Makes the objective of a config, and checks that its function returns one value per example.
+
+    Args:
+        optimizer: the optimizer that will apply the gradients.
+        element_spec: shapes and dtypes of a batch; one of two blank examples is run through the function, which also
+            builds a subclassed model.
+
+    Raises:
+        ValueError: the function returns something other than one value per example, or no "loss"; XLA cannot compile
+            the model; or its groups do not fit the batch.
+    """
+    synchronised = any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
+    spanning = normalization.install_groups(model, config, cluster.num_replicas)
+    if config.train.xla and (synchronised or spanning):
+        raise ValueError(
+            "config.train.xla=True compiles no communication, and the model normalises over the batches of several "
+            "replicas: set xla to False, or take statistics over groups that divide a replica's batch (docs/guide.md)."
+        )
+    with cluster.scope():
+        blank = {name: tf.zeros([2, *spec.shape[1:]], spec.dtype) for name, spec in element_spec.items()}
+        names = per_example.check_values(function(model, blank, training=False), num_examples=2)
+        if model.losses:
+            names = (*names, "regularization")
+    return per_example.PerExampleObjective(
+        model=model,
+        optimizer=optimizer,
+        function=function,
+        names=names,
+        global_batch=config.data.batch_size,
+        micro_batches=config.train.micro_batches,
+        accumulate=per_example.unrolled if synchronised else per_example.in_loop,
+        xla=config.train.xla,
+    )
+
+
+def build_context(
+    cluster: Replicas,
+    config: config_lib.Config,
+    objective: objective_lib.Objective,
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    slots: bool = True,
+    moving: Sequence[keras.Variable] | None = None,
+    step_count: keras.Variable | None = None,
+) -> StepContext:
+    """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
+
+    Args:
+        slots: whether to make the optimizer's slots; an evaluation needs none.
+        moving: the moving statistics; None: `statistics(model)`.
+        step_count: int64 []: steps so far; None: the optimizer's.
+    """
+    model = objective.model
+    normalization.check_penalties(model, cluster.num_replicas)
+    optimizer_lib.take_over_reduction(optimizer)
+    fused_updates.fuse(optimizer)
+    normalization.make_exact(model)
+    if config.train.local_steps == 1:  # Otherwise each replica has other gradients.
+        work_sharing.share(optimizer, cluster)
+    found = statistics(model) if moving is None else moving
+    with cluster.scope():
+        if slots:
+            optimizer.build(model.trainable_variables)
+        totals = timing.make_counter([len(objective.names) + len(objective_lib.COUNTS)], "totals")
+        reduction = AllReduce(
+            num_replicas=cluster.num_replicas,
+            options=with_pack_size(config.communication, cluster.implementation),
+            seconds=timing.make_counter([], "communication_seconds"),
+            clock=timing.choose_clock(config.report.step_times, cluster.device_type),
+        )
+        loss_scale = stages.LossScale.create() if config.train.precision == "float16" else None
+    steps = optimizer_lib.step_count(optimizer) if step_count is None else step_count
+    apply = stages.make_apply(config.train, cluster, model, optimizer)
+    return StepContext(
+        cluster=cluster,
+        config=config,
+        objective=objective,
+        optimizer=optimizer,
+        statistics=tuple(found),
+        loss_scale=loss_scale,
+        reduction=reduction,
+        apply=apply,
+        update=stages.make_update(
+            apply,
+            reduction,
+            skips_nonfinite=config.train.nonfinite != "stop",
+            loss_scale=loss_scale,
+            step_count=steps,
+        ),
+        step_count=steps,
+        totals=totals,
+    )
+
+
+def statistics(model: keras.Model, *, frozen: bool = False) -> list[keras.Variable]:
+    """Returns the float variables that layers made non-trainable, such as moving averages.
+
+    Args:
+        frozen: whether to include those of frozen layers, which change only if the user's code assigns them.
+    """
+    return [
+        variable
+        for layer in model._flatten_layers()
+        if layer.trainable or frozen
+        for variable in layer._non_trainable_variables
+        if keras.backend.is_float_dtype(variable.dtype)
+    ]

@@ -1,0 +1,98 @@
+"""Communication between replicas inside a step, apart from the sum of the gradients; called in `strategy.run`."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+
+def num_replicas() -> int:
+    """Returns the number of all replicas; 1 outside of `strategy.run`."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+class _Trace(threading.local):
+    """Settings of the step that this thread traces: each replica of a process is traced in its own thread, in turn."""
+
+    # The argument of `loss_weight_context`; None outside of it.
+    weight: tf.Tensor | None = None
+
+
+_trace = _Trace()
+
+
+@contextlib.contextmanager
+def loss_weight_context(weight: tf.Tensor) -> Iterator[None]:
+    """Traces a step whose gradients are multiplied by `weight` (float32 [], 1 in total) after the backward pass.
+
+    The loss is then the mean of the replicas' losses with these weights, and gradients through `sum_differentiable` are
+    those of this mean.
+    """
+    _trace.weight = weight
+    try:
+        yield
+    finally:
+        _trace.weight = None
+
+
+def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
+    """Sums `value` (any shape) over all replicas in a collective of its own; outside of `strategy.run`, returns it.
+
+    bfloat16 is summed in float32: TensorFlow's NCCL collectives do not support it.
+    """
+    if num_replicas() == 1:
+        return value
+    if value.dtype == tf.bfloat16:
+        return tf.cast(sum_differentiable(tf.cast(value, tf.float32)), value.dtype)
+    context = tf.distribute.get_replica_context()
+    if _trace.weight is None:
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    weight = _trace.weight
+
+    @tf.custom_gradient
+    def total(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, value), backward
+
+    # Divided by the weight that multiplies the gradient later. `total` and `backward` are adjoint: each is the gradient
+    # of the other.
+    @tf.custom_gradient
+    def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        own = tf.cast(weight, upstream.dtype)
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(upstream) * own)
+        return tf.math.divide_no_nan(summed, own), total
+
+    return total(value)
+
+
+def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:
+    """Calls on every replica `when_true` if `predicate` (bool [], equal on all replicas), else `when_false`.
+
+    In cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica.
+    """
+
+    def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> None:
+        def run(branch: Callable) -> tf.Tensor:
+            strategy.extended.call_for_each_replica(_call, args=(branch,))
+            return tf.zeros([])
+
+        chosen = strategy.experimental_local_results(predicate)[0]
+        tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
+
+    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
+
+
+def _call(function: Callable[[], Any]) -> None:
+    function()  # Without its result, which may differ between branches.
+
+
+def in_cross_replica_context(function: Callable[[], Any]) -> None:
+    """Calls `function` once for all replicas, in cross-replica context."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        function()
+    else:
+        context.merge_call(lambda strategy: function())

@@ -1,0 +1,119 @@
+"""The one all-reduce of a step: gradients, flags and the changes of moving statistics, summed over all replicas."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.training.step import timing
+from tfdist.training.step.updates import tables
+from tfdist.training.step.updates.tables import Gradients
+
+
+def with_pack_size(options: config_lib.Communication, implementation: str) -> config_lib.Communication:
+    """Returns `options` with the size of packs that suits the implementation, "nccl" or "ring", if it is not set."""
+    if options.bytes_per_pack is not None:
+        return options
+    return dataclasses.replace(options, bytes_per_pack={"nccl": 32_000_000, "ring": 8_000_000}[implementation])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce:
+    """The all-reduce of the steps of a run; called in `strategy.run`."""
+
+    num_replicas: int
+    # `bytes_per_pack` is set.
+    options: config_lib.Communication
+    # Seconds of communication since the execution started, per replica; see timing.py.
+    seconds: tf.Variable
+    # Returns the time at which tensors are computed; see timing.py.
+    clock: timing.Clock
+
+    def __call__(
+        self,
+        gradients: Gradients,
+        flags: list[tf.Tensor],
+        statistics: Sequence[tuple[keras.Variable, tf.Tensor]],
+        weight: tf.Tensor | float,
+    ) -> tuple[Gradients, list[tf.Tensor]]:
+        """Sums gradients and flags, and averages the changes of moving statistics.
+
+        Args:
+            gradients: of this replica's shard.
+            flags: float32 [] each, which are summed with the gradients.
+            statistics: variables that this replica has updated, and their values before. Each is set to the mean over
+                replicas. In every step: averaged at a save only, the time of the save would change the last bits of
+                the run. The changes are averaged and not the values, so that a variable that did not change keeps its
+                bits.
+            weight: this replica's weight in that mean; 1 in total over all replicas.
+
+        Returns:
+            The sums of gradients and flags.
+        """
+        options = self.options
+        if options.sparse_as_dense:
+            gradients = [None if gradient is None else tables.sum_rows(gradient) for gradient in gradients]
+        if self.num_replicas == 1:
+            return gradients, flags
+        tensors = [*gradients, *flags]
+        ready = self.clock(tensors)
+        exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
+        if options.dtype == "float32":
+            reduced = sum_over_replicas([*tensors, *exact], options)
+            tensors, exact = reduced[: len(tensors)], reduced[len(tensors) :]
+        else:
+            tensors = sum_over_replicas(tensors, options)
+            exact = sum_over_replicas(exact, dataclasses.replace(options, dtype="float32"))
+        self.seconds.assign_add(self.clock([*tensors, *exact]) - ready)
+        for (variable, old), change in zip(statistics, exact, strict=True):
+            variable.assign(old + change)
+        return tensors[: len(gradients)], tensors[len(gradients) :]
+
+
+def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -> Gradients:
+    """Sums every gradient over all replicas; called in `strategy.run`.
+
+    Args:
+        gradients: one per variable, of any shape; None for a variable without a gradient.
+        options: `dtype` is the type on the wire; the sums are returned in the gradients' own type. With "float32",
+            float64 gradients are sent as float64. `bytes_per_pack` None: one pack.
+
+    Returns:
+        The sums, in the same order. Sparse ones have the rows of all replicas, in the order of the replicas.
+    """
+    context = tf.distribute.get_replica_context()
+    rows = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
+    dense = [
+        tf.convert_to_tensor(gradient)
+        for gradient in gradients
+        if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+    ]
+    if context.num_replicas_in_sync > 1:
+        dense = _sum_tensors(dense, options)
+        add, wire_type = (functools.partial(function, options=options) for function in (_sum_tensors, _wire_type))
+        rows = tables.gather(rows, add, wire_type)
+    results = {True: iter(rows), False: iter(dense)}
+    return [
+        None if gradient is None else next(results[isinstance(gradient, tf.IndexedSlices)]) for gradient in gradients
+    ]
+
+
+def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) -> list[tf.Tensor]:
+    context = tf.distribute.get_replica_context()
+    wire = [tf.cast(tensor, _wire_type(tensor, options)) for tensor in tensors]
+    communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack or 0)
+    # Tensors of one dtype share a collective.
+    for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
+        chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
+        for i, total in zip(chosen, sums, strict=True):
+            wire[i] = total
+    return [tf.cast(total, tensor.dtype) for total, tensor in zip(wire, tensors, strict=True)]
+
+
+def _wire_type(tensor: tf.Tensor, options: config_lib.Communication) -> tf.DType:
+    exact = tensor.dtype.is_integer or (options.dtype == "float32" and tensor.dtype == tf.float64)
+    return tensor.dtype if exact else tf.as_dtype(options.dtype)

@@ -1,0 +1,228 @@
+"""The update of a step is a chain of stages, listed in `make_update`: each passes the gradients on to the next.
+
+The design is that of optax' gradient transformations, with stages as functions of what follows them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.cluster.devices.replicas import Replicas
+from tfdist.training.step import collectives
+from tfdist.training.step.updates import tables, work_sharing
+from tfdist.training.step.updates.all_reduce import AllReduce
+from tfdist.training.step.updates.tables import Gradients
+
+# Without a limit, a long run without overflows would double the scale to infinity.
+LARGEST_SCALE = 2.0**24
+
+
+@dataclasses.dataclass(slots=True)
+class LossScale:
+    """Dynamic loss scaling for float16 (arXiv 1710.03740): halved at an overflow, doubled after `growth_steps`.
+
+    Every replica has its own copy. The copies stay equal: the decision depends on the summed gradients only.
+    """
+
+    value: tf.Variable
+    good_steps: tf.Variable
+    growth_steps: int = 2000
+
+    @classmethod
+    def create(cls, initial: float = 2.0**15) -> "LossScale":
+        """Makes the variables; called in `strategy.scope`."""
+        none = tf.VariableAggregation.NONE
+        return cls(
+            tf.Variable(initial, trainable=False, aggregation=none, name="loss_scale"),
+            # int64: TensorFlow keeps int32 variables off GPUs.
+            tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=none, name="loss_scale_good_steps"),
+        )
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Returns the variables that a checkpoint must hold, by name."""
+        return {"loss_scale/value": self.value, "loss_scale/good_steps": self.good_steps}
+
+    def update(self, finite: bool) -> None:
+        """Counts a step that was applied (`finite`) or skipped; called in `strategy.run`."""
+        if not finite:
+            self.value.assign(tf.maximum(self.value / 2.0, 1.0))
+            self.good_steps.assign(0)
+            return
+        grown = self.good_steps + 1 >= self.growth_steps
+        self.value.assign(tf.where(grown, tf.minimum(self.value * 2.0, LARGEST_SCALE), self.value))
+        self.good_steps.assign(tf.where(grown, tf.zeros([], tf.int64), self.good_steps + 1))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """The update of one step, as a stage receives it."""
+
+    # Of this replica's shard, times the loss scale; after `sum_over_replicas`, of the global batch.
+    gradients: Gradients
+    # float64 []: the sum of the losses of this replica's shard.
+    loss: tf.Tensor
+    # float32 []: this shard's fraction of the examples; 1 in total over all replicas.
+    weight: tf.Tensor | float
+    # The moving statistics, and their values before the step.
+    statistics: Sequence[tuple[keras.Variable, tf.Tensor]]
+    # float32 [] each: summed with the gradients.
+    flags: Sequence[tf.Tensor] = ()
+
+
+# Returns whether the step counts as skipped, bool []; None if steps are never skipped.
+Stage = Callable[[Update], tf.Tensor | None]
+Apply = Callable[[Gradients], None]
+
+
+def make_apply(
+    config: config_lib.Train, cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer
+) -> Apply:
+    """Returns the end of the chain: it clips summed gradients, if `config.clip_norm` is set, and applies them."""
+    clip_gradients = make_clip(config.clip_norm, cluster, equal=config.local_steps == 1)
+
+    def apply(gradients: Gradients) -> None:
+        with tables.convert_in_fixed_order():
+            optimizer.apply(clip_gradients(gradients), model.trainable_variables)
+
+    return apply
+
+
+def make_update(
+    apply: Apply,
+    reduction: AllReduce,
+    *,
+    skips_nonfinite: bool,
+    loss_scale: LossScale | None,
+    step_count: keras.Variable,
+) -> Stage:
+    """Returns the update of a step; called in `strategy.run`.
+
+    Args:
+        apply: see `make_apply`.
+        reduction: sums the gradients over replicas.
+        skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
+        loss_scale: by which the gradients are multiplied; None: they are not.
+        step_count: int64 [], which `apply` increments.
+    """
+    stages = [functools.partial(sum_over_replicas, reduction)]
+    if skips_nonfinite:
+        stages.insert(0, flag_nonfinite_loss)
+    if loss_scale is not None:
+        stages.append(functools.partial(unscale, loss_scale))
+    if skips_nonfinite or loss_scale is not None:
+        stages.append(functools.partial(skip_nonfinite, step_count, loss_scale))
+    following: Stage = lambda update: apply(update.gradients)  # noqa: E731
+    for stage in reversed(stages):
+        following = functools.partial(stage, following)
+    return following
+
+
+def flag_nonfinite_loss(following: Stage, update: Update) -> tf.Tensor | None:
+    """Adds a flag, 1 if this replica's loss is non-finite, else 0: its sum lets all replicas decide identically."""
+    flag = tf.where(tf.math.is_finite(update.loss), 0.0, 1.0)
+    return following(dataclasses.replace(update, flags=[*update.flags, flag]))
+
+
+def sum_over_replicas(reduction: AllReduce, following: Stage, update: Update) -> tf.Tensor | None:
+    """Sums gradients and flags over all replicas, and averages the moving statistics."""
+    gradients, flags = reduction(update.gradients, list(update.flags), update.statistics, update.weight)
+    return following(dataclasses.replace(update, gradients=gradients, flags=flags))
+
+
+def unscale(loss_scale: LossScale, following: Stage, update: Update) -> tf.Tensor | None:
+    """Divides the gradients by the loss scale."""
+    factor = 1 / tf.convert_to_tensor(loss_scale.value)
+    return following(dataclasses.replace(update, gradients=scale(update.gradients, factor)))
+
+
+def skip_nonfinite(
+    step_count: keras.Variable, loss_scale: LossScale | None, following: Stage, update: Update
+) -> tf.Tensor:
+    """Makes the rest of the update, or only counts the step if its loss or gradients are non-finite.
+
+    Returns:
+        bool []: whether the step counts as skipped. An overflow of scaled gradients does not count, because a smaller
+        scale prevents it.
+    """
+    bad_loss = update.flags[0] > 0 if update.flags else tf.constant(False)
+    before = None if loss_scale is None else tf.convert_to_tensor(loss_scale.value)
+    finite = all_finite(update.gradients) & ~bad_loss
+
+    def make() -> None:
+        following(update)
+        if loss_scale is not None:
+            loss_scale.update(finite=True)
+
+    def skip() -> None:
+        step_count.assign_add(1)  # Schedule, dropout and reports depend on the step.
+        if loss_scale is not None:
+            loss_scale.update(finite=False)
+
+    collectives.cond_on_all_replicas(finite, make, skip)
+    for statistic, old in update.statistics:
+        statistic.assign(tf.where(finite, statistic.value, old))
+    return ~finite if before is None else bad_loss | (~finite & (before <= 1.0))
+
+
+def scale(gradients: Gradients, factor: tf.Tensor | float) -> Gradients:
+    """Multiplies gradients by `factor`, a number or float []; None stays None."""
+
+    def scaled(gradient: tables.Gradient | None) -> tables.Gradient | None:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(scaled(gradient.values), gradient.indices, gradient.dense_shape)
+        return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)
+
+    return [scaled(gradient) for gradient in gradients]
+
+
+def all_finite(gradients: Gradients) -> tf.Tensor:
+    """Returns whether all summed gradients are finite: bool [], the same on every replica."""
+    # A sum is non-finite as soon as one term is: one reduction per tensor is enough.
+    present = [tables.values(one) for one in gradients if one is not None]
+    dtype = tf.float64 if any(values.dtype == tf.float64 for values in present) else tf.float32
+    sums = [tf.reduce_sum(tf.abs(tf.cast(values, dtype))) for values in present]
+    return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
+
+
+def make_clip(norm: float | None, cluster: Replicas, *, equal: bool) -> Callable[[Gradients], Gradients]:
+    """Returns the function that clips gradients to the global L2 norm `norm`; None: it returns them unchanged.
+
+    Args:
+        equal: whether all replicas clip the same gradients. With several workers, which may have different numbers of
+            threads, they then share the computation of the norm.
+    """
+    if norm is None:
+        return lambda gradients: gradients
+    if not equal or cluster.num_workers == 1:
+        return functools.partial(clip, norm=norm)
+    return functools.partial(_clip_together, work_sharing.WorkSharing(num_replicas=cluster.num_replicas), norm)
+
+
+def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
+    """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
+
+    As Keras' `global_clipnorm`: the norm is over the rows of all lookups, and all gradients become dense.
+
+    Args:
+        gradients: summed over replicas.
+        norm: the largest norm.
+        own_norm: their norm, of their dtype: []; None: it is computed.
+    """
+    if own_norm is None:
+        numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
+        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(values) for values in numbers])))
+    clipped, _ = tf.clip_by_global_norm(gradients, norm, own_norm)
+    return [None if gradient is None else tables.sum_rows(gradient) for gradient in clipped]
+
+
+def _clip_together(sharing: work_sharing.WorkSharing, norm: float, gradients: Gradients) -> Gradients:
+    """As `clip`, with the same bits on one kind of workers."""
+    numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
+    tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
+    costs = [values.shape.num_elements() or 1 for values in numbers]
+    halves = sharing.run(tasks, [1] * len(tasks), costs, numbers[0].dtype)
+    return clip(gradients, norm, tf.sqrt(2.0 * tf.reduce_sum(tf.concat(halves, axis=0))))
