@@ -14,7 +14,6 @@ from tfdist import config as config_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.training import execution, setup
-from tfdist.training.step import train_step
 from tfdist.training.step.updates import all_reduce as all_reduce_lib
 
 Job = dict[str, Any]
@@ -48,7 +47,7 @@ def fit(job: Job, folder: Path) -> dict[str, Runner]:
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's steps, input included, as `training.loop.train_loop` runs them."""
     run = setup.build_run(_config(job, folder), folder / "run")
-    runner = execution.make_runner(run, train_step.train_step)
+    runner = execution.training_steps(run)
     batches = run.feed.open_training(0, run.total_steps)
 
     def steps(count: int) -> None:

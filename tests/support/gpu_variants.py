@@ -28,7 +28,6 @@ from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.training import execution, setup
 from tfdist.training.run import Run
-from tfdist.training.step import train_step
 
 # The images on which each shipped config is traced: small ones, if its network allows that. None: its own data.
 _SHAPES = {
@@ -205,12 +204,12 @@ def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:
 
 
 def _audited(run: Run) -> dict[str, list[list]]:
-    steps = {"training": (run.train_step, run.feed.training(0, 1))}
+    steps = {"training": (execution.training_steps(run), run.feed.training(0, 1))}
     if run.feed.evaluation is not None:
-        steps["evaluation"] = (train_step.evaluation_step, run.feed.evaluation()[0])
+        steps["evaluation"] = (execution.evaluation_steps(run), run.feed.evaluation()[0])
     found = {}
-    for name, (step, dataset) in steps.items():
-        run_steps = execution.make_runner(run, step, updates=0 if name == "evaluation" else None).run_steps
+    for name, (runner, dataset) in steps.items():
+        run_steps = runner.run_steps
         iterator = run.cluster.distribute(dataset)
         # No step is run: the graph is there before the loop starts.
         arguments = (iterator, tf.constant(0), tf.zeros([], tf.float64), tf.constant(0))

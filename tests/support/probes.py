@@ -30,7 +30,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.keras_fit import api, same_data
 from tfdist.keras_fit.adapters import base, make_adapter
-from tfdist.training import checkpointing, loop, setup
+from tfdist.training import checkpointing, execution, loop, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
 from tfdist.training.step.updates import all_reduce, stages
@@ -99,7 +99,7 @@ def start(options: c.Cluster, **changes) -> run_lib.Run:
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
     iterator = run.feed.open_training(first, last)
-    call = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context))
+    call = execution.training_steps(run).run_steps
     vector, _ = call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return run.objective.results(run.context.execution_layout.to_dict(vector))
 
@@ -431,7 +431,7 @@ def collectives(options: c.Cluster) -> Arrays:
             run.context.apply, reduction, skips_nonfinite=False, loss_scale=None, step_count=run.context.step_count
         )
         step_context = dataclasses.replace(run.context, reduction=reduction, update=update)
-        call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context))
+        call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context), 1)
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int32), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()
         outside = [node for node in definition.node if node.op.startswith("Collective")]

@@ -360,7 +360,7 @@ def test_variables_that_callbacks_hold_are_found():
     setting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: held[1].assign(2.0))
     model = compiled()
     model.layers[0].scale = tf.Variable(1.0)
-    found = broadcast.find_variables([Holding(), setting, keras.callbacks.EarlyStopping()], model)
+    found = broadcast.find_referenced_variables([Holding(), setting, keras.callbacks.EarlyStopping()], model)
     mine = (*model.variables, *model.metrics_variables)
     found = [one for one in found if all(one is not variable for variable in mine)]
     expected = {id(one) for one in (*held, nested, weighted.weight, MODULES, model.layers[0].scale)}

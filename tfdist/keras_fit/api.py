@@ -13,6 +13,7 @@ Importing this module changes nothing in Keras. `fit` and `evaluate` replace met
 generators while they run.
 """
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,11 @@ def evaluate(
     with restored.patched(model) as stack, data_errors.shapes_named(model, data.element_spec):
         stop = interruption.StopRequest()
         run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
-        tools = trainer.make_silent_tools(run)
+        keep = None
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            runner, empty = tools.evaluation_steps, run.objective.may_be_empty
-            runner.run_steps = setup.kept(cluster, model, "evaluation", runner.run_steps, may_be_empty=empty)
+            empty = run.objective.may_be_empty
+            keep = functools.partial(setup.kept, cluster, model, "evaluation", may_be_empty=empty)
+        tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
     base.count_passes(data, data.steps)
     cluster.pause()

@@ -77,7 +77,7 @@ class CompiledObjective:
             logs |= result if isinstance(result, dict) else {metric.name: result}
         return {name: float(keras.ops.convert_to_numpy(value)) for name, value in logs.items()}
 
-    def finish(self) -> None:
+    def finalise_weights(self) -> None:
         """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
         self.optimizer.finalize_variable_values(self.model.trainable_variables)
 

@@ -72,12 +72,23 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     import tensorflow as tf
 
     from tfdist.training.step import multi_step
+    from tfdist.training.step.updates import stages
 
-    context = run.context
+    context, options = run.context, run.config.train
     if not communication:
         # The step of one replica has no all-reduce.
-        context = dataclasses.replace(context, cluster=dataclasses.replace(run.cluster, num_replicas=1))
-    call = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, context))
+        update = stages.make_update(
+            context.apply,
+            dataclasses.replace(context.reduction, num_replicas=1),
+            skips_nonfinite=options.nonfinite != "stop",
+            loss_scale=context.loss_scale,
+            step_count=context.step_count,
+        )
+        cluster = dataclasses.replace(run.cluster, num_replicas=1)
+        context = dataclasses.replace(context, cluster=cluster, update=update)
+    call = multi_step.make_multi_step_fn(
+        run.context, functools.partial(run.train_step, context), updates=options.local_steps
+    )
     iterator = run.feed.open_training(0, steps + 1)
     nothing = tf.zeros([], tf.float64)
     call(iterator, tf.constant(1, tf.int32), nothing)[0].numpy()

@@ -10,7 +10,7 @@ from tfdist.training.evaluate import evaluate
 from tfdist.training.loop import train
 from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
-from tfdist.training.step.build_context import build_context
+from tfdist.training.step.build_context import build_context, prepare_optimizer
 from tfdist.training.step.build_context import statistics as find_statistics
 from tfdist.training.step.collectives import (
     cond_on_all_replicas,
@@ -26,7 +26,6 @@ from tfdist.training.step.optimizer import (
     methods_restored,
     start_averages,
     step_count,
-    take_over_reduction,
 )
 from tfdist.training.step.random_numbers.seed_generators import (
     begin_evaluation_pass,
@@ -35,8 +34,6 @@ from tfdist.training.step.random_numbers.seed_generators import (
 )
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
-from tfdist.training.step.updates.fused_updates import fuse as fuse_updates
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
 from tfdist.training.step.updates.tables import select as select_rows
-from tfdist.training.step.updates.work_sharing import share as share_work

@@ -259,7 +259,7 @@ def close(tools: LoopTools) -> None:
         tools.lock.release()
 
 
-def finish(tools: LoopTools, state: TrainingState) -> None:
+def mark_finished(tools: LoopTools, state: TrainingState) -> None:
     """Exports the final model and marks the run as finished.
 
     Raises:

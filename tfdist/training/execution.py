@@ -16,11 +16,15 @@ from tfdist.cluster import process_exit
 from tfdist.cluster.liveness import peer_loss
 from tfdist.data import inspection
 from tfdist.training import triggers
+from tfdist.training.consistency import unsaved
 from tfdist.training.run import Run
-from tfdist.training.step import multi_step, timing
+from tfdist.training.step import multi_step, timing, train_step
+from tfdist.training.step.random_numbers import stateful_random
 
 # Seconds after which the search for an example is announced.
 _QUIET_SECONDS = 5.0
+# See `multi_step.make_multi_step_fn`.
+RunSteps = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 _LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
 
 
@@ -45,7 +49,7 @@ class Execution:
     @property
     def steps_before_skip(self) -> int:
         """The number of steps before the first one that was skipped."""
-        return round(self.totals["clean"])
+        return round(self.totals["steps_before_skip"])
 
     @property
     def stop_requested(self) -> bool:
@@ -58,14 +62,14 @@ class StepRunner:
     """Runs executions of one kind, training or evaluation, and chooses their length."""
 
     run: Run
-    run_steps: Callable[..., tuple[tf.Tensor, tf.Tensor]]
+    run_steps: RunSteps
     length: triggers.ExecutionLength
-    # Seconds of each replica since `take_shares`: float64 [num_replicas, 3]; see timing.py.
+    # Seconds of each replica since `pop_time_fractions`: float64 [num_replicas, 3]; see timing.py.
     seconds: np.ndarray
 
-    def __call__(self, iterator: Any, most: int, first: int = 0) -> Execution:
-        """Runs up to `most` steps; `first`: the index of the first batch of an evaluation."""
-        steps = self.length.next_steps(most)
+    def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
+        """Runs up to `max_steps` steps; `first`: the index of the first batch of an evaluation."""
+        steps = self.length.next_steps(max_steps)
         stop = tf.constant(float(self.run.stop.requested()), tf.float64)
         with self.run.cluster.collective("an execution"), self.run.execution_context():
             vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
@@ -77,7 +81,7 @@ class StepRunner:
             self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
         return Execution(steps=steps, totals=totals)
 
-    def take_shares(self) -> list[tuple[float, float, float]]:
+    def pop_time_fractions(self) -> list[tuple[float, float, float]]:
         """Returns each worker's fractions of time for input, compute and communication since the last call.
 
         Empty if steps are not timed.
@@ -85,16 +89,25 @@ class StepRunner:
         if not self.run.context.times_steps:
             return []
         seconds, self.seconds = self.seconds, np.zeros_like(self.seconds)
-        return timing.time_shares(seconds, self.run.cluster.num_workers)
+        return timing.time_fractions(seconds, self.run.cluster.num_workers)
 
 
-def make_runner(run: Run, replica_step: Callable[..., tf.Tensor], updates: int | None = None) -> StepRunner:
-    """Makes the runner of `train_step.train_step`, `local_sgd.train_round` or `train_step.evaluation_step`.
+def training_steps(run: Run) -> StepRunner:
+    """Puts together the function of a training execution, from the step of a replica outwards."""
+    step = run.feed.with_known_shapes(run.train_step)
+    step = functools.partial(stateful_random.checked(step, run.cluster, "training step"), run.context)
+    run_steps = multi_step.make_multi_step_fn(run.context, step, updates=run.config.train.local_steps)
+    return _make_runner(run, unsaved.refuse_unsaved(run, run_steps))
 
-    Args:
-        updates: see `multi_step.make_multi_step_fn`; 0 for an evaluation.
-    """
-    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(replica_step, run.context), updates)
+
+def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
+    """Puts together the function of an execution of evaluation steps; `keep` may return one that was made before."""
+    step = stateful_random.checked(train_step.evaluation_step, run.cluster, "evaluation")
+    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), updates=0)
+    return _make_runner(run, run_steps if keep is None else keep(run_steps))
+
+
+def _make_runner(run: Run, run_steps: RunSteps) -> StepRunner:
     seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
     length = triggers.ExecutionLength(run.config.train.call_seconds)
     return StepRunner(run=run, run_steps=run_steps, length=length, seconds=seconds)

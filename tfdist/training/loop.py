@@ -69,7 +69,7 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
     try:
         train_loop(tools, state)
         with tools.run.cluster.paused():
-            finish(tools, state)
+            end_run(tools, state)
         return 0
     except StopRequested:
         checkpointing.save_stopped(tools, state)
@@ -202,7 +202,7 @@ def report_if_due(tools: LoopTools, state: TrainingState) -> None:
         num_examples=interval.steps * run.feed.sizes.global_batch,
         skipped=None if run.config.train.nonfinite != "skip" else state.skipped,
         wait_share=wait_share(run, interval.totals),
-        worker_shares=tools.train_steps.take_shares(),
+        worker_shares=tools.train_steps.pop_time_fractions(),
     )
     interval.reset()
 
@@ -212,7 +212,7 @@ def wait_share(run: Run, totals: dict[str, float]) -> float | None:
     return totals["wait_seconds"] / max(totals["seconds"], 1e-9) if run.context.times_steps else None
 
 
-def finish(tools: LoopTools, state: TrainingState) -> None:
+def end_run(tools: LoopTools, state: TrainingState) -> None:
     """Waits for the last checkpoint, finalises the weights, exports the model and marks the run as finished.
 
     Raises:
@@ -221,7 +221,7 @@ def finish(tools: LoopTools, state: TrainingState) -> None:
     run = tools.run
     checkpointing.wait_until_saved(tools, state)
     with run.cluster.scope():
-        run.objective.finish()
+        run.objective.finalise_weights()
     run.callbacks.train_end(state.logs)
     if run.cluster.is_chief and not run.callbacks.stopped_on_nan:
-        checkpointing.finish(tools, state)
+        checkpointing.mark_finished(tools, state)

@@ -9,12 +9,10 @@ from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution
 from tfdist.training import run as run_lib
-from tfdist.training.consistency import finite, replicas, unsaved
+from tfdist.training.consistency import finite, replicas
 from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
-from tfdist.training.execution import StepRunner
+from tfdist.training.execution import RunSteps, StepRunner
 from tfdist.training.reporting.tensorboard_extras import TensorBoardExtras
-from tfdist.training.step import train_step
-from tfdist.training.step.random_numbers import stateful_random
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -42,31 +40,28 @@ def make_tools(
     report: Reporter,
     checkpointer: AsyncCheckpointer | None,
     lock: WorkdirLock | None = None,
+    keep: Callable[[RunSteps], RunSteps] | None = None,
 ) -> LoopTools:
-    """Makes the tools of the loop."""
-    train_steps = execution.make_runner(run, stateful_random.checked(run.train_step, run.cluster, "training step"))
-    train_steps.run_steps = unsaved.refuse_unsaved(run, train_steps.run_steps)
+    """Makes the tools of the loop; `keep`: see `execution.evaluation_steps`."""
     return LoopTools(
         run=run,
         report=report,
         checkpointer=checkpointer,
         lock=lock,
-        train_steps=train_steps,
-        evaluation_steps=execution.make_runner(
-            run, stateful_random.checked(train_step.evaluation_step, run.cluster, "evaluation"), updates=0
-        ),
+        train_steps=execution.training_steps(run),
+        evaluation_steps=execution.evaluation_steps(run, keep),
         not_finite=finite.make_finite_check(run.cluster, run.variables),
         consistency=replicas.make_check(run.cluster, run.variables, run.config.agreement, report.event),
         tensorboard=TensorBoardExtras(run=run, report=report),
     )
 
 
-def make_silent_tools(run: run_lib.Run) -> LoopTools:
-    """Makes tools that report nothing, for an evaluation whose values are returned to the caller."""
+def make_silent_tools(run: run_lib.Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopTools:
+    """Makes tools that report nothing, for an evaluation whose values are returned to the caller; as `make_tools`."""
     report = Reporter(
         rank=run.cluster.rank,
         num_replicas=run.cluster.num_replicas,
         steps_per_epoch=run.steps_per_epoch,
         console=None,
     )
-    return make_tools(run, report, None)
+    return make_tools(run, report, None, keep=keep)

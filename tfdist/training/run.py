@@ -51,7 +51,7 @@ class Run:
     # Executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()
-    # The context in which the model has the weights that are evaluated and exported.
+    # Returns a context manager: within it, the model has the weights to evaluate and export.
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # (whether the data are the reason) -> what to do if a loss or weight is not finite.
     advice_if_diverged: Callable[[bool], str] = lambda in_data: ""

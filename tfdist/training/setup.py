@@ -87,7 +87,7 @@ def build_run(
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
         export=_make_export(config, inputs, feed, context.model),
-        train_step=feed.with_known_shapes(local_sgd.choose_step(config.train)),
+        train_step=local_sgd.choose_step(config.train),
     )
 
 

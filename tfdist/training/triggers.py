@@ -38,9 +38,9 @@ class ExecutionLength:
     # Executions so far. The first one compiles, so its time is ignored.
     executions: int = 0
 
-    def next_steps(self, most: int) -> int:
+    def next_steps(self, max_steps: int) -> int:
         """Returns the steps of the next execution, at most `most`."""
-        return max(1, min(self.steps, most))
+        return max(1, min(self.steps, max_steps))
 
     def measured(self, steps: int, seconds: float) -> None:
         """Records that an execution of `steps` took `seconds`, a value that is equal on all workers."""

@@ -10,7 +10,6 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.data import inputs as inputs_lib
 from tfdist.training import execution, setup
-from tfdist.training.step import train_step
 
 NORMALISED = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
 AUGMENTED = {"pad": 2, "flip": True}
@@ -47,7 +46,7 @@ def trained(cluster, folder, prepare, finish):
     )
     run = setup.build_run(config, folder, cluster)
     data = run.feed.training(0, 3)
-    runner = execution.make_runner(run, train_step.train_step)
+    runner = execution.training_steps(run)
     totals = runner(cluster.distribute(data), 3).totals
     return data.element_spec["image"].dtype, totals["loss"], [w.numpy() for w in run.context.model.weights]
 

@@ -119,7 +119,7 @@ class OwnStepObjective:
         ordered = [name for metric in self.model.metrics for name, (of, _) in results if of is metric]
         return ordered if set(ordered) == set(names) else sorted(names)
 
-    def finish(self) -> None:
+    def finalise_weights(self) -> None:
         """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 

@@ -41,9 +41,7 @@ def sums_expected(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster
         for optimizer in optimizers:
             inner = getattr(optimizer, "inner_optimizer", optimizer)
             stack.enter_context(trainer.methods_restored(inner))
-            trainer.take_over_reduction(inner)
-            trainer.fuse_updates(inner)
-            trainer.share_work(inner, cluster)
+            trainer.prepare_optimizer(inner, cluster)
             stack.enter_context(optimizer_branches.taken_once(inner))
         yield
 

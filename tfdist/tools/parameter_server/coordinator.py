@@ -80,7 +80,7 @@ def train(
             remote = _make_remote_model(run, strategy, coordinator, len(mine.addresses["worker"]))
             _train(tools, state, remote)
         checkpointing.wait_until_saved(tools, state)
-        checkpointing.finish(tools, state)
+        checkpointing.mark_finished(tools, state)
         return 0
     except StopRequested:
         checkpointing.save_stopped(tools, state)

@@ -140,7 +140,7 @@ def own_gradients(run: Any) -> tuple[list[np.ndarray], np.ndarray]:
     from tfdist.training.step.random_numbers import seed_generators, stateful_random
     from tfdist.training.step.updates import all_reduce
 
-    words = seed_generators.step_words(run.context.step_count)
+    words = seed_generators.step_as_int32_pair(run.context.step_count)
 
     def replica(*shard: Any) -> tuple[tf.Tensor, tf.Tensor]:
         found = run.objective.forward_backward(shard[0] if len(shard) == 1 else shard, 1.0).gradients

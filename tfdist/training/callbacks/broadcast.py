@@ -29,7 +29,7 @@ def runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
     return getattr(callback, "on_all_workers", type(callback) in _EVERYWHERE)
 
 
-def find_variables(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> list[Any]:
+def find_referenced_variables(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> list[Any]:
     """Returns the variables in the attributes of callbacks and `model`, and in the closures and globals that they use.
 
     Lists, tuples and dicts are searched, and the attributes of models, layers, losses and metrics.

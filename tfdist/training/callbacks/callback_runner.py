@@ -83,7 +83,11 @@ class CallbackRunner:
         """Finds out which hooks any worker needs: scripts written for Horovod pass some callbacks only on the chief."""
         trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
         known = {id(one) for one in (*trained, *self._model.variables, *self._model.metrics_variables)}
-        found = [variable for variable in broadcast.find_variables(callbacks, self._model) if id(variable) not in known]
+        found = [
+            variable
+            for variable in broadcast.find_referenced_variables(callbacks, self._model)
+            if id(variable) not in known
+        ]
         self._held = state.named_variables(found)
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]

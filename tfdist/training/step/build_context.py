@@ -77,11 +77,9 @@ def build_context(
     """
     model = objective.model
     normalization.check_penalties(model, cluster.num_replicas)
-    optimizer_lib.take_over_reduction(optimizer)
-    fused_updates.fuse(optimizer)
+    # With local SGD each replica has other gradients.
+    prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
-    if config.train.local_steps == 1:  # Otherwise each replica has other gradients.
-        work_sharing.share(optimizer, cluster)
     found = statistics(model) if moving is None else moving
     with cluster.scope():
         if slots:
@@ -115,6 +113,18 @@ def build_context(
         step_count=steps,
         totals=totals,
     )
+
+
+def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas, *, equal: bool = True) -> None:
+    """Makes an optimizer take summed gradients, use fused kernels, and share work between replicas.
+
+    Args:
+        equal: whether all replicas apply the same gradients.
+    """
+    optimizer_lib.take_over_reduction(optimizer)
+    fused_updates.fuse(optimizer)  # After it: it adds to the method that the line before sets.
+    if equal:
+        work_sharing.share(optimizer, cluster)
 
 
 def statistics(model: keras.Model, *, frozen: bool = False) -> list[keras.Variable]:

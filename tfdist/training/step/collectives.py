@@ -11,8 +11,8 @@ import tensorflow as tf
 
 def num_replicas() -> int:
     """Returns the number of all replicas; 1 outside of `strategy.run`."""
-    context = tf.distribute.get_replica_context()
-    return 1 if context is None else context.num_replicas_in_sync
+    replica_context = tf.distribute.get_replica_context()
+    return 1 if replica_context is None else replica_context.num_replicas_in_sync
 
 
 class _Trace(threading.local):
@@ -48,21 +48,21 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
         return value
     if value.dtype == tf.bfloat16:
         return tf.cast(sum_differentiable(tf.cast(value, tf.float32)), value.dtype)
-    context = tf.distribute.get_replica_context()
+    replica_context = tf.distribute.get_replica_context()
     if _trace.weight is None:
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+        return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, value)
     weight = _trace.weight
 
     @tf.custom_gradient
     def total(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, value), backward
+        return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, value), backward
 
     # Divided by the weight that multiplies the gradient later. `total` and `backward` are adjoint: each is the gradient
     # of the other.
     @tf.custom_gradient
     def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         own = tf.cast(weight, upstream.dtype)
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(upstream) * own)
+        summed = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(upstream) * own)
         return tf.math.divide_no_nan(summed, own), total
 
     return total(value)
@@ -91,8 +91,8 @@ def _call(function: Callable[[], Any]) -> None:
 
 def in_cross_replica_context(function: Callable[[], Any]) -> None:
     """Calls `function` once for all replicas, in cross-replica context."""
-    context = tf.distribute.get_replica_context()
-    if context is None:
+    replica_context = tf.distribute.get_replica_context()
+    if replica_context is None:
         function()
     else:
-        context.merge_call(lambda strategy: function())
+        replica_context.merge_call(lambda strategy: function())

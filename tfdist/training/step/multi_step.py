@@ -11,13 +11,13 @@ from tfdist.training.step.random_numbers import seed_generators, stateful_random
 
 
 def make_multi_step_fn(
-    context: StepContext, step: Callable[..., tf.Tensor], updates: int | None = None
+    context: StepContext, step: Callable[..., tf.Tensor], updates: int
 ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Compiles the function that runs `step` many times.
 
     Args:
         step: `train_step` or `evaluation_step` with its context; called with the elements of the iterator.
-        updates: optimizer steps in one call of `step`; None: `config.train.local_steps`.
+        updates: optimizer steps in one call of `step`; 0 for an evaluation.
 
     Returns:
         run_steps(iterator, count, stop, first=0): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1
@@ -27,7 +27,6 @@ def make_multi_step_fn(
     """
     strategy, totals, communication = context.cluster.strategy, context.totals, context.reduction.seconds
     num_replicas, clock = context.cluster.num_replicas, context.reduction.clock
-    updates = context.config.train.local_steps if updates is None else updates
 
     def local_results(value: tf.Tensor) -> list[tf.Tensor]:
         return tf.nest.flatten(strategy.experimental_local_results(value))
@@ -47,7 +46,7 @@ def make_multi_step_fn(
     # each step until the device has compared them.
     @tf.function(autograph=False)
     def run_steps(iterator, count, stop, first=0):
-        words = seed_generators.step_words(context.step_count)
+        words = seed_generators.step_as_int32_pair(context.step_count)
 
         def one_step(number: tf.Tensor, waited: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
             elements = next(iterator)

@@ -9,7 +9,7 @@ from tfdist.training.step.updates.tables import Gradients
 
 # Fields of an execution's totals after the sums of the objective's values: examples, skipped steps, steps before the
 # first skipped one; then seconds of waiting for input, workers that request a stop, and seconds in all.
-COUNTS = ("examples", "skipped", "clean")
+COUNTS = ("examples", "skipped", "steps_before_skip")
 MEASUREMENTS = ("wait_seconds", "stop", "seconds")
 
 
@@ -54,5 +54,5 @@ class Objective(Protocol):
     def restore_state(self, values: list[Any]) -> None:
         """Restores what `state` returned; called on every worker."""
 
-    def finish(self) -> None:
+    def finalise_weights(self) -> None:
         """Finalises the weights after the last step; called in `strategy.scope`."""

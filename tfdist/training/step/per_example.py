@@ -162,7 +162,7 @@ class PerExampleObjective:
     def restore_state(self, values: list[Any]) -> None:
         """Does nothing: `state` is empty."""
 
-    def finish(self) -> None:
+    def finalise_weights(self) -> None:
         """Does nothing: the weights are final after the last step."""
 
 

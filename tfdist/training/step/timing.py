@@ -78,7 +78,7 @@ def one_hot_row(replica: tf.Tensor, num_replicas: int, *seconds: tf.Tensor) -> t
     return tf.reshape(place[:, tf.newaxis] * tf.stack(seconds), [-1])
 
 
-def time_shares(seconds: np.ndarray, num_workers: int) -> list[tuple[float, float, float]]:
+def time_fractions(seconds: np.ndarray, num_workers: int) -> list[tuple[float, float, float]]:
     """Returns each worker's fractions of time, 0 to 1, for input, compute and communication, in rank order.
 
     Args:

@@ -47,8 +47,8 @@ def add_to_totals(context: StepContext, sums: tf.Tensor, skipped: tf.Tensor | No
     if skipped is not None:
         sums = tf.where(skipped, tf.zeros_like(sums), sums)
         skipped_before = context.totals_layout.get(tf.identity(context.totals), "skipped") > 0
-        clean = ~(skipped | skipped_before)
-        counts = tf.cast(tf.stack([skipped, clean]), tf.float64) / context.cluster.num_replicas
+        before_skip = ~(skipped | skipped_before)
+        counts = tf.cast(tf.stack([skipped, before_skip]), tf.float64) / context.cluster.num_replicas
     context.totals.assign_add(tf.concat([sums, counts], axis=0))
 
 

@@ -57,7 +57,7 @@ def begin_evaluation_pass() -> None:
     begin_forward_pass(_EVALUATION)
 
 
-def step_words(step: keras.Variable) -> tf.Tensor:
+def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
     """Returns the step count as int32 [2], in host memory; to be called before the loop, in `run_steps`."""
     with tf.device("CPU:0"):
         words = tf.bitcast(step.value, tf.int32)
@@ -69,7 +69,7 @@ def counted_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Te
     """While the body of a loop is traced, seeds use the loop's count instead of reading the step from the device.
 
     Args:
-        words: the result of `step_words` before the loop.
+        words: the result of `step_as_int32_pair` before the loop.
         done: optimizer steps that the loop has made, int32 [].
         batch: returns the index of the batch, int32 [], since the start of an evaluation.
     """
@@ -133,7 +133,7 @@ def _make_stateless(
             begin_forward_pass(0)
         call = _trace.calls.get(id(generator), 0)
         _trace.calls[id(generator)] = call + 1
-        words, done, batch = _loop[-1] if _loop else (step_words(step), 0, lambda: 0)
+        words, done, batch = _loop[-1] if _loop else (step_as_int32_pair(step), 0, lambda: 0)
         done = tf.convert_to_tensor(done) + _trace.local_step
         # Computed here only: a graph without random numbers would pass it on in each step.
         micro_batch = -1 - batch() if _trace.micro_batch is _EVALUATION else _trace.micro_batch

@@ -84,14 +84,14 @@ def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -
     Returns:
         The sums, in the same order. Sparse ones have the rows of all replicas, in the order of the replicas.
     """
-    context = tf.distribute.get_replica_context()
+    replica_context = tf.distribute.get_replica_context()
     rows = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
     dense = [
         tf.convert_to_tensor(gradient)
         for gradient in gradients
         if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
     ]
-    if context.num_replicas_in_sync > 1:
+    if replica_context.num_replicas_in_sync > 1:
         dense = _sum_tensors(dense, options)
         add, wire_type = (functools.partial(function, options=options) for function in (_sum_tensors, _wire_type))
         rows = tables.gather(rows, add, wire_type)
@@ -102,13 +102,13 @@ def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -
 
 
 def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) -> list[tf.Tensor]:
-    context = tf.distribute.get_replica_context()
+    replica_context = tf.distribute.get_replica_context()
     wire = [tf.cast(tensor, _wire_type(tensor, options)) for tensor in tensors]
     communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack or 0)
     # Tensors of one dtype share a collective.
     for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
         chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
-        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
+        sums = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
         for i, total in zip(chosen, sums, strict=True):
             wire[i] = total
     return [tf.cast(total, tensor.dtype) for total, tensor in zip(wire, tensors, strict=True)]

@@ -135,8 +135,8 @@ def gather(
     Returns:
         The gradients. Those whose number of rows is not known when the step is traced have additional rows of zeros.
     """
-    context = tf.distribute.get_replica_context()
-    replica, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    replica_context = tf.distribute.get_replica_context()
+    replica, num_replicas = replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync
     unknown: dict[int, tf.IndexedSlices] = {}
     parts: list[tf.Tensor] = []
     for index, gradient in enumerate(gradients):
@@ -167,12 +167,12 @@ def _warn(text: str) -> None:
 def _gather_unknown_number(
     rows: tf.IndexedSlices, add: Callable[[list[tf.Tensor]], list[tf.Tensor]], wire_type: tf.DType
 ) -> tf.IndexedSlices:
-    context = tf.distribute.get_replica_context()
+    replica_context = tf.distribute.get_replica_context()
     own = tf.shape(rows.indices, tf.int64)[0]
-    replica, num_replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    replica, num_replicas = replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync
     (numbers,) = add([tf.one_hot(replica, num_replicas, on_value=own, off_value=tf.constant(0, tf.int64))])
     sent = tf.IndexedSlices(tf.cast(rows.values, wire_type), rows.indices, rows.dense_shape)
-    total = context.merge_call(_gather_by_size, args=(sent, numbers))
+    total = replica_context.merge_call(_gather_by_size, args=(sent, numbers))
     return tf.IndexedSlices(tf.cast(total.values, rows.values.dtype), total.indices, rows.dense_shape)
 
 
@@ -186,11 +186,11 @@ def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -
     Returns:
         Per replica, tf.IndexedSlices with the rows of all replicas.
     """
-    most = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
+    largest = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
 
     def place_own(own: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        placed = place(own, context.replica_id_in_sync_group, context.num_replicas_in_sync, size=size)
+        replica_context = tf.distribute.get_replica_context()
+        placed = place(own, replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync, size=size)
         return placed.values, placed.indices
 
     def gather_size(size: int) -> list[tf.Tensor]:
@@ -199,7 +199,7 @@ def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -
         local = zip(*map(strategy.experimental_local_results, sums), strict=True)
         return [part for pair in local for part in pair]
 
-    index = tf.reduce_sum(tf.cast(most > tf.constant(_SIZES[:-1], tf.int64), tf.int32))
+    index = tf.reduce_sum(tf.cast(largest > tf.constant(_SIZES[:-1], tf.int64), tf.int32))
     parts = tf.switch_case(index, [functools.partial(gather_size, size) for size in _SIZES])
 
     def choose(own: tf.IndexedSlices) -> tf.IndexedSlices:
