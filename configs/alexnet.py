@@ -11,7 +11,7 @@ from tfdist import config as c
 def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
-        model={"target": "tfdist.zoo.classic:alexnet", "num_classes": 10, "form": "functional"},
+        model={"target": "tfdist.configs.networks.classic:alexnet", "num_classes": 10, "form": "functional"},
         data=c.Data(
             source={"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "download": False},
             prepare={"target": "tfdist.zoo.prepare:image", "resize": (256, 256), "flip": True},

@@ -23,7 +23,7 @@ def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
         model={
-            "target": "tfdist.zoo.airbench:network",
+            "target": "tfdist.configs.networks.airbench:network",
             "widths": (64, 256, 256),
             "num_classes": 10,
             "activation": "silu",
@@ -31,7 +31,7 @@ def get_config() -> c.Config:
             # without communication on up to four.
             "group_size": 128,
         },
-        adapt={"target": "tfdist.zoo.airbench:whiten"},
+        adapt={"target": "tfdist.configs.networks.airbench:whiten"},
         data=c.Data(
             source={"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "download": False},
             prepare={

@@ -8,8 +8,8 @@ no AMX) reach 91.33 % of the 10,000 test images, the mean over four seeds, in 23
 docs/speed.md explains the difference to 93 %.
 """
 
-from configs import cifar
 from tfdist import config as c
+from tfdist.configs import cifar
 
 
 def get_config() -> c.Config:

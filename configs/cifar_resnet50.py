@@ -4,8 +4,8 @@ python -m tfdist.main --config=configs/cifar_resnet50.py --config.data.source.do
 python -m tfdist scaling --config=configs/cifar_resnet50.py --replicas=1,2,4,8
 """
 
-from configs import cifar_resnet50v2
 from tfdist import config as c
+from tfdist.configs import cifar_resnet50v2
 
 
 def get_config() -> c.Config:

@@ -12,14 +12,14 @@ from tfdist import config as c
 def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
-        model={"target": "tfdist.zoo.classic:line", "m": -1.0, "n": 2.0},
+        model={"target": "tfdist.configs.networks.classic:line", "m": -1.0, "n": 2.0},
         data=c.Data(
             source={"target": "tfdist.zoo.sources:line", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64},
             prepare={"target": "tfdist.zoo.prepare:identity"},
             evaluation_split=None,
             batch_size=8,
         ),
-        objective={"target": "tfdist.zoo.classic:line_error"},
+        objective={"target": "tfdist.configs.networks.classic:line_error"},
         optimizer={"target": "keras.optimizers:SGD"},
         learning_rate=c.LearningRate(peak=0.1),
         train=c.Train(steps=60),

@@ -98,6 +98,8 @@ def read_package(package: pathlib.Path) -> Architecture:
     """
     wings, imports = set(), {}
     for path in sorted(package.rglob("*.py")):
+        if path == package / "configs.py":  # It names the folder configs/, and imports nothing.
+            continue
         source, parts = path.read_text(), path.relative_to(package).with_suffix("").parts
         names = [".".join(parts[:length]) for length in range(1, len(parts))] or [parts[0]]
         wings.update(names)

@@ -21,10 +21,10 @@ from tfdist import config as c
 def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
-        model={"target": "tfdist.zoo.courses:mnist_cnn"},
+        model={"target": "tfdist.configs.networks.courses:mnist_cnn"},
         data=c.Data(
             source={"target": "tfdist.zoo.sources:npz", "path": "mnist.npz"},
-            prepare={"target": "tfdist.zoo.courses:images"},
+            prepare={"target": "tfdist.configs.networks.courses:images"},
             batch_size=100,
             evaluation_batch_size=1000,
         ),

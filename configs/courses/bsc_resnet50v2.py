@@ -29,14 +29,14 @@ def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
         model={
-            "target": "tfdist.zoo.courses:application",
+            "target": "tfdist.configs.networks.courses:application",
             "name": "ResNet50V2",
             "classes": 10,
             "input_shape": (128, 128, 3),
         },
         data=c.Data(
             source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
-            prepare={"target": "tfdist.zoo.courses:images", "resize": (128, 128)},
+            prepare={"target": "tfdist.configs.networks.courses:images", "resize": (128, 128)},
             evaluation_split=None,
             batch_size=256,
             shuffle=False,

@@ -23,14 +23,14 @@ def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
         model={
-            "target": "tfdist.zoo.courses:application",
+            "target": "tfdist.configs.networks.courses:application",
             "name": "InceptionV3",
             "classes": 1001,
             "input_shape": (224, 224, 3),
         },
         data=c.Data(
             source={"target": "tfdist.zoo.sources:imagenet", "path": "imagenet"},
-            prepare={"target": "tfdist.zoo.courses:images", "resize": (224, 224), "scale": 1.0},
+            prepare={"target": "tfdist.configs.networks.courses:images", "resize": (224, 224), "scale": 1.0},
             evaluation_split=None,
             batch_size=64,
         ),

@@ -19,7 +19,7 @@ from tfdist import config as c
 def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
-        model={"target": "tfdist.zoo.classic:line", "m": 0.0, "n": 1.0},
+        model={"target": "tfdist.configs.networks.classic:line", "m": 0.0, "n": 1.0},
         data=c.Data(
             source={
                 "target": "tfdist.zoo.sources:line",
@@ -33,7 +33,7 @@ def get_config() -> c.Config:
             evaluation_split=None,
             batch_size=1000,
         ),
-        objective={"target": "tfdist.zoo.classic:line_error"},
+        objective={"target": "tfdist.configs.networks.classic:line_error"},
         optimizer={"target": "keras.optimizers:SGD"},
         learning_rate=c.LearningRate(peak=0.5),
         train=c.Train(steps=100),

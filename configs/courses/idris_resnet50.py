@@ -22,7 +22,7 @@ def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
         model={
-            "target": "tfdist.zoo.courses:application",
+            "target": "tfdist.configs.networks.courses:application",
             "name": "ResNet50",
             "classes": 10,
             "input_shape": (32, 32, 3),
@@ -30,7 +30,7 @@ def get_config() -> c.Config:
         },
         data=c.Data(
             source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
-            prepare={"target": "tfdist.zoo.courses:images"},
+            prepare={"target": "tfdist.configs.networks.courses:images"},
             batch_size=64,
             pipeline="textbook",
         ),

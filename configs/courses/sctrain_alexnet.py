@@ -21,14 +21,14 @@ def get_config() -> c.Config:
     """Returns the configuration of the run."""
     return c.Config(
         model={
-            "target": "tfdist.zoo.courses:alexnet",
+            "target": "tfdist.configs.networks.courses:alexnet",
             "classes": 10,
             "input_shape": (256, 256, 3),
             "form": "sequential",
         },
         data=c.Data(
             source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
-            prepare={"target": "tfdist.zoo.courses:images", "resize": (256, 256)},
+            prepare={"target": "tfdist.configs.networks.courses:images", "resize": (256, 256)},
             batch_size=128,
         ),
         objective={

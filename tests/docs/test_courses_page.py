@@ -73,7 +73,7 @@ def command_problems(text):
 
 def is_defined(module, name):
     """Whether a module defines a function, or a package exports it; an import would also import TensorFlow."""
-    path = documents.ROOT / module.replace(".", "/")
+    path = documents.ROOT / re.sub(r"^tfdist\.configs\.", "configs.", module).replace(".", "/")
     file = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
     return file.exists() and bool(re.search(rf"^(def {name}\(|.*\bimport\b.*\b{name}\b)", file.read_text(), re.M))
 
@@ -106,14 +106,14 @@ def test_the_commands_of_the_page_exist():
 
 def test_what_does_not_exist_is_noticed():
     text = "`python -m tfdist scaling --replica=2`, `python -m tfdist course cte_power --task=77`, "
-    text += "`srun python -m tfdist x`, `tfdist.zoo.courses:alex`, "
-    text += "`tfdist.zoo.courses:images`, `sbatch launch/slurm.sbatch python -m tfdist y`, "
+    text += "`srun python -m tfdist x`, `tfdist.configs.networks.courses:alex`, "
+    text += "`tfdist.configs.networks.courses:images`, `sbatch launch/slurm.sbatch python -m tfdist y`, "
     text += '`config.data.shards="fxed"`, `config.data.shards="fixed"`'
     assert [problem.split(". ")[0] for problem in command_problems(text)] == [
         "tfdist scaling has no flag --replica",
         "cte_power has no task '77'",
         "there is no command tfdist x",
-        "there is no tfdist.zoo.courses:alex",
+        "there is no tfdist.configs.networks.courses:alex",
         "there is no command tfdist y",
         'config.data.shards is not "fxed"',
     ]

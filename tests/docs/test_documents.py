@@ -35,7 +35,7 @@ def documents():
 
 
 def configs():
-    return sorted((ROOT / "configs").rglob("*.py"))
+    return sorted(path for path in (ROOT / "configs").rglob("*.py") if path.parent.name != "networks")
 
 
 def load(path):

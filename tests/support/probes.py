@@ -457,8 +457,8 @@ def seeds(options: c.Cluster) -> Arrays:
 def local_rounds(options: c.Cluster) -> Arrays:
     """A fitted line after 4 rounds of local steps, on all replicas and on one; and after as many plain steps on one."""
     line = {
-        "model": {"target": "tfdist.zoo.classic:line", "m": -1.0, "n": 2.0},
-        "objective": {"target": "tfdist.zoo.classic:line_error"},
+        "model": {"target": "tfdist.configs.networks.classic:line", "m": -1.0, "n": 2.0},
+        "objective": {"target": "tfdist.configs.networks.classic:line_error"},
         "optimizer": {"target": "keras.optimizers:SGD", "momentum": 0.5},
         "learning_rate": c.LearningRate(peak=0.1),
     }

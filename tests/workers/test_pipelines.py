@@ -12,8 +12,8 @@ import tensorflow as tf
 import topologies
 from launching import REPOSITORY, run_all
 from processes import started, until
+from tfdist.configs.courses import idris_resnet50
 
-from configs.courses import idris_resnet50
 from tfdist import config as c
 from tfdist.data import inputs as inputs_lib
 from tfdist.data import textbook

@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import flags
 
+from tfdist import configs
 from tfdist.config import config_dict, diff, flag_help, schema, user_code
 
 _OVERRIDE = re.compile(r"(no)?config\.")
@@ -67,7 +68,8 @@ def file_problem(path: str) -> str:
     file = Path(path.partition(":")[0])
     if file.is_file():
         return ""
-    found = {each.stem: each for folder in (Path("configs"), file.parent) for each in sorted(folder.glob("*.py"))}
+    found = {each.stem: Path("configs", each.name) for each in sorted(configs.FOLDER.glob("*.py"))}
+    found |= {each.stem: each for folder in (Path("configs"), file.parent) for each in sorted(folder.glob("*.py"))}
     near = difflib.get_close_matches(file.stem, found, n=1, cutoff=0.6)
     hint = f" Did you mean --config={found[near[0]]}?" if near else ""
     return f"--config={path}: there is no file {os.path.abspath(file)}.{hint}"
@@ -137,8 +139,10 @@ def _argument_hint(spec: dict[str, Any], field: str, argument: str, file: str) -
 def _arguments(target: str) -> list[str]:
     """Returns the arguments of `package.module:function`, read from its file without an import; [] if not found."""
     module, _, name = target.partition(":")
-    for folder in sys.path:
-        file = Path(folder, *module.split(".")).with_suffix(".py")
+    files = [Path(folder, *module.split(".")) for folder in sys.path]
+    if module.startswith("tfdist.configs."):
+        files.insert(0, configs.FOLDER.joinpath(*module.split(".")[2:]))
+    for file in (each.with_suffix(".py") for each in files):
         if file.is_file():
             for node in ast.parse(file.read_bytes()).body:
                 if isinstance(node, ast.FunctionDef) and node.name == name:

@@ -17,6 +17,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
+from tfdist import configs
 from tfdist.config import config_dict, flag_errors, flag_help, schema
 
 NONE_WORDS = ("none", "None")
@@ -131,12 +132,16 @@ def run(
 
 
 def with_config_flag(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with `--config=` before a config file that is given without it: `configs/digits.py`."""
-    if flag_errors.config_path(["", *arguments]):
-        return list(arguments)
+    """Returns the arguments with `--config=` before a config file that is given without it: `configs/digits.py`.
+
+    A file that does not exist becomes that of the shipped config, if there is one.
+    """
+    if path := flag_errors.config_path(["", *arguments]):
+        found = configs.find(path)
+        return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in arguments]
     for index, word in enumerate(arguments):
         if re.fullmatch(r"[^-].*\.py(:.*)?", word) and not (index and _takes_a_value(arguments[index - 1])):
-            return [*arguments[:index], f"--config={word}", *arguments[index + 1 :]]
+            return [*arguments[:index], f"--config={configs.find(word)}", *arguments[index + 1 :]]
     return list(arguments)
 
 

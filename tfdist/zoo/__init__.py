@@ -1,7 +1,6 @@
 """Functions that configs name by dotted path: models, sources, preprocessing, objectives, optimizers, schedules.
 
-    models.py, classic.py, airbench.py         networks; normalization.py: batch normalisation in groups
-    courses.py                                 networks and preprocessing of `configs/courses/`
+    models.py                                  networks; normalization.py: batch normalisation in groups
     sources/                                   random access to examples: arrays, folders, tfds, ImageNet, synthetic
     prepare.py, augmentation.py, inception.py  preprocessing and augmentation, without state
     objectives/                                one loss and metrics per example

@@ -6,12 +6,12 @@ import keras
 import pytest
 import tensorflow as tf
 
-from configs import line
 from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.cluster.devices.precision import Device
 from tfdist.cluster.discovery.roster import Roster
+from tfdist.configs import line
 from tfdist.training import loop, setup
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import topologies
+from tfdist.configs.networks import airbench
 
 from tfdist.training.step.updates import work_sharing
-from tfdist.zoo import airbench, models, optimizers, schedules
+from tfdist.zoo import models, optimizers, schedules
 
 
 def reader(images):

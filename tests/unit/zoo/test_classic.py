@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from launching import REPOSITORY, run_all, worker_environment
+from tfdist.configs.networks import classic
 from topologies import command
 
-from tfdist.zoo import classic, models, sources
+from tfdist.zoo import models, sources
 
 
 def test_alexnet_has_the_size_of_its_layers():

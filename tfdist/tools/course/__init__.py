@@ -2,5 +2,5 @@
 
 command.py  flags, lists, running a task, and the page's answer beside one's own
 task.py     what a course and a task consist of, and where a task's results are read from
-cte_power.py, piz_daint.py, jean_zay.py, it4innovations.py   the tasks of one course each
+The tasks are in configs/courses/NAME.yaml.
 """

@@ -26,16 +26,17 @@ from pathlib import Path
 
 from absl import flags
 
+from tfdist import configs
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import slurm
 from tfdist.config import flags as config_flags
 from tfdist.launch import processes
 from tfdist.tools import measure, tables
-from tfdist.tools.course import cte_power, it4innovations, jean_zay, piz_daint
+from tfdist.tools.course import task as task_lib
 from tfdist.tools.course.task import LAPTOP, PAGE, Course, Task
 
 USAGE = "[NAME] [flags]"
-COURSES = {course.COURSE.name: course.COURSE for course in (cte_power, it4innovations, jean_zay, piz_daint)}
+COURSES = {file.stem: task_lib.load(file) for file in sorted(configs.FOLDER.glob("courses/*.yaml"))}
 # Commands that every task of an allocation runs; a study starts its own job steps.
 _PARALLEL = re.compile(r"python (-m (tfdist\.main|tfdist\.run|tfdist doctor|tfdist all_reduce)\b|\S+\.py\b)")
 # The start of a line for N tasks of an allocation; without an allocation the line runs on this machine.

@@ -8,8 +8,11 @@ of the line, and removes `srun --ntasks=N` from its start where there is no allo
 import csv
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tfdist.tools import child_runs
 
@@ -91,6 +94,38 @@ class Course:
     tasks: tuple[Task, ...]
 
 
+def load(file: Path) -> Course:
+    """Reads a course from a YAML file of configs/courses, in whose tasks `$NAME` stands for a text of `texts`."""
+    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    texts: dict[str, str] = {}
+    for name, text in values.pop("texts").items():
+        texts[name] = _with_texts(text, texts)
+    tasks = tuple(_task(_with_texts(task, texts)) for task in values.pop("tasks"))
+    return Course(**values, tasks=tasks)
+
+
+def _with_texts(value: Any, texts: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return re.sub(r"\$(\w+)", lambda match: texts.get(match[1], match[0]), value)
+    if isinstance(value, list):
+        return tuple(_with_texts(each, texts) for each in value)
+    return {key: _with_texts(each, texts) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _task(values: dict[str, Any]) -> Task:
+    answers = [
+        Answer(quantity=each.pop("quantity"), page=each.pop("page"), yours=_reader(each))
+        for each in values.pop("answers", ())
+    ]
+    return Task(**values, answers=tuple(answers))
+
+
+def _reader(values: dict[str, Any]) -> Reader:
+    """Returns the reader of an answer: `report`, `cell` or `printed`, with its arguments."""
+    [(reader, name)] = [(one, values.pop(one.__name__)) for one in (report, cell, printed) if one.__name__ in values]
+    return reader(name, **values)
+
+
 def report(name: str, index: int, kind: str = "train", folder: str = "") -> Reader:
     """Reads a value of the reports of a run.
 
@@ -110,8 +145,8 @@ def report(name: str, index: int, kind: str = "train", folder: str = "") -> Read
     return read
 
 
-def cell(file: str, column: str, where: tuple[str, str] | None = None) -> Reader:
-    """Reads a cell of a CSV file in the workdir: of the last row, or of the row in which a column has a value."""
+def cell(file: str, column: str, where: Mapping[str, str] | None = None) -> Reader:
+    """Reads a cell of a CSV file in the workdir: of the last row, or of the last one with the values `where`."""
 
     def read(workdir: Path, printed: str) -> float | str | None:
         del printed
@@ -119,7 +154,7 @@ def cell(file: str, column: str, where: tuple[str, str] | None = None) -> Reader
         if not path.is_file():
             return None
         with path.open(newline="") as content:
-            rows = [row for row in csv.DictReader(content) if where is None or row.get(where[0]) == where[1]]
+            rows = [row for row in csv.DictReader(content) if where is None or where.items() <= row.items()]
         return _number(rows[-1][column]) if rows and rows[-1].get(column) else None
 
     return read

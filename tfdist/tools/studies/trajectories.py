@@ -1,8 +1,8 @@
 """Plots trajectories over a line's loss surface: `python -m tfdist trajectories --config=configs/line.py`.
 
 Trains the config for each batch size on each number of replicas; its objective must report "m" and "n" in every step,
-as `tfdist.zoo.classic:line_error` does. Writes trajectories.csv and a picture into the workdir, and prints the
-largest distance between the trajectories of one batch size: the batches are the same, so it is rounding only.
+as `tfdist.configs.networks.classic:line_error` does. Writes trajectories.csv and a picture into the workdir, and prints
+the largest distance between the trajectories of one batch size: the batches are the same, so it is rounding only.
 
 `--stages` trains on workers alone, then with broadcast, average and shard, as the CSCS laboratory does: with
 configs/courses/cscs_line.py, whose data it has.
@@ -80,7 +80,7 @@ def check_objective(options: config.Config) -> None:
     if not {"m", "n"} <= set(names):
         raise ValueError(
             'config.objective must return "m" and "n", the slope and intercept of a line, in addition to the loss, as '
-            f"tfdist.zoo.classic:line_error in configs/line.py does. Received: {', '.join(names)}"
+            f"tfdist.configs.networks.classic:line_error in configs/line.py does. Received: {', '.join(names)}"
         )
 
 

@@ -1,0 +1,59 @@
+"""The shipped configs and networks are found from a clone and from the wheel, by path and by dotted path."""
+
+import importlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tfdist import configs
+
+ROOT = pathlib.Path(__file__).parents[3]
+# Loads a config by its path and a network by its dotted path, in a folder without a clone.
+USER = """
+from absl import flags
+from tfdist import configs
+from tfdist.config import flag_errors, flags as config_flags
+[word] = config_flags.with_config_flag(["--config=configs/cifar_fast.py"])
+config = flag_errors.load(flag_errors.config_path(["", word]))
+print(word, config.model["target"], flag_errors._arguments(config.model["target"])[0])
+"""
+
+
+def test_a_users_file_comes_before_a_shipped_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = str(configs.FOLDER / "digits.py")
+    assert configs.find("configs/digits.py") == configs.find("digits.py") == shipped
+    assert configs.find("configs/digits.py:16") == f"{shipped}:16"
+    assert configs.find("configs/none.py") == "configs/none.py"
+    (tmp_path / "digits.py").touch()
+    assert configs.find("digits.py") == "digits.py"
+
+
+def test_the_wheel_has_the_configs_in_the_package(tmp_path):
+    assert 'configs = "tfdist/shipped_configs"' in (ROOT / "pyproject.toml").read_text()
+    skip = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tfdist", tmp_path / "site" / "tfdist", ignore=skip)
+    shutil.copytree(ROOT / "configs", tmp_path / "site" / "tfdist" / "shipped_configs", ignore=skip)
+    (tmp_path / "empty").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-c", USER], cwd=tmp_path / "empty", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    path, target, argument = done.stdout.split()
+    assert path == f"--config={tmp_path}/site/tfdist/shipped_configs/cifar_fast.py"
+    assert (target, argument) == ("tfdist.configs.networks.airbench:network", "num_classes")
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize(("name", "function"), [("classic", "line"), ("courses", "mlp"), ("airbench", "network")])
+def test_the_old_names_of_networks_warn_and_still_work(name, function):
+    sys.modules.pop(f"tfdist.zoo.{name}", None)
+    with pytest.warns(FutureWarning, match=rf"tfdist\.zoo\.{name} is now tfdist\.configs\.networks\.{name}: change"):
+        old = importlib.import_module(f"tfdist.zoo.{name}")
+    new = importlib.import_module(f"tfdist.configs.networks.{name}")
+    assert getattr(old, function) is getattr(new, function)
