@@ -1,6 +1,7 @@
 """What workers know of each other while a run lasts, in parts that need no second process."""
 
 import math
+import time
 
 import keras
 import numpy as np
@@ -35,6 +36,26 @@ def test_the_time_to_connect_and_to_decide_grows_with_the_job():
     assert config.Cluster().connect_seconds is None
     # Measured on one machine: 3.2 s for 1,000 workers; 1,600 were not done after 5 s.
     assert protocol.size_seconds(16) < 0.01 and protocol.size_seconds(1600) > 20.0
+
+
+def test_many_missing_or_lost_workers_are_named_by_their_hosts():
+    addresses = [f"n{rank // 5}:{12345 + rank % 5}" for rank in range(100)]
+    absent = dict.fromkeys(range(15, 40), "no answer within 3 s") | {60: ""}
+    message = decision.missing(absent, addresses, 9.0)["message"]
+    assert message.splitlines()[1:] == ["  ranks 15-39 on n[3-7]: no answer within 3 s", "  rank 60 on n12: no answer"]
+    few = decision.missing({15: "", 16: ""}, addresses, 9.0)["message"]
+    assert few.splitlines()[1:] == ["  rank 15 (n3:12345): no answer", "  rank 16 (n3:12346): no answer"]
+    monitor = make_monitor(size=40)
+    monitor.last_heartbeat = dict.fromkeys(range(1, 40), time.monotonic() - 11.0)
+    monitor.last_step = dict.fromkeys(range(1, 40), 7)
+    text = peer_loss.describe_all(monitor, range(20, 30))
+    assert text == "workers 20-29 (hosts n[20-29]) are lost: last heartbeats up to 11.0 s ago"
+    assert peer_loss.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
+
+
+def test_the_chief_of_a_large_job_reads_a_limited_number_of_heartbeats_each_second():
+    assert heartbeat.interval(2, 10.0) == heartbeat.interval(200, 10.0) == 1.0 and heartbeat.interval(2, 2.0) == 0.5
+    assert 3.3 < heartbeat.interval(1024, 10.0) < 3.4 and heartbeat.interval(1024, 30.0) == 1024 / 200
 
 
 def test_malformed_heartbeats_are_rejected():

@@ -30,8 +30,9 @@ from tfdist.cluster.wire import listener as listener_lib
 from tfdist.cluster.wire.channel import Channel
 from tfdist.cluster.wire.keys import Keys
 
-# Seconds between two heartbeats.
+# Seconds between two heartbeats; in a large job more, so that the chief handles about so many in each second.
 _INTERVAL_SECONDS = 1.0
+_MOST_PER_SECOND = 200
 # Seconds for a connection to the chief, and for its first message; then the worker tries again.
 _HELLO_SECONDS = 5.0
 
@@ -93,6 +94,7 @@ async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket) 
         rank = hello.get("rank")
         known = type(rank) is int and rank in monitor.last_heartbeat and rank not in monitor.channels
         if known and hello.get("pid") == monitor.members[rank]["pid"]:
+            _receive(monitor, rank, hello)
             await _exchange_heartbeats(monitor, rank, channel)
 
     async with listener_lib.serving(listener, monitor.keys, handle):
@@ -144,17 +146,27 @@ def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> N
         peer_loss.declare_lost(monitor, lost, stacks=stacks, restart_helps=restart_helps)
 
 
+def interval(size: int, heartbeat_seconds: float) -> float:
+    """Returns the seconds between two heartbeats of each of `size` workers."""
+    return min(
+        max(_INTERVAL_SECONDS, size / _MOST_PER_SECOND), heartbeat_seconds / (4 if size < _MOST_PER_SECOND else 3)
+    )
+
+
 async def _watch(monitor: HeartbeatMonitor) -> None:
-    last = time.monotonic()
+    last = announced = time.monotonic()
+    pause = interval(len(monitor.members), monitor.options.heartbeat_seconds)
     while peer_loss.is_registered(monitor):
-        await asyncio.sleep(min(_INTERVAL_SECONDS, monitor.options.heartbeat_seconds / 4))
+        await asyncio.sleep(min(_INTERVAL_SECONDS, pause))
         now = time.monotonic()
         if now - last > monitor.options.heartbeat_seconds / 2:
             # This process was suspended, perhaps with all others by Slurm: their heartbeats are not read yet.
             monitor.last_heartbeat = {rank: moment + now - last for rank, moment in monitor.last_heartbeat.items()}
             monitor.last_execution = monitor.last_execution and monitor.last_execution + now - last
         last = now
-        peer_loss.announce(monitor, {})
+        if now - announced > pause - _INTERVAL_SECONDS / 2:
+            announced = now
+            peer_loss.announce(monitor, {})
         if monitor.all_finished.is_set():
             continue
         if monitor.pauses or any(peer.paused for peer in monitor.peers.values()):
@@ -212,5 +224,5 @@ def _silent_peers(monitor: HeartbeatMonitor, now: float) -> str:
         seconds = {rank: silent[rank] for rank in silent if (monitor.last_step[rank] is not None) == connected}
         if max(seconds.values(), default=0.0) > limit:
             # If a host loses its network, its workers time out one after another: report them together.
-            return "; ".join(peer_loss.describe(monitor, rank) for rank in seconds if seconds[rank] > limit / 2)
+            return peer_loss.describe_all(monitor, [rank for rank in seconds if seconds[rank] > limit / 2])
     return ""

@@ -19,6 +19,7 @@ from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.wire.channel import Channel
 from tfdist.cluster.wire.keys import Keys
 
@@ -26,6 +27,10 @@ from tfdist.cluster.wire.keys import Keys
 _GRACE_SECONDS = 2.0
 # Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
 _WRITING_SECONDS = 60.0
+# Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
+_READERS_PER_SECOND, _READING_SECONDS = 20, 60.0
+# Lost workers that a message describes one by one.
+_MOST_DESCRIBED = 8
 
 
 class ChiefFailedError(RuntimeError):
@@ -258,6 +263,16 @@ def describe(monitor: HeartbeatMonitor, rank: int) -> str:
     return f"{worker_name(monitor, rank)} is lost: {when} {seconds:.1f} s ago{then}"
 
 
+def describe_all(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
+    """As `describe`, of several workers: of many, their hosts in Slurm's notation."""
+    texts = [describe(monitor, rank) for rank in ranks]
+    if len(ranks) <= _MOST_DESCRIBED:
+        return "; ".join(texts)
+    seconds = time.monotonic() - min(monitor.last_heartbeat[rank] for rank in ranks)
+    hosts = hostlist.compress_hostlist(monitor.members[rank]["host"] for rank in ranks)
+    return f"workers {hostlist.ranges(ranks)} (hosts {hosts}) are lost: last heartbeats up to {seconds:.1f} s ago"
+
+
 def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
     """Returns the name of a worker in messages."""
     return f"worker {rank} (host {monitor.members[rank]['host']}, pid {monitor.members[rank]['pid']})"
@@ -288,6 +303,10 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
     if stacks:
         faulthandler.dump_traceback(all_threads=True)
     await_writers()
+    # A worker that has not read the message would lose it with the connection, and name the chief.
+    limit = time.monotonic() + min(_READING_SECONDS, len(monitor.members) / _READERS_PER_SECOND)
+    while monitor.rank == 0 and monitor.channels.keys() - monitor.timed_out and time.monotonic() < limit:
+        time.sleep(0.1)
     if _claim(monitor, "heartbeat"):
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
         print(f"tfdist: {worker}{monitor.cause}", file=sys.stderr, flush=True)

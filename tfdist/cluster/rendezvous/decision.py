@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import interruption
+from tfdist.cluster.discovery import hostlist
 
 
 class MissingWorkersError(TimeoutError):
@@ -97,13 +98,13 @@ def stopped(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, 
 
 def failure(failed: Mapping[int, str], addresses: Sequence[str], *, port_in_use: bool = False) -> dict[str, Any]:
     """The decision if workers cannot join; rank -> reason. `port_in_use`: see `PortInUseError`."""
-    lines = [f"{worker_name(rank, addresses)}: {reason}" for rank, reason in sorted(failed.items())]
+    lines = _with_reasons(failed, addresses)
     return _error(PortInUseError if port_in_use else OSError, "A worker cannot join the run:", lines)
 
 
 def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float) -> dict[str, Any]:
     """The decision if workers are missing; rank -> reason."""
-    lines = [f"{worker_name(rank, addresses)}: {reason or 'no answer'}" for rank, reason in sorted(absent.items())]
+    lines = _with_reasons({rank: reason or "no answer" for rank, reason in absent.items()}, addresses)
     return _error(
         MissingWorkersError,
         f"{len(absent)} of {len(addresses) or 'the'} workers did not connect within {seconds:g} s. Check their "
@@ -186,16 +187,23 @@ def _shared_exclusives(workers: Mapping[int, dict]) -> list[str]:
 
 def _ranks(ranks: Sequence[int], workers: Mapping[int, dict] | None = None) -> str:
     """Writes ranks as `ranks 0-2, 5`, with their hosts if `workers` is given."""
-    runs: list[list[int]] = []
+    at = f" ({hostlist.compress_hostlist(workers[rank]['host'] for rank in ranks)})" if workers else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {hostlist.ranges(ranks)}{at}"
+
+
+def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str]) -> list[str]:
+    """Returns a line for each rank; of many ranks, a line for each reason, with the hosts in Slurm's notation."""
+    ranks = sorted(reasons)
+    if len(ranks) <= _MOST_NAMED or not addresses:
+        return [f"{worker_name(rank, addresses)}: {reasons[rank]}" for rank in ranks]
+    by_reason = collections.defaultdict(list)
     for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-    found = dict.fromkeys(workers[rank]["host"] for rank in ranks) if workers else ()
-    at = f" ({', '.join(list(found)[:_MOST_NAMED])})" if found else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}{at}"
+        by_reason[reasons[rank]].append(rank)
+    hosts = [hostlist.split_address(address)[0] for address in addresses]
+    return [
+        f"{_ranks(found)} on {hostlist.compress_hostlist(hosts[rank] for rank in found)}: {reason}"
+        for reason, found in by_reason.items()
+    ]
 
 
 def _error(error: type[Exception], head: str, lines: Sequence[str]) -> dict[str, Any]:

@@ -181,7 +181,7 @@ async def _run_rank_0(state: RendezvousState) -> None:
             return
         state.addresses = [state.arrivals[rank] for rank in range(size)]
         await protocol.notify_all(state, "addresses", addresses=state.addresses)
-    await protocol.connect_to_all(state)
+    await protocol.connect(state)
     state.reports[0] = protocol.report(state)
 
     def complete() -> bool:
@@ -198,7 +198,7 @@ async def _run_other_rank(state: RendezvousState, workdir: pathlib.Path | None) 
     if not state.addresses:
         await _arrive(state)
     if not state.over:
-        await protocol.connect_to_all(state)
+        await protocol.connect(state)
     if state.failed and not state.over:
         await _report_failure(state)
         return

@@ -10,12 +10,13 @@ from typing import Any
 
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import reachability
 from tfdist.cluster.rendezvous import decision, messages, rpc
 from tfdist.cluster.wire.channel import Channel
 from tfdist.cluster.wire.keys import Keys
 
-# Requests at once of a worker that connects to all others, while these do the same. With 64, about 100 workers on two
-# cores are so slow that requests exceed their limit and are repeated, until the rendezvous fails.
+# Requests at once of a worker. With 64 at rank 0, about 100 workers on two cores are so slow that requests exceed their
+# limit and are repeated, until the rendezvous fails.
 _CALLS_AT_ONCE = 4
 # The time limit of requests to a worker is doubled after each one without an answer, up to this, in seconds.
 _LONGEST_REQUEST_SECONDS = 12.0
@@ -168,8 +169,13 @@ async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False,
     return sorted(pending)
 
 
-async def connect_to_all(state: RendezvousState) -> None:
-    """Connects to every worker, including this one, until all have replied; the others remain in `unreached`."""
+async def connect(state: RendezvousState) -> None:
+    """Connects to other workers until all of them have replied; the others remain in `unreached`.
+
+    Rank 0 sends a message to every worker. The others send one to rank 0, and one to their own address, where another
+    process may have the same rank; they only connect to the partners that `reachability.partners` names. So N workers
+    make about N (5 + 2 log2 N) connections.
+    """
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
     stop = False
 
@@ -182,6 +188,12 @@ async def connect_to_all(state: RendezvousState) -> None:
         # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs its own end condition.
         while rank in state.unreached and not finished():
             try:
+                if own and rank not in (0, own):
+                    async with gate:
+                        await rpc.touch(state.addresses[rank], state.keys)
+                    del state.unreached[rank]
+                    state.changed.set()
+                    break
                 # Only rank 0 compares the workers' values.
                 hello = message(state, "hello", me=state.me if rank == 0 else None)
                 async with gate:
@@ -202,10 +214,9 @@ async def connect_to_all(state: RendezvousState) -> None:
             pause = min(1.0, 1.5 * pause)
 
     size, own = state.spec.num_workers, state.spec.rank
-    # Each worker starts with itself, so that not all connect to rank 0 first.
-    order = [*range(own, size), *range(own)]
-    state.unreached = dict.fromkeys(order, "")
-    tasks = [asyncio.ensure_future(reach(rank)) for rank in order]
+    ranks = dict.fromkeys([0, own, *reachability.partners(own, size)]) if own else range(size)
+    state.unreached = dict.fromkeys(ranks, "")
+    tasks = [asyncio.ensure_future(reach(rank)) for rank in ranks]
     await until(state, finished, state.deadline)
     for task in tasks:
         task.cancel()

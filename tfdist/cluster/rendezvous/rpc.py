@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from tfdist.cluster.discovery import hostlist
@@ -14,7 +15,7 @@ from tfdist.cluster.wire.keys import Keys
 
 # Time limit of one request, in seconds.
 REQUEST_SECONDS = 3.0
-# Seconds for which the addresses of a host are kept: N workers send N**2 requests, and look up each host only once.
+# Seconds for which the addresses of a host are kept: each is looked up once.
 _LOOKUP_SECONDS = 60.0
 
 # Host name -> when it was looked up, and its IP addresses.
@@ -43,8 +44,22 @@ async def request(
         NoAnswerError: no reply within `seconds`.
         UnreachableError: no reply; the text is the reason.
     """
+    return await _in_words(_exchange(address, functools.partial(channel.request, keys=keys, message=message)), seconds)
+
+
+async def touch(address: str, keys: Keys) -> None:
+    """Connects to "host:port", where a worker must listen, and sends nothing; raises UnreachableError if it cannot."""
+
+    async def connect(sockaddr: tuple[str, int]) -> None:
+        (await channel.connect(sockaddr, keys)).writer.close()
+
+    await _in_words(_exchange(address, connect), REQUEST_SECONDS)
+
+
+async def _in_words(exchange: Awaitable[Any], seconds: float) -> Any:
+    """Returns the result of an exchange; raises as `request`."""
     try:
-        return await asyncio.wait_for(_exchange(address, message, keys), seconds)
+        return await asyncio.wait_for(exchange, seconds)
     except asyncio.TimeoutError:
         raise NoAnswerError(f"no answer within {seconds:g} s (blocked by a firewall?)") from None
     except socket.gaierror as error:
@@ -62,12 +77,12 @@ async def request(
         raise UnreachableError("a program other than a tfdist worker is listening there") from None
 
 
-async def _exchange(address: str, message: Mapping[str, Any] | bytes, keys: Keys) -> dict[str, Any]:
+async def _exchange(address: str, exchange: Callable[[tuple[str, int]], Awaitable[Any]]) -> Any:
     host, port = hostlist.split_address(address)
     found = await _addresses(host)
     for ip in found:
         try:
-            return await channel.request((ip, port), keys, message)
+            return await exchange((ip, port))
         except OSError:
             if ip == found[-1]:
                 raise
