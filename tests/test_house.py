@@ -66,7 +66,6 @@ PRIVATE_NAMES = {
         "_create_device_dataset": "patched while an iterator is made, for the same reason",
     },
     "tfdist.cluster.strategy": {
-        "tensorflow.core.protobuf.config_pb2": "the type of the coordination service's options",
         "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
         "tensorflow.python.distribute.collective_all_reduce_strategy": "logical CPUs, for tests (tensorflow#57743)",
         "tensorflow.python.distribute.values": "MirroredVariable has no __float__ and __int__, as tf.Variable has",
@@ -83,9 +82,6 @@ PRIVATE_NAMES = {
     "tfdist.data.stateful_ops": dict.fromkeys(
         ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
-    "tfdist.keras_fit.adapters.inspect_dataset": dict.fromkeys(
-        ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
-    ),
     "tfdist.keras_fit.adapters.make_adapter": {
         "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",
         "keras.src.trainers.data_adapters.data_adapter_utils": "class weights of arrays as in Model.fit",
@@ -93,51 +89,35 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.adapters.py_dataset": {
         "keras.src.trainers.data_adapters.data_adapter_utils": "the element spec of batches of varying shapes",
     },
-    "tfdist.keras_fit.adapters.shard_before_map": dict.fromkeys(
+    "tfdist.keras_fit.adapters.rebuild_pipeline": dict.fromkeys(
         (
             *("tensorflow.python.data.ops.dataset_ops", "tensorflow.python.data.util.structure"),
-            *("tensorflow.python.framework.op_def_registry", "tensorflow.python.ops.gen_dataset_ops"),
-            *("_batch_size", "_buffer_size", "_common_args", "_count", "_drop_remainder"),
-            *("_input_dataset", "_map_func", "_options_attr", "_reshuffle_each_iteration", "_seed", "_seed2"),
+            "tensorflow.python.framework.op_def_registry",
+            *("_batch_size", "_buffer_size", "_common_args", "_count", "_datasets", "_drop_remainder"),
+            *("_input_dataset", "_map_func", "_predicate", "_reshuffle_each_iteration", "_seed", "_seed2"),
             "_variant_tensor",
         ),
-        "rebuilds a pipeline with its maps behind its batches; without one of these it warns and shards batches",
+        "rebuilds a pipeline; without one of these it warns and shards batches, or the first pass is lost",
     ),
-    "tfdist.keras_fit.api": {
-        "_flatten_metrics_in_order": "the order of Model.evaluate's list",
-    },
-    "tfdist.keras_fit.compiled_objective": dict.fromkeys(
-        (
-            *("_aggregate_additional_loss", "_call_has_training_arg", "_compile_loss", "_compile_metrics"),
-            *("_compute_loss", "_loss_tracker"),
-        ),
-        "the losses and metrics that compile() made (tensorflow#38269)",
+    "tfdist.keras_fit.compiled_model": dict.fromkeys(
+        ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
+        "the losses and metrics that compile() made and was given (tensorflow#38269)",
     ),
-    "tfdist.keras_fit.adapters.rebuilt_pipeline": dict.fromkeys(
-        ("tensorflow.python.data.util.structure", "_datasets", "_inputs", "_map_func", "_predicate"),
-        "rebuilds a pipeline without its shuffles, or with new ones; without one of these the first pass is lost",
-    ),
-    "tfdist.keras_fit.setup": {
-        "_call_has_training_arg": "whether the model's call takes `training`",
-        "_compile_loss": "the losses that compile() made",
-        "_compile_metrics": "the metrics that compile() made",
-        "_user_loss": "the losses that compile() was given",
-        "_user_loss_weights": "the loss_weights that compile() was given",
-        "_symbolic_build": "builds the model and its metrics as Model.fit does",
-    },
-    "tfdist.keras_fit.own_step.eager_steps": {"_call_has_training_arg": "whether the model's call takes `training`"},
+    "tfdist.keras_fit.compiled_objective": {"_loss_tracker": "the metric of the loss"},
+    "tfdist.keras_fit.setup": {"_symbolic_build": "builds the model and its metrics as Model.fit does"},
     "tfdist.keras_fit.own_step.objective": {
         "_trainable_variables": "the variables of an optimizer that is applied without naming them",
     },
     "tfdist.keras_fit.replacements.optimizer_branches": {
         "keras.src.ops": "gradients that an optimizer accumulates are applied in a replica's branch (keras#20582)",
+        "_backend_apply_gradients": "replaced, for the same reason",
+        "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
     "tfdist.keras_fit.replacements.shard_losses": {
         "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
-        "_compile_loss": "the losses that compile() made",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},
-    "tfdist.training.step.build_context": {
+    "tfdist.training.step.layers": {
         "_flatten_layers": "layers of all depths, those in lists and dicts included",
         "_non_trainable_variables": "variables made non-trainable, not those of frozen layers",
     },
@@ -147,7 +127,6 @@ PRIVATE_NAMES = {
         "_model_variables_moving_average": "averages start from the weights, also if the first step is skipped",
     },
     "tfdist.training.step.updates.fused_updates": {
-        "_all_reduce_sum_gradients": "Keras calls it once in each apply: the weights share what is computed then",
         "_apply_weight_decay": "replaced: Keras computes the learning rate for each weight that decays",
         "_get_variable_index": "the slots of a variable",
         "_momentums": "slots of Adam",
@@ -155,14 +134,12 @@ PRIVATE_NAMES = {
         "_velocities": "slots of Adam",
     },
     "tfdist.training.step.random_numbers.seed_generators": {
-        "_flatten_layers": "layers of all depths",
         "_seed_generators": "a layer's seed generators, whose `next` is replaced (keras#20611)",
     },
     "tfdist.training.step.random_numbers.stateful_random": {
         "keras.src.random.seed_generator": "keras.random without a seed makes a variable in the step (keras#20611)",
         "tensorflow.python.ops.gen_random_ops": "tf.random's ops become stateless in a step (tensorflow#58433)",
     },
-    "tfdist.training.step.normalization": {"_flatten_layers": "layers of all depths"},
     "tfdist.zoo.normalization": {"_flatten_layers": "layers of all depths"},
 }
 # Names of files that collect what belongs nowhere.
@@ -305,6 +282,9 @@ def private_names(source):
     own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")} | {"_exit"}
     found = {node.attr for node in attributes} - own
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in ("put", "replaced"):
+            name = node.args[1]
+            found |= {name.value} if isinstance(name, ast.Constant) and re.match(r"_[a-z]", name.value) else set()
         if isinstance(node, ast.ImportFrom) and re.match(r"tensorflow\.(python|core)|keras\.src", f"{node.module}"):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found

@@ -11,6 +11,7 @@ from tests.benchmark.workloads import Workload
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
+from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.updates import fused_updates
 
 # Runs a number of steps and waits until they are finished.
@@ -29,7 +30,7 @@ def floor(workload: Workload, config: config_lib.Config, *, fused: bool, looped:
     model = specs.build(config.model, field="config.model") if fused else keras_model(config)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     if fused:
-        fused_updates.fuse(optimizer)
+        optimizer_lib.take_over_reduction(optimizer, fused_updates.fuse(optimizer))
     optimizer.build(model.trainable_variables)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     pixels, labels = images(config)

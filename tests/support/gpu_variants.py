@@ -22,7 +22,7 @@ from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery.roster import Roster
-from tfdist.keras_fit import restored
+from tfdist.keras_fit import patches
 from tfdist.keras_fit import setup as fit_setup
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.own_step import setup as own_setup
@@ -199,7 +199,7 @@ def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:
         return _audited(setup.build_run(make_config(name), pathlib.Path(tempfile.mkdtemp()), cluster))
     with cluster.scope():
         model, *data = COMPILED[name]()
-    with restored.patched(model) as stack:
+    with patches.patched_for_run(model) as stack:
         return _audited(_compiled_run(cluster, model, data, stack))
 
 

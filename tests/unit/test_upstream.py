@@ -68,7 +68,6 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     f"{DATA}.ops.multi_device_iterator_ops": {"_create_device_dataset": ()},
     f"{DATA}.ops.dataset_ops": {"UnaryUnchangedStructureDataset": ("input_dataset", "variant_tensor")},
     f"{DATA}.util.structure": {"from_tensor_list": ("element_spec", "tensor_list")},
-    "tensorflow.core.protobuf.config_pb2": {"ConfigProto": ()},
     "tensorflow.python.autograph.core.ag_ctx": {"ControlStatusCtx": ("status",)},
     "tensorflow.python.autograph.impl.api": {"tf_convert": ("f", "ctx")},
     "tensorflow.python.distribute.collective_all_reduce_strategy": {
@@ -83,13 +82,6 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "global_seed": (),
     },
     "tensorflow.python.framework.op_def_registry": {"get": ("name",)},
-    "tensorflow.python.ops.gen_dataset_ops": {
-        "shuffle_dataset_v3": (
-            *("input_dataset", "buffer_size", "seed", "seed2", "seed_generator", "output_types", "output_shapes"),
-            *("reshuffle_each_iteration", "metadata"),
-        ),
-        "dummy_seed_generator": (),
-    },
     "keras.src.losses.loss": {
         "reduce_weighted_values": ("values", "sample_weight", "mask", "reduction", "dtype"),
         "scale_loss_for_distribution": ("value",),
@@ -116,16 +108,18 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # Private attributes: how to get the object from a model, and what must be true of it; a tuple: its parameters.
 ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
-    "_aggregate_additional_loss": (lambda m: m._aggregate_additional_loss, ("loss",)),
     "_all_reduce_sum_gradients": (lambda m: m.optimizer._all_reduce_sum_gradients, ("grads_and_vars",)),
     "_apply_weight_decay": (lambda m: m.optimizer._apply_weight_decay, ("variables",)),
+    "_backend_apply_gradients": (lambda m: m.optimizer._backend_apply_gradients, ("grads", "trainable_variables")),
+    "_overwrite_model_variables_with_average_value": (
+        lambda m: m.optimizer._overwrite_model_variables_with_average_value,
+        ("trainable_variables",),
+    ),
     "_batch_size": (lambda m: int(dataset("batch")._batch_size), lambda found: found == 2),
     "_buffer_size": (lambda m: int(dataset("shuffle")._buffer_size), lambda found: found == 4),
-    "_call_has_training_arg": (lambda m: m._call_has_training_arg, lambda found: found is True),
     "_common_args": (lambda m: dataset("map")._common_args, lambda found: {"output_types", "metadata"} <= set(found)),
     "_compile_loss": (lambda m: m._compile_loss, lambda found: isinstance(found, keras.Loss)),
     "_compile_metrics": (lambda m: m._compile_metrics, lambda found: isinstance(found, keras.Metric)),
-    "_compute_loss": (lambda m: m._compute_loss, ("x", "y", "y_pred", "sample_weight", "training")),
     "_config": (lambda m: hasattr(eager_context(), "_config"), lambda found: found),
     "_count": (lambda m: int(dataset("repeat")._count), lambda found: found == 3),
     "_create_device_dataset": (
@@ -136,7 +130,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     "_distribute_strategy": (lambda m: hasattr(m, "_distribute_strategy"), lambda found: found),
     "_drop_remainder": (lambda m: bool(dataset("batch")._drop_remainder), lambda found: found),
     "_flatten_layers": (lambda m: len(list(m._flatten_layers())), lambda found: found == 6),
-    "_flatten_metrics_in_order": (lambda m: m._flatten_metrics_in_order, ("logs",)),
     "_functions": (lambda m: dataset("map")._functions(), lambda found: "graph" in dir(found[0].function)),
     "_get_variable_index": (
         lambda m: [m.optimizer._get_variable_index(v) for v in m.trainable_variables],
@@ -166,7 +159,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda m: [len(layer._non_trainable_variables) for layer in m._flatten_layers()],
         lambda found: max(found) == 2,
     ),
-    "_options_attr": (lambda m: dataset("options")._options_attr, lambda found: isinstance(found, tf.data.Options)),
     "_predicate": (lambda m: dataset("filter")._predicate.function, lambda found: "graph" in dir(found)),
     "_reshuffle_each_iteration": (lambda m: dataset("shuffle")._reshuffle_each_iteration, lambda found: found is False),
     "_seed": (lambda m: dataset("shuffle")._seed, lambda found: found is not None),

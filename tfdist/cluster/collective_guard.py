@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import user_code
+from tfdist.config import patching, user_code
 
 # (what runs on this worker only, advice to the user), outermost first.
 _running: list[tuple[str, str]] = []
@@ -87,17 +87,13 @@ def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any
 @contextlib.contextmanager
 def local(model: keras.Model) -> Iterator[None]:
     """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
-    before = model._distribute_strategy
-    model._distribute_strategy = None  # None: TensorFlow's current strategy, the default one outside of scopes.
     rejected = ("fit", "evaluate", "train_on_batch", "test_on_batch")
-    for name in rejected:
-        vars(model)[name] = lambda *args, name=name, **keywords: check(f"model.{name}")
-    try:
-        yield
-    finally:
-        model._distribute_strategy = before
+    with patching.restored([model], ["_distribute_strategy", *rejected]):
+        # None: TensorFlow's current strategy, the default one outside of scopes.
+        patching.put(model, "_distribute_strategy", None)
         for name in rejected:
-            vars(model).pop(name, None)
+            patching.put(model, name, lambda *args, name=name, **keywords: check(f"model.{name}"))
+        yield
 
 
 @contextlib.contextmanager
@@ -123,4 +119,4 @@ def reject_keras_predict(strategy: tf.distribute.Strategy) -> None:
             )
         return original(self, *args, **keywords)
 
-    keras.Model.predict = predict
+    patching.put(keras.Model, "predict", predict)

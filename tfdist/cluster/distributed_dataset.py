@@ -6,11 +6,13 @@ again, often on a single CPU core. Closing then takes up to a minute, too long a
 autotuning, `tf.data.AUTOTUNE` is one call per CPU core.
 """
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
+
+from tfdist.config.patching import replaced
 
 
 def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
@@ -59,12 +61,10 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-@contextlib.contextmanager
-def _untuned_device_datasets() -> Iterator[None]:
+def _untuned_device_datasets() -> AbstractContextManager[None]:
     """Also applies to the datasets that TensorFlow adds for each device, which have no options to set."""
-    make = multi_device_iterator_ops._create_device_dataset
-    multi_device_iterator_ops._create_device_dataset = lambda *args: without_autotuning(make(*args))
-    try:
-        yield
-    finally:
-        multi_device_iterator_ops._create_device_dataset = make
+    return replaced(
+        multi_device_iterator_ops,
+        "_create_device_dataset",
+        lambda original, *args: without_autotuning(original(*args)),
+    )

@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
@@ -27,6 +26,7 @@ from tfdist.cluster.liveness import heartbeat, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys
+from tfdist.config import patching
 
 _CHUNK_BYTES = 1 << 20
 # Parts of TensorFlow's messages if devices are configured after the first operation.
@@ -187,22 +187,17 @@ def connect(
 def refuse_others() -> Iterator[None]:
     """Makes new strategies of tf.distribute raise an error: tfdist has made one already."""
 
-    def refuse(self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
+    def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
         raise ValueError(
             f"The script makes a tf.distribute.{type(self).__name__}, but tfdist.run already distributes it over all "
             "workers: remove the strategy and its scope."
         )
 
     names = [name for name in dir(tf.distribute) if name.endswith("Strategy") and name != "Strategy"]
-    kinds = [getattr(tf.distribute, name) for name in names]
-    before = [kind.__init__ for kind in kinds]
-    for kind in kinds:
-        kind.__init__ = refuse
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(patching.replaced(getattr(tf.distribute, name), "__init__", refuse))
         yield
-    finally:
-        for kind, original in zip(kinds, before, strict=True):
-            kind.__init__ = original
 
 
 def in_any_scope() -> bool:
@@ -306,28 +301,26 @@ def _multi_worker_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.dis
     cluster_resolver = cluster_resolver_lib.resolver(
         planned.worker_spec, addresses, num_gpus=planned.local_replicas if planned.device_type == "GPU" else 0
     )
-    extended = collective.CollectiveAllReduceExtended
-    original = extended._initialize_local_devices
-    if planned.device_type == "CPU" and planned.local_replicas > 1:
-        # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
-        def logical_devices(self, cluster_resolver, worker_device):
-            del self, cluster_resolver
-            return tuple(f"{worker_device}/device:CPU:{i}" for i in range(planned.local_replicas)), "CPU"
 
-        extended._initialize_local_devices = logical_devices
-    try:
+    def logical_devices(original: Any, self: Any, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
+        del original, self, cluster_resolver
+        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(planned.local_replicas)), "CPU"
+
+    with contextlib.ExitStack() as stack:
+        if planned.device_type == "CPU" and planned.local_replicas > 1:
+            # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
+            owner = collective.CollectiveAllReduceExtended
+            stack.enter_context(patching.replaced(owner, "_initialize_local_devices", logical_devices))
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
-    finally:
-        extended._initialize_local_devices = original
 
 
 def _send_in_large_chunks() -> None:
     # TensorFlow sends in chunks of 4 KB and copies each: a sixth of the CPU time of an all-reduce.
     session = context.context()
-    settings = session._config or config_pb2.ConfigProto()
+    settings = session._config or tf.compat.v1.ConfigProto()
     if not settings.experimental.recv_buf_max_chunk:
         settings.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    session._config = settings
+    patching.put(session, "_config", settings)
 
 
 def _make_roster(members: list[dict], planned: ClusterPlan, notes: Sequence[str], details: Sequence[str]) -> Roster:
@@ -348,4 +341,4 @@ def _add_number_conversions() -> None:
     """Adds `float(variable)` and `int(variable)`, for callbacks, to mirrored variables, which lack them."""
     for name, kind in (("__float__", float), ("__int__", int)):
         if not hasattr(values.MirroredVariable, name):
-            setattr(values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
+            patching.put(values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy()))

@@ -43,15 +43,10 @@ class DatasetTraits:
 def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
     """Inspects the transformations of `dataset`, and the functions that they call."""
     kinds, ops, unseeded = set(), set(), False
-    waiting = [dataset]
-    while waiting:
-        one = waiting.pop()
+    for one in transformations(dataset):
         kinds.add(type(one).__name__)
-        waiting += one._inputs()
-        if hasattr(one, "_seed2"):
-            unseeded |= int(one._seed) == int(one._seed2) == 0
-        for function in one._functions():
-            ops |= set(called_ops(function.function.graph))
+        unseeded |= [int(seed) for seed in shuffle_seeds(one)] == [0, 0]
+        ops |= ops_of_functions(one)
     shuffles = any("Shuffle" in name for name in kinds | ops)
     python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
     # Stateless random ops are excluded: they depend only on seeds in the data.
@@ -70,6 +65,28 @@ def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
         resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
     deterministic = not (shuffles or python or random)
     return DatasetTraits(is_deterministic=deterministic, shuffles=shuffles, resume_caveat=resume_caveat)
+
+
+def inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the datasets that `dataset` transforms."""
+    return [*dataset._inputs()]
+
+
+def transformations(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields `dataset` and all that it transforms, the last transformation first."""
+    yield dataset
+    for one in inputs(dataset):
+        yield from transformations(one)
+
+
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Returns the two seeds of a shuffle; [] for another transformation."""
+    return [dataset._seed, dataset._seed2] if hasattr(dataset, "_seed2") else []
+
+
+def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
+    """Returns the types of the ops in the functions of one transformation."""
+    return {op for function in dataset._functions() for op in called_ops(function.function.graph)}
 
 
 def called_ops(graph: tf.Graph) -> Iterator[str]:

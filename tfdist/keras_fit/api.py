@@ -24,8 +24,8 @@ from tfdist import config as config_lib
 from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
+from tfdist.keras_fit import compiled_model, patches, same_data, setup
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit import restored, same_data, setup
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import setup as own_setup
@@ -106,7 +106,7 @@ def _train(
     initial_epoch: int,
 ) -> keras.callbacks.History:
     shapes_named = data_errors.shapes_named(model, data.element_spec)
-    with interruption.handlers_if(workdir is not None) as stop, restored.patched(model) as stack, shapes_named:
+    with interruption.handlers_if(workdir is not None) as stop, patches.patched_for_run(model) as stack, shapes_named:
         run = setup.make_run(
             cluster,
             model,
@@ -180,7 +180,7 @@ def evaluate(
         data=config_lib.Data(batch_size=data.batch_size),
         train=config_lib.Train(epochs=1),
     )
-    with restored.patched(model) as stack, data_errors.shapes_named(model, data.element_spec):
+    with patches.patched_for_run(model) as stack, data_errors.shapes_named(model, data.element_spec):
         stop = interruption.StopRequest()
         run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
@@ -191,7 +191,7 @@ def evaluate(
         logs = trainer.evaluate(tools, 0)
     base.count_passes(data, data.steps)
     cluster.pause()
-    return logs if return_dict else model._flatten_metrics_in_order(logs)
+    return logs if return_dict else compiled_model.in_order(model, logs)
 
 
 def predict(

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.metric_state import MetricState
 from tfdist.keras_fit.replacements import shard_losses
 from tfdist.keras_fit.replacements.shard_losses import Shard
@@ -38,7 +39,7 @@ class CompiledObjective:
 
     @property
     def _trackers(self) -> list[keras.metrics.Metric]:
-        return [] if self.model._compile_loss is None else self.model._compile_loss.metrics
+        return compiled_model.trackers(self.model)
 
     @tf.autograph.experimental.do_not_convert  # As in Keras: nothing here depends on a tensor's value.
     def forward_backward(self, shard: Element, loss_scale: tf.Tensor | float) -> trainer.ShardResult:
@@ -98,7 +99,7 @@ class CompiledObjective:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
         present = tf.cast(element["count"] > 0, tf.float32)
         with trainer.shard_present(present):
-            predictions = model(x, training=training) if model._call_has_training_arg else model(x)
+            predictions = compiled_model.call(model, x, training=training)
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
         for tracker in self._trackers:
             shard_losses.capture(tracker)
@@ -113,18 +114,18 @@ class CompiledObjective:
                 loss = self._loss(shard, y, predictions, sample_weight)
             else:
                 # A compute_loss of the user's: assumed to be a mean over the examples it receives.
-                loss = model._compute_loss(x, y, predictions, sample_weight, training=training)
+                loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
                 loss, *parts = [shard.weight * tf.cast(value, tf.float32) for value in (loss, *parts)]
         total = tf.cast(element["total"], tf.float64)
         sums = [tf.cast(part, tf.float64) * total for part in (loss, *parts)]
         return loss, tf.stack([*sums, tf.cast(element["count"], tf.float64)]), predictions
 
     def _loss(self, shard: Shard, y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
-        model, losses = self.model, []
-        if model._compile_loss is not None:
+        losses, compute = [], compiled_model.losses(self.model)
+        if compute is not None:
             with shard_losses.mode(shard=shard):
-                losses.append(model._compile_loss(y, predictions, sample_weight))
-        losses += [_share(shard, loss) * model._aggregate_additional_loss(loss) for loss in model.losses]
+                losses.append(compute(y, predictions, sample_weight))
+        losses += [_share(shard, loss) * keras.ops.sum(loss) for loss in self.model.losses]
         if not losses:
             raise ValueError("There is no loss to minimise: pass a loss to compile, or call add_loss in the model.")
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
@@ -132,7 +133,8 @@ class CompiledObjective:
     def _update_metrics(self, element: Element, predictions: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
         own = type(self.model).compute_metrics is not keras.Model.compute_metrics
-        if self.model._compile_metrics is None and not own:
+        metrics = compiled_model.metrics(self.model)
+        if metrics is None and not own:
             return
 
         # Not a branch, for which the host would wait for a GPU.
@@ -141,7 +143,7 @@ class CompiledObjective:
         if own:
             self.model.compute_metrics(x, y, predictions, sample_weight)
         else:
-            self.model._compile_metrics.update_state(y, predictions, sample_weight)
+            metrics.update_state(y, predictions, sample_weight)
         for variable, old in kept:
             variable.assign(tf.where(element["count"] > 0, variable.value, old))
 

@@ -20,7 +20,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import metric_state, same_data
+from tfdist.keras_fit import compiled_model, metric_state, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
@@ -199,7 +199,8 @@ def kept(
         function: a `tf.function` for this purpose.
         may_be_empty: as for `CompiledObjective`; an evaluation depends on it.
     """
-    made_for = (cluster, getattr(model, "optimizer", None), model._compile_loss, model._compile_metrics, may_be_empty)
+    compiled = (compiled_model.losses(model), compiled_model.metrics(model))
+    made_for = (cluster, getattr(model, "optimizer", None), *compiled, may_be_empty)
     name = f"_tfdist_{purpose}"
     found = vars(model).get(name)
     if found is None or any(old is not new for old, new in zip(found.made_for, made_for, strict=True)):
@@ -222,7 +223,7 @@ def _build(model: keras.Model, element_spec: Any) -> None:
     # Keras' symbolic tensors are neither ragged nor sparse.
     def forward(data: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        predictions = model(x, training=False) if model._call_has_training_arg else model(x)
+        predictions = compiled_model.call(model, x, training=False)
         model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
         model.compute_metrics(x, y, predictions, sample_weight)
 
@@ -295,7 +296,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             "compile(jit_compile=True) compiles no communication between replicas, but the layer "
             f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
         )
-    losses = [] if model._compile_loss is None else keras.tree.flatten(model._compile_loss._user_loss)
+    losses = compiled_model.given_losses(model)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
             'A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size", the default.'
@@ -304,6 +305,6 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
 def _check_loss_weights(model: keras.Model) -> None:
     """Raises ValueError if metrics were passed in the place of loss_weights, the third argument of compile."""
-    given = None if model._compile_loss is None else model._compile_loss._user_loss_weights
+    given = compiled_model.given_loss_weights(model)
     if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):
         raise ValueError(f"The third argument of compile is loss_weights: write metrics={given!r}. Received: {given!r}")

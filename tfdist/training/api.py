@@ -11,7 +11,6 @@ from tfdist.training.loop import train
 from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.step.build_context import build_context, prepare_optimizer
-from tfdist.training.step.build_context import statistics as find_statistics
 from tfdist.training.step.collectives import (
     cond_on_all_replicas,
     in_cross_replica_context,
@@ -20,6 +19,7 @@ from tfdist.training.step.collectives import (
     sum_differentiable,
 )
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.layers import statistics as find_statistics
 from tfdist.training.step.normalization import shard_present, synchronized_layers
 from tfdist.training.step.objective import ShardResult
 from tfdist.training.step.optimizer import (

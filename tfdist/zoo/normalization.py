@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.config import patching
+
 FUSED_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
 
@@ -75,7 +77,7 @@ def _override_call(layer: keras.layers.BatchNormalization, group_size: int | Non
                     f"statistics. Remove one (layer {layer.name!r})."
                 )
     # Set on the object instead of a subclass: a saved model contains the class, which must be Keras'.
-    layer.call = functools.partial(_call, layer, group_size)
+    patching.put(layer, "call", functools.partial(_call, layer, group_size))
     layer.group_size = group_size  # Read by the step to form micro-batches.
     return layer
 

@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend
 
+from tfdist.config.patching import replaced
 from tfdist.keras_fit.own_step import replica_step
-from tfdist.keras_fit.replaced import replaced
 
 # More rows than a script draws in one call.
 ROWS = 128

@@ -6,7 +6,7 @@ import types
 import keras
 import tensorflow as tf
 
-from tfdist.keras_fit.replaced import replaced
+from tfdist.config.patching import replaced
 from tfdist.keras_fit.script import model_methods
 
 

@@ -7,8 +7,7 @@
     rows_of_steps.py        values that are not finite in the data of some steps; batch_watch.py: of Python code
     data_errors.py          TensorFlow's errors about data, explained
     inspect_dataset.py      properties of a user's tf.data pipeline
-    shard_before_map.py     shards a tf.data pipeline before its maps, if possible
-    rebuilt_pipeline.py     a tf.data pipeline without its shuffles, or with new ones
+    rebuild_pipeline.py     shards a tf.data pipeline before its maps; without its shuffles, or with new ones
     shuffle_passes.py       the passes that earlier calls have taken from a shuffle
 
 Data with random access is sharded before it is read; other pipelines are sharded after batching.

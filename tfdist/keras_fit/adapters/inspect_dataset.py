@@ -11,7 +11,7 @@ from tfdist.keras_fit.adapters import base
 def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a pipeline without the prefetch at its end: the adapters add one that is bounded by bytes."""
     while type(dataset).__name__ == "_PrefetchDataset":
-        (dataset,) = dataset._inputs()
+        (dataset,) = stateful_ops.inputs(dataset)
     return dataset
 
 
@@ -25,7 +25,7 @@ def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
         if type(one).__name__ == "_ShuffleDataset":
             found.append(one)
         else:
-            waiting += one._inputs()
+            waiting += stateful_ops.inputs(one)
     return found
 
 
@@ -77,12 +77,11 @@ def sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
     source, seeds, waiting = dataset, [], [dataset]
     while waiting:
         one = waiting.pop()
-        inputs = one._inputs()
-        if hasattr(one, "_seed2"):
-            seeds.append([keras.ops.convert_to_numpy(seed) for seed in (one._seed, one._seed2)])
+        inputs = stateful_ops.inputs(one)
+        if pair := stateful_ops.shuffle_seeds(one):
+            seeds.append([keras.ops.convert_to_numpy(seed) for seed in pair])
             source = inputs[0] if inputs else None
-        graphs = [function.function.graph for function in one._functions()]
-        if any("Shuffle" in op for graph in graphs for op in stateful_ops.called_ops(graph)):
+        if any("Shuffle" in op for op in stateful_ops.ops_of_functions(one)):
             source = None
             break
         waiting += inputs

@@ -17,8 +17,7 @@ from tfdist.keras_fit.adapters import (
     inspect_dataset,
     preprocess,
     py_dataset,
-    rebuilt_pipeline,
-    shard_before_map,
+    rebuild_pipeline,
     shuffle_passes,
 )
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, DataOptions, RandomAccessAdapter
@@ -208,7 +207,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, False
     if options.continues:
         dataset, skipped, order_unknown = shuffle_passes.continued(dataset)
-    parts = shard_before_map.split_before_maps(dataset)
+    parts = rebuild_pipeline.split_before_maps(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
     dataset = dataset.map(_finishing(dataset, options))
     cardinality = int(dataset.cardinality())
@@ -217,7 +216,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     if cardinality == 0:
         raise ValueError("The tf.data.Dataset is empty.")
     length = cardinality if cardinality > 0 else None
-    traits, plain = stateful_ops.dataset_traits(dataset), rebuilt_pipeline.without_shuffles(dataset)
+    traits, plain = stateful_ops.dataset_traits(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
     stops = bool(shuffles.shuffles)
     two_per_epoch = length is not None and options.steps is None
@@ -243,7 +242,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         shuffles.add(passes, ended_early=ended_early)
 
     def sharded(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        return shard_before_map.sharded_elements(
+        return rebuild_pipeline.sharded_elements(
             parts, lambda raw: passes(start, stop, raw), shard, lambda rows: base.finish(rows, options)
         )
 

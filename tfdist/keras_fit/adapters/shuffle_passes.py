@@ -11,7 +11,7 @@ import weakref
 
 import tensorflow as tf
 
-from tfdist.keras_fit.adapters import inspect_dataset, rebuilt_pipeline
+from tfdist.keras_fit.adapters import inspect_dataset, rebuild_pipeline
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,7 +64,7 @@ def continued(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, bool]:
     """
     shuffles = ShufflePasses.of(dataset)
     before = shuffles.before()
-    copy = rebuilt_pipeline.with_new_shuffles(dataset) if before else None
+    copy = rebuild_pipeline.with_new_shuffles(dataset) if before else None
     if before == 0 or copy is None:
         return dataset, 0, shuffles.ended_early()
     return copy, before, False

@@ -4,6 +4,5 @@ objective.py        an Objective whose step is the user's
 discover.py         what a step applies and returns, found by tracing it once without effect
 eager_steps.py      compile(run_eagerly=True), of any model
 replica_step.py     the step that a replica is tracing: its shard, how it applies gradients; `tfdist.all_gather`
-patches.py          what `fit` replaces in Keras and TensorFlow while a step is traced
 explain.py          errors about a step, with the line of the script
 """

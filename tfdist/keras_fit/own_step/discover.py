@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config.patching import replaced
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
@@ -140,13 +142,7 @@ def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric,
 
     own = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
     metrics = list({id(metric): metric for metric in (*model.metrics, *own)}.values())
-    before = [vars(metric).get("result") for metric in metrics]
-    for metric in metrics:
-        vars(metric)["result"] = lambda metric=metric, original=metric.result: note(metric, original)
-    try:
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.enter_context(replaced(metric, "result", functools.partial(note, metric)))
         yield noted
-    finally:
-        for metric, original in zip(metrics, before, strict=True):
-            del vars(metric)["result"]
-            if original is not None:
-                vars(metric)["result"] = original

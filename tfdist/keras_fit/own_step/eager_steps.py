@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras_fit import compiled_model
+
 
 @contextlib.contextmanager
 def eager_if(eagerly: bool) -> Iterator[None]:
@@ -40,6 +42,6 @@ def build(model: keras.Model, element_spec: Any) -> None:
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_of(element_spec))
     with keras.StatelessScope():
-        predictions = model(x, training=False) if model._call_has_training_arg else model(x)
+        predictions = compiled_model.call(model, x, training=False)
         model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
         model.compute_metrics(x, y, predictions, sample_weight)

@@ -12,9 +12,9 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit import metric_state
+from tfdist.keras_fit import metric_state, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, explain, objective, patches
+from tfdist.keras_fit.own_step import discover, explain, objective
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
 from tfdist.training import api as trainer
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras.src import ops
 
-from tfdist.keras_fit.replaced import replaced
+from tfdist.config.patching import replaced
 from tfdist.training import api as trainer
 
 # Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turns.

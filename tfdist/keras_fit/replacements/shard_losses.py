@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
-from tfdist.keras_fit.replaced import replaced
+from tfdist.config.patching import put, replaced, restored
+from tfdist.keras_fit import compiled_model
 from tfdist.training import api as trainer
 
 
@@ -113,13 +114,12 @@ def patched_losses(model: keras.Model) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, replacement in replacements.items():
             stack.enter_context(replaced(keras_loss, name, replacement))
+        stack.enter_context(restored(compiled_model.trackers(model), ["update_state"]))
         _depth += 1
         try:
             yield
         finally:
             _depth -= 1
-            for tracker in [] if model._compile_loss is None else model._compile_loss.metrics:
-                vars(tracker).pop("update_state", None)
 
 
 def _reduce_weighted_values(
@@ -155,4 +155,4 @@ def capture(tracker: keras.metrics.Metric) -> None:
         else:
             _mode.parts.append(value)
 
-    tracker.update_state = update_state
+    put(tracker, "update_state", update_state)

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.replaced import replaced
+from tfdist.config.patching import replaced
 
 # Module, class or None, functions.
 _SAVING = (

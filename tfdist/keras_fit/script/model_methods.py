@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfdist.cluster import collective_guard, strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.config.patching import replaced
 from tfdist.keras_fit import api, connect
 from tfdist.keras_fit.adapters import preprocess
-from tfdist.keras_fit.replaced import replaced
 from tfdist.keras_fit.script import chief_output
 
 # Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.

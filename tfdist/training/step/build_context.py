@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.training.step import normalization, per_example, timing
+from tfdist.training.step import layers, normalization, per_example, timing
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
@@ -34,7 +34,7 @@ def build_objective(
         ValueError: the function returns something other than one value per example, or no "loss"; XLA cannot compile
             the model; or its groups do not fit the batch.
     """
-    synchronised = any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
+    synchronised = any(getattr(layer, "synchronized", False) for layer in layers.of_all_depths(model))
     spanning = normalization.install_groups(model, config, cluster.num_replicas)
     if config.train.xla and (synchronised or spanning):
         raise ValueError(
@@ -72,7 +72,7 @@ def build_context(
 
     Args:
         slots: whether to make the optimizer's slots; an evaluation needs none.
-        moving: the moving statistics; None: `statistics(model)`.
+        moving: the moving statistics; None: `layers.statistics(model)`.
         step_count: int64 []: steps so far; None: the optimizer's.
     """
     model = objective.model
@@ -80,7 +80,7 @@ def build_context(
     # With local SGD each replica has other gradients.
     prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
-    found = statistics(model) if moving is None else moving
+    found = layers.statistics(model) if moving is None else moving
     with cluster.scope():
         if slots:
             optimizer.build(model.trainable_variables)
@@ -121,22 +121,6 @@ def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas, 
     Args:
         equal: whether all replicas apply the same gradients.
     """
-    optimizer_lib.take_over_reduction(optimizer)
-    fused_updates.fuse(optimizer)  # After it: it adds to the method that the line before sets.
+    optimizer_lib.take_over_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
     if equal:
         work_sharing.share(optimizer, cluster)
-
-
-def statistics(model: keras.Model, *, frozen: bool = False) -> list[keras.Variable]:
-    """Returns the float variables that layers made non-trainable, such as moving averages.
-
-    Args:
-        frozen: whether to include those of frozen layers, which change only if the user's code assigns them.
-    """
-    return [
-        variable
-        for layer in model._flatten_layers()
-        if layer.trainable or frozen
-        for variable in layer._non_trainable_variables
-        if keras.backend.is_float_dtype(variable.dtype)
-    ]

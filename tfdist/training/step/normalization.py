@@ -23,8 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.config import patching
 from tfdist.config.schema import Config
-from tfdist.training.step import collectives
+from tfdist.training.step import collectives, layers
 
 
 class _Trace(threading.local):
@@ -49,7 +50,7 @@ def shard_present(present: tf.Tensor) -> Iterator[None]:
 
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the batch normalisation layers of `model`, those of nested models included."""
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    return [layer for layer in layers.of_all_depths(model) if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -66,7 +67,7 @@ def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalizat
 def make_exact(model: keras.Model) -> None:
     """Replaces `call` of the synchronised batch normalisation layers of `model`, on the objects."""
     for layer in synchronized_layers(model):
-        layer.call = functools.partial(_call_synchronized, layer)
+        patching.put(layer, "call", functools.partial(_call_synchronized, layer))
 
 
 def _call_synchronized(
@@ -167,7 +168,7 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> boo
                 f"config.model to one of {', '.join(map(str, divisors))}."
             )
     for layer in spanning:
-        layer.call = functools.partial(_call_in_groups, layer, layer.call, shard, batch)
+        patching.put(layer, "call", functools.partial(_call_in_groups, layer, layer.call, shard, batch))
     return bool(spanning)
 
 
@@ -252,7 +253,7 @@ def check_penalties(model: keras.Model, num_replicas: int) -> None:
         ValueError: they do.
     """
     sums = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
-    for layer in model._flatten_layers():
+    for layer in layers.of_all_depths(model):
         if sums and num_replicas > 1 and getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
                 f"Layer {layer.name!r} has an activity_regularizer. Keras {keras.__version__} sums it over a replica's "

@@ -4,13 +4,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.config import specs
+from tfdist.config import patching, specs
 
 # The length of a schedule in warm-ups, if the run is not longer than its warm-up.
 _TIMES_WARMUP = 10
@@ -66,26 +67,24 @@ PUT_ON_OPTIMIZERS = (
 )
 
 
-@contextlib.contextmanager
-def methods_restored(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Restores, at its end, what a run sets on an optimizer object."""
-    attributes = vars(optimizer)
-    before = {name: attributes[name] for name in PUT_ON_OPTIMIZERS if name in attributes}
-    try:
-        yield
-    finally:
-        for name in PUT_ON_OPTIMIZERS:
-            attributes.pop(name, None)
-        attributes.update(before)
+def methods_restored(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
+    """Returns a context manager that restores, at its end, what a run sets on an optimizer object."""
+    return patching.restored([optimizer], PUT_ON_OPTIMIZERS)
 
 
-def take_over_reduction(optimizer: keras.optimizers.Optimizer) -> None:
+def take_over_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
     """Makes `optimizer.apply` take gradients that are summed already.
 
     Keras clips before its own sum over replicas, on each replica separately (an update of norm 0.97 instead of 0.5),
-    and checks replica 0 only for overflows. Given the sums, its clipping is right.
+    and checks replica 0 only for overflows. Given the sums, its clipping is right. Keras calls its sum once in each
+    apply, before it updates the first weight: `begin_apply` is called there.
     """
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+    def reduce(grads_and_vars: Any) -> Any:
+        begin_apply()
+        return grads_and_vars
+
+    patching.put(optimizer, "_all_reduce_sum_gradients", reduce)
 
 
 def step_count(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

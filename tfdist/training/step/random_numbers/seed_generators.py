@@ -17,6 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config import patching
+from tfdist.training.step import layers
+
 # The replicas of a process are traced in threads of their own, in turns: each thread counts its own calls.
 _trace = threading.local()
 # While the body of a loop is traced: the step count before the loop, the optimizer steps made in it, and the index of
@@ -119,7 +122,7 @@ def unseeded(*, in_loops: bool) -> _Unseeded | None:
 
 
 def _generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
-    return [generator for layer in model._flatten_layers() for generator in layer._seed_generators]
+    return [generator for layer in layers.of_all_depths(model) for generator in layer._seed_generators]
 
 
 def _make_stateless(
@@ -142,7 +145,7 @@ def _make_stateless(
         with tf.device("CPU:0"):
             return compute_seed(*arguments)
 
-    generator.next = next_seed
+    patching.put(generator, "next", next_seed)
 
 
 def _seed(

@@ -18,6 +18,7 @@ from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
 from tfdist.cluster.devices.replicas import Replicas
+from tfdist.config.patching import replaced
 from tfdist.data import stateful_ops
 from tfdist.training.step.random_numbers import seed_generators
 
@@ -63,16 +64,11 @@ _STATELESS = {
 @contextlib.contextmanager
 def made_stateless() -> Iterator[None]:
     """Within the context, which all replicas share, forward passes that are traced draw statelessly."""
-    originals = {(gen_random_ops, name): getattr(gen_random_ops, name) for name in _STATELESS}
-    originals[seed_generator, _OF_KERAS] = getattr(seed_generator, _OF_KERAS)
-    for (module, name), original in originals.items():
-        replaced = _unseeded_of_keras if name == _OF_KERAS else functools.partial(_draw, stateless=_STATELESS[name])
-        setattr(module, name, functools.partial(replaced, original))
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(seed_generator, _OF_KERAS, _unseeded_of_keras))
+        for name, stateless in _STATELESS.items():
+            stack.enter_context(replaced(gen_random_ops, name, functools.partial(_draw, stateless=stateless)))
         yield
-    finally:
-        for (module, name), original in originals.items():
-            setattr(module, name, original)
 
 
 def _draw(original: Callable[..., tf.Tensor], *args: Any, stateless: Callable[..., tf.Tensor], **keywords: Any) -> Any:

@@ -7,41 +7,39 @@ learning rate once more per weight. The optimizer's class, its configuration and
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.config import patching
 from tfdist.training.step.updates import tables
 
 
-def fuse(optimizer: keras.optimizers.Optimizer) -> None:
+def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels.
 
     All optimizers add the rows of sparse gradients to variables in a fixed order.
+
+    Returns:
+        What must be called when an apply begins: it forgets what the weights of the previous apply shared.
     """
+    shared: dict[tuple[str, str], dict[str, tf.Tensor]] = {}
     kind = type(optimizer)
-    optimizer.assign_add = functools.partial(_assign_tensor, optimizer, kind.assign_add)
-    optimizer.assign_sub = functools.partial(_assign_tensor, optimizer, kind.assign_sub)
+    for name in ("assign_add", "assign_sub"):
+        patching.put(optimizer, name, functools.partial(_assign_tensor, optimizer, getattr(kind, name)))
     if isinstance(optimizer, keras.optimizers.SGD):
         fused = _momentum if kind is keras.optimizers.SGD and optimizer.momentum else None
         update = functools.partial(_update_sgd, optimizer, fused)
     elif kind in (keras.optimizers.Adam, keras.optimizers.AdamW) and not optimizer.amsgrad:
-        shared: dict[tuple[str, str], dict[str, tf.Tensor]] = {}
-        reduce = optimizer._all_reduce_sum_gradients
-
-        # Keras calls it once in each apply, before it updates the first weight.
-        def begin_apply(grads_and_vars: Any) -> Any:
-            shared.clear()
-            return reduce(grads_and_vars)
-
-        optimizer._all_reduce_sum_gradients = begin_apply
         update = functools.partial(_update_adam, optimizer, shared)
     else:
-        return
+        return shared.clear
     # On the object, not in a subclass: Keras writes the class into a saved model.
-    optimizer.update_step = functools.partial(_decay_and_update, optimizer, update)
-    optimizer._apply_weight_decay = lambda variables: None
+    patching.put(optimizer, "update_step", functools.partial(_decay_and_update, optimizer, update))
+    patching.put(optimizer, "_apply_weight_decay", lambda variables: None)
+    return shared.clear
 
 
 def _decay_and_update(optimizer, update, gradient, variable, learning_rate):

@@ -1,6 +1,6 @@
-"""Functions of Keras and TensorFlow that `fit` replaces for a user's step, and restores.
+"""What a run replaces in the model, in Keras and in TensorFlow, and restores at its end.
 
-Every replacement does what the original does, except in a thread that traces a user's step.
+Every replacement for a user's step does what the original does, except in a thread that traces such a step.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config.patching import replaced, restored
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.replaced import replaced
-from tfdist.keras_fit.replacements import optimizer_branches
+from tfdist.keras_fit.replacements import optimizer_branches, shard_losses
 from tfdist.training import api as trainer
 
 
@@ -44,6 +44,21 @@ def sums_expected(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster
             trainer.prepare_optimizer(inner, cluster)
             stack.enter_context(optimizer_branches.taken_once(inner))
         yield
+
+
+@contextlib.contextmanager
+def patched_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
+    """Patches Keras for a run, and restores everything at the end; the stack is for what the run finds out."""
+    with (
+        trainer.methods_restored(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
+        restored(trainer.synchronized_layers(model), ["call"]),
+        contextlib.ExitStack() as undo,
+        shard_losses.patched_losses(model),
+        patched(),
+        contextlib.ExitStack() as stack,
+    ):
+        undo.callback(trainer.restore_seed_generators, model)
+        yield stack
 
 
 def _apply(step: ReplicaStep, original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base, make_adapter, shard_before_map
+from tfdist.keras_fit.adapters import base, make_adapter, rebuild_pipeline
 
 X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
 REPLICAS = 4
@@ -241,14 +241,14 @@ def test_what_could_tell_the_difference_is_made_whole(make):
 
 @pytest.fixture
 def unwarned(monkeypatch):
-    monkeypatch.setattr(shard_before_map, "_warned", set())
+    monkeypatch.setattr(rebuild_pipeline, "_warned", set())
 
 
 def test_a_tensorflow_with_other_attributes_is_reported_once(unwarned, capsys):
     dataset = slices().map(work).batch(16)
-    assert shard_before_map.split_before_maps(dataset) is not None and capsys.readouterr().err == ""
+    assert rebuild_pipeline.split_before_maps(dataset) is not None and capsys.readouterr().err == ""
     del dataset._input_dataset._map_func
-    assert [shard_before_map.split_before_maps(dataset) for _ in range(2)] == [None, None]
+    assert [rebuild_pipeline.split_before_maps(dataset) for _ in range(2)] == [None, None]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tfdist: WARNING: every worker maps all examples of a tf.data.Dataset, because")
     assert f"TensorFlow {tf.__version__}: " in line and "'_map_func'" in line
@@ -256,8 +256,8 @@ def test_a_tensorflow_with_other_attributes_is_reported_once(unwarned, capsys):
 
 def test_an_unknown_op_is_reported_once(unwarned, capsys, monkeypatch):
     datasets = [slices().map(work).batch(size) for size in (16, 8)]
-    monkeypatch.setattr(shard_before_map.op_def_registry, "get", lambda op: None)
-    assert [shard_before_map.split_before_maps(dataset) for dataset in datasets] == [None, None]
+    monkeypatch.setattr(rebuild_pipeline.op_def_registry, "get", lambda op: None)
+    assert [rebuild_pipeline.split_before_maps(dataset) for dataset in datasets] == [None, None]
     (line,) = capsys.readouterr().err.splitlines()
     assert "unknown op " in line
 

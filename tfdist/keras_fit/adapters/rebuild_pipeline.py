@@ -1,9 +1,13 @@
-"""Shards a user's `tf.data` pipeline before its maps, so that each worker maps only its own examples.
+"""Rebuilds a user's `tf.data` pipeline: sharded before its maps, without its shuffles, or with new ones.
 
 In a pipeline that maps examples and then batches them, every worker would map all examples but use only its rows. If
 the transformations after the first map do not depend on the examples' content, they are moved before the maps: global
 batches of unmapped examples, from which each worker takes and maps its rows. Shuffles keep their seeds and so their
 order: the result is bitwise identical.
+
+A shuffle with a seed has another order in each pass. To read from it starts a pass, and the training would get the
+order of the next one. Without the shuffles the pipeline has the same batch sizes and the same length, and can be looked
+at before training. New shuffles have the same seeds, and their first pass is the first one again.
 
 This reads private attributes of TensorFlow's datasets. If they differ, workers map all examples, after a warning.
 """
@@ -17,22 +21,23 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops import gen_dataset_ops
 
 from tfdist.data import stateful_ops
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base
 
+# (a transformed dataset, another input) -> that input, transformed in the same way.
+Rebuild = Callable[[Any, tf.data.Dataset], tf.data.Dataset]
 MAPS = ("_MapDataset", "_ParallelMapDataset")
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
 # Transformations that do not depend on the examples' content -> how to apply them to another dataset.
-ELEMENTWISE_AGNOSTIC: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
+ELEMENTWISE_AGNOSTIC: dict[str, Rebuild] = {
     "_PrefetchDataset": lambda one, dataset: dataset,
     "_TakeDataset": lambda one, dataset: dataset.take(one._count),
     "_SkipDataset": lambda one, dataset: dataset.skip(one._count),
     "_RepeatDataset": lambda one, dataset: dataset.repeat(one._count),
     "_ShuffleDataset": lambda one, dataset: _shuffled(one, dataset),
-    "_OptionsDataset": lambda one, dataset: dataset.with_options(one._options_attr),
+    "_OptionsDataset": lambda one, dataset: dataset.with_options(one.options()),
 }
 # Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
 _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
@@ -183,12 +188,12 @@ class _ShuffleDataset(dataset_ops.UnaryUnchangedStructureDataset):
 
 def _shuffled(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Shuffles `dataset` as the shuffle `one` does, from its first pass on."""
-    variant = gen_dataset_ops.shuffle_dataset_v3(
-        dataset._variant_tensor,
+    variant = tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=dataset._variant_tensor,
         buffer_size=one._buffer_size,
         seed=one._seed,
         seed2=one._seed2,
-        seed_generator=gen_dataset_ops.dummy_seed_generator(),
+        seed_generator=tf.raw_ops.DummySeedGenerator(),
         reshuffle_each_iteration=one._reshuffle_each_iteration,
         **dataset._common_args,
     )
@@ -196,3 +201,71 @@ def _shuffled(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     made._buffer_size, made._seed, made._seed2 = one._buffer_size, one._seed, one._seed2
     made._reshuffle_each_iteration = one._reshuffle_each_iteration
     return made
+
+
+def without_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns `dataset` without its shuffles; as it is, if a transformation of another kind follows one of them."""
+    try:
+        return _rebuilt(dataset, _KINDS | {"_ShuffleDataset": lambda one, below: below})
+    except (AttributeError, KeyError):
+        return dataset
+
+
+def with_new_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Returns a copy of `dataset` with new shuffles.
+
+    None if another shuffle, or a transformation of another kind, follows one of them.
+    """
+    try:
+        return _rebuilt(dataset, _KINDS | {"_ShuffleDataset": _newly_shuffled})
+    except (AttributeError, KeyError):
+        return None
+
+
+def _rebuilt(dataset: tf.data.Dataset, kinds: dict[str, Rebuild]) -> tf.data.Dataset:
+    if not _has_shuffle(dataset):
+        return dataset
+    kind, inputs = type(dataset).__name__, [_rebuilt(one, kinds) for one in stateful_ops.inputs(dataset)]
+    if kind == "_ZipDataset":
+        return tf.data.Dataset.zip(tf.nest.pack_sequence_as(dataset._datasets, inputs))
+    return kinds[kind](dataset, inputs[0])
+
+
+def _has_shuffle(dataset: tf.data.Dataset) -> bool:
+    return type(dataset).__name__ == "_ShuffleDataset" or any(_has_shuffle(one) for one in stateful_ops.inputs(dataset))
+
+
+def _calling(function: Any, spec: Any) -> Callable[..., Any]:
+    """Returns a function of an element's parts that calls a traced function of its tensors."""
+
+    @tf.autograph.experimental.do_not_convert
+    def call(*parts: Any) -> Any:
+        results = function(*tf.nest.flatten(parts, expand_composites=True))
+        return structure.from_tensor_list(spec, tf.nest.flatten(results))
+
+    return call
+
+
+def _mapped(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
+    parallel = type(one).__name__ == "_ParallelMapDataset"
+    options = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True} if parallel else {}
+    return below.map(_calling(one._map_func.function, one.element_spec), **options)
+
+
+def _filtered(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
+    return below.filter(_calling(one._predicate.function, tf.TensorSpec([], tf.bool)))
+
+
+def _newly_shuffled(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
+    if _has_shuffle(below):  # A pass that is skipped would take no seeds from it.
+        raise KeyError(one)
+    return _shuffled(one, below)
+
+
+_KINDS: dict[str, Rebuild] = {
+    **ELEMENTWISE_AGNOSTIC,
+    **dict.fromkeys(BATCHES, batched_as),
+    **dict.fromkeys(MAPS, _mapped),
+    "_FilterDataset": _filtered,
+    "CacheDataset": lambda one, below: below,
+}

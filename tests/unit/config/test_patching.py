@@ -1,0 +1,105 @@
+"""Attributes of others are replaced by one module, and docs/what-is-replaced.md lists every call of it."""
+
+import ast
+import pathlib
+import re
+import types
+
+import pytest
+
+from tfdist.config import patching
+
+ROOT = pathlib.Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "what-is-replaced.md").read_text()
+FUNCTIONS = ("replaced", "put", "restored")
+
+
+def calls(source):
+    """Yields (owner, name or None) of each call of `patching`; None: the name is computed."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in FUNCTIONS:
+            owner, name = node.args[:2]
+            yield ast.unparse(owner), name.value if isinstance(name, ast.Constant) else None
+
+
+def replacements_by_hand(source):
+    """Lists where a module sets an attribute of a module or class that it imports, or calls setattr or delattr."""
+    tree = ast.parse(source)
+    imported = {
+        (name.asname or name.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    found = []
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if isinstance(target, ast.Attribute) and ast.unparse(target).partition(".")[0] in imported:
+                found.append(ast.unparse(target))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            found.append(ast.unparse(node.args[0]))
+    return found
+
+
+def rows():
+    """(file, owner) -> the names of each row of the page."""
+    cells = [re.split(r" \| ", line.strip("| ")) for line in PAGE.splitlines() if line.startswith("| `")]
+    assert all(len(row) == 6 for row in cells)
+    return {(row[0].strip("`"), row[1].strip("`")): row[2] for row in cells}
+
+
+def sources():
+    return {str(path.relative_to(ROOT / "tfdist")): path.read_text() for path in (ROOT / "tfdist").rglob("*.py")}
+
+
+def test_the_page_lists_every_replacement_and_nothing_else():
+    listed, found = rows(), set()
+    for file, source in sources().items():
+        for owner, name in calls(source) if file != "config/patching.py" else ():
+            found.add((file, owner))
+            assert (file, owner) in listed, f"docs/what-is-replaced.md has no row for {owner} in {file}"
+            assert name is None or f"`{name}`" in listed[file, owner], f"{owner}.{name} in {file}"
+    assert listed.keys() == found and len(found) > 25
+
+
+def test_no_other_module_replaces_anything():
+    # Of the process itself; a field of a config; a callback's saved state; thread-local settings; a cache's attributes.
+    allowed = {"sys.excepthook", "holder", "callback", "_mode", "self"}
+    by_hand = {file: set(replacements_by_hand(source)) - allowed for file, source in sources().items()}
+    by_hand.pop("config/patching.py")
+    assert {file: found for file, found in by_hand.items() if found} == {}
+    sample = (
+        "import keras\nfrom keras import ops\nkeras.Model.fit = f\nops.cond = g\nself.x = keras\nsetattr(a, 'b', 1)\n"
+    )
+    assert replacements_by_hand(sample) == ["keras.Model.fit", "ops.cond", "a"]
+
+
+class Base:
+    def double(self, value):
+        return 2 * value
+
+
+class Derived(Base):
+    pass
+
+
+def test_a_method_is_replaced_in_the_block_and_restored_where_it_was():
+    def tripled(original, self, value):
+        return original(self, value) + value
+
+    for owner in (Base, Derived):
+        before = dict(vars(owner))
+        with pytest.raises(KeyError), patching.replaced(owner, "double", tripled):
+            assert Derived().double(5) == 15
+            raise KeyError
+        assert dict(vars(owner)) == before and Derived().double(5) == 10
+
+
+def test_attributes_are_restored_whatever_the_block_did():
+    one = types.SimpleNamespace(kept=1, changed=2, removed=3)
+    with patching.restored([one], ["changed", "removed", "added"]):
+        patching.put(one, "changed", 5)
+        patching.put(one, "added", 6)
+        del one.removed
+        one.kept = 7
+    assert vars(one) == {"kept": 7, "changed": 2, "removed": 3}
