@@ -12,14 +12,15 @@ from tfdist import config
 from tfdist.cluster import collective_guard, first_collective, interruption, process_exit
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import heartbeat, peer_loss, reachability, stall
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 from tfdist.cluster.rendezvous import decision, protocol
 from tfdist.cluster.wire.keys import Keys
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
     members = [{"rank": r, "address": f"n{r}:1", "host": f"n{r}", "pid": 10 + r} for r in range(size)]
-    return HeartbeatMonitor(rank=rank, members=members, options=config.Cluster(), keys=Keys((b"k",)))
+    peers = {other: Peer(last_heartbeat=time.monotonic() - 11.0, step=7) for other in range(size) if other != rank}
+    return HeartbeatMonitor(rank=rank, members=members, options=config.Cluster(), keys=Keys((b"k",)), peers=peers)
 
 
 def test_connections_are_checked_in_a_ring_of_few_partners():
@@ -46,8 +47,6 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     few = decision.missing({15: "", 16: ""}, addresses, 9.0)["message"]
     assert few.splitlines()[1:] == ["  rank 15 (n3:12345): no answer", "  rank 16 (n3:12346): no answer"]
     monitor = make_monitor(size=40)
-    monitor.last_heartbeat = dict.fromkeys(range(1, 40), time.monotonic() - 11.0)
-    monitor.last_step = dict.fromkeys(range(1, 40), 7)
     text = peer_loss.describe_all(monitor, range(20, 30))
     assert text == "workers 20-29 (hosts n[20-29]) are lost: last heartbeats up to 11.0 s ago"
     assert peer_loss.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
@@ -63,12 +62,12 @@ def test_malformed_heartbeats_are_rejected():
     good = {"rank": 1, "pid": 11, "step": 3, "waits": ["a broadcast", 1.5], "paused": False}
     monitor = make_monitor()
     heartbeat._receive(monitor, 1, good)
-    assert (monitor.last_step[1], monitor.peers[1].waits) == (3, ("a broadcast", 1.5))
+    assert (monitor.peers[1].step, monitor.peers[1].waits) == (3, ("a broadcast", 1.5))
     for name, values in {"step": [None, -1, 1.5, "3", []], "waits": [5, "ab", ["a", 1], {}], "lost": [5, None]}.items():
         for value in values:
             with pytest.raises(ValueError, match="not a heartbeat"):
                 heartbeat._receive(monitor, 1, good | {name: value})
-    assert monitor.last_step[1] == 3 and not monitor.loss_known.is_set()
+    assert monitor.peers[1].step == 3 and not monitor.loss_known.is_set()
 
 
 ERROR = """Collective ops is aborted by: Connection reset by peer
@@ -96,10 +95,10 @@ def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
 def test_the_time_of_a_pause_is_no_stall():
     monitor = make_monitor()
     assert stall.stalled(monitor, 1e9) == ""
-    monitor.last_execution = 1000.0
+    monitor.own.last_execution = 1000.0
     assert stall.stalled(monitor, 1600.0) == ""
     assert stall.stalled(monitor, 1601.0).endswith("has not completed a step for 601.0 s (last step: 0)")
-    monitor.last_pause = 1500.0
+    monitor.own.last_pause = 1500.0
     assert stall.stalled(monitor, 2100.0) == "" and stall.stalled(monitor, 2101.0)
 
 
@@ -109,7 +108,7 @@ def test_one_worker_is_stalled_only_within_a_call():
     monitor.heartbeat(5)
     assert stall.stalled(monitor, 1e9) == ""
     with monitor.in_collective("an execution"):
-        since = monitor.collective[1]
+        since = monitor.own.collective[1]
         assert stall.stalled(monitor, since + 599.0) == ""
         assert stall.stalled(monitor, since + 601.0).endswith("not completed a step for 601.0 s (last step: 5)")
     assert stall.stalled(monitor, 1e9) == ""
@@ -119,20 +118,20 @@ def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
     """The timer began with the end of the first execution: a hang before was never noticed."""
     monitor = make_monitor()
     with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
-        since = monitor.collective[1]
+        since = monitor.own.collective[1]
         assert stall.stalled(monitor, since + 3599.0) == ""
         text = stall.stalled(monitor, since + 3601.0)
         assert text.startswith("worker 0 (host n0, pid 10) has waited for all workers for 3601.0 s, in a broadcast")
-        monitor.started = True  # Later, a worker may wait for the chief's callbacks for any time.
+        monitor.own.started = True  # Later, a worker may wait for the chief's callbacks for any time.
         assert stall.stalled(monitor, since + 3601.0) == ""
-    assert monitor.collective is None
+    assert monitor.own.collective is None
 
 
 def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():
-    monitor, waits = make_monitor(), peer_loss.PeerStatus((first_collective.PURPOSE, 5.0), False)
-    monitor.peers = {1: waits, 2: peer_loss.PeerStatus(None, False)}
+    monitor, waits = make_monitor(), (first_collective.PURPOSE, 5.0)
+    monitor.peers[1].waits = waits
     assert first_collective.explain(monitor, 120.0).endswith(": worker 2 (host n2, pid 12) did not reach it")
-    monitor.peers[2] = waits
+    monitor.peers[2].waits = waits
     advice = first_collective.explain(monitor, 120.0)
     assert "compiles kernels" in advice and "connect_seconds. If not" in advice and "NCCL_SOCKET_IFNAME" in advice
 

@@ -192,7 +192,7 @@ def rendezvous_state(rank: int, size: int = 3) -> protocol.RendezvousState:
     state = protocol.RendezvousState(
         spec=spec, keys=KEYS, me={}, seconds=1.0, deadline=0.0, addresses=["n1:1"] * size, nonce="0" * 16
     )
-    state.reports[0] = protocol.message(state, "report", unreached={}, failed="", port_in_use=False)
+    state.received.reports[0] = protocol.message(state, "report", unreached={}, failed="", port_in_use=False)
     return state
 
 
@@ -254,7 +254,7 @@ def test_malformed_messages_with_a_valid_signature_are_rejected_or_harmless():
             continue
         protocol._store(state, message, "127.0.0.1")
         assert isinstance(state.over, bool)
-        made = decision.decide(state.hellos, state.reports, state.addresses, 1.0)
+        made = decision.decide(state.received.hellos, state.received.reports, state.addresses, 1.0)
         assert made.get("error") in decision.ERRORS or len(made["members"]) == 3
         if state.decision is not None:
             assert message["rank"] == 0 != rank

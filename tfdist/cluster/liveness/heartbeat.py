@@ -23,7 +23,7 @@ from tfdist import config as config_lib
 from tfdist.cluster.discovery import hostlist, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import peer_loss, reachability, stall
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, PeerStatus
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 from tfdist.cluster.wire import channel as channel_lib
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire import listener as listener_lib
@@ -70,7 +70,7 @@ def start(
     options = dataclasses.replace(options, connect_seconds=seconds)
     monitor = HeartbeatMonitor(rank=rank, members=members, options=options, keys=keys)
     peers = [other for other in range(len(members)) if (other == 0) != (rank == 0)]
-    monitor.last_heartbeat, monitor.last_step = dict.fromkeys(peers, time.monotonic()), dict.fromkeys(peers)
+    monitor.peers = {other: Peer(last_heartbeat=time.monotonic()) for other in peers}
     peer_loss.register(monitor)
     work = _run(monitor, listener)
     threading.Thread(target=monitor.loop.run_until_complete, args=(work,), name="heartbeat", daemon=True).start()
@@ -92,7 +92,7 @@ async def _run(monitor: HeartbeatMonitor, listener: socket.socket | None) -> Non
 async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket) -> None:
     async def handle(channel: Channel, hello: dict[str, Any]) -> None:
         rank = hello.get("rank")
-        known = type(rank) is int and rank in monitor.last_heartbeat and rank not in monitor.channels
+        known = type(rank) is int and rank in monitor.peers and monitor.peers[rank].channel is None
         if known and hello.get("pid") == monitor.members[rank]["pid"]:
             _receive(monitor, rank, hello)
             await _exchange_heartbeats(monitor, rank, channel)
@@ -120,12 +120,12 @@ async def _connect_to_chief(monitor: HeartbeatMonitor) -> None:
 
 async def _exchange_heartbeats(monitor: HeartbeatMonitor, rank: int, channel: Channel) -> None:
     """Exchanges heartbeats with one worker until the connection closes."""
-    monitor.channels[rank] = channel
+    monitor.peers[rank].channel = channel
     peer_loss.announce(monitor, {})
     with contextlib.suppress(OSError, ValueError, EOFError):
         while True:
             _receive(monitor, rank, await channel.receive())
-    del monitor.channels[rank]
+    monitor.peers[rank].channel = None
     if rank not in monitor.finished and not monitor.all_finished.is_set():
         peer_loss.declare_lost(monitor, peer_loss.describe(monitor, rank))
 
@@ -137,8 +137,9 @@ def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> N
         raise ValueError("not a heartbeat")
     if waits is not None and not (isinstance(waits, list) and [type(value) for value in waits] == [str, float]):
         raise ValueError("not a heartbeat")
-    monitor.peers[rank] = PeerStatus(waits and tuple(waits), message.get("paused") is True)
-    monitor.last_heartbeat[rank], monitor.last_step[rank] = time.monotonic(), step
+    peer = monitor.peers[rank]
+    peer.last_heartbeat, peer.step = time.monotonic(), step
+    peer.waits, peer.paused = waits and tuple(waits), message.get("paused") is True
     if message.get("finished") is True:
         peer_loss.note_finished(monitor, rank)
     if lost:
@@ -161,16 +162,17 @@ async def _watch(monitor: HeartbeatMonitor) -> None:
         now = time.monotonic()
         if now - last > monitor.options.heartbeat_seconds / 2:
             # This process was suspended, perhaps with all others by Slurm: their heartbeats are not read yet.
-            monitor.last_heartbeat = {rank: moment + now - last for rank, moment in monitor.last_heartbeat.items()}
-            monitor.last_execution = monitor.last_execution and monitor.last_execution + now - last
+            for peer in monitor.peers.values():
+                peer.last_heartbeat += now - last
+            monitor.own.last_execution = monitor.own.last_execution and monitor.own.last_execution + now - last
         last = now
         if now - announced > pause - _INTERVAL_SECONDS / 2:
             announced = now
             peer_loss.announce(monitor, {})
         if monitor.all_finished.is_set():
             continue
-        if monitor.pauses or any(peer.paused for peer in monitor.peers.values()):
-            monitor.last_pause = now
+        if monitor.own.pauses or any(peer.paused for peer in monitor.peers.values()):
+            monitor.own.last_pause = now
         if text := _silent_peers(monitor, now):
             peer_loss.declare_lost(monitor, text)
         elif text := stall.left_behind(monitor, now):
@@ -189,25 +191,25 @@ async def _query_watchdogs(monitor: HeartbeatMonitor) -> None:
         with contextlib.suppress(OSError, ValueError, EOFError, asyncio.TimeoutError):
             request = channel_lib.request(address, monitor.keys, {"pid": member["pid"]})
             if (await asyncio.wait_for(request, half)).get("running") is True:
-                monitor.last_alive[rank] = started
+                monitor.peers[rank].last_alive = started
 
     while peer_loss.is_registered(monitor):
         await asyncio.sleep(min(_INTERVAL_SECONDS, half / 2))
         limit = time.monotonic() - half
-        silent = [rank for rank in monitor.channels if monitor.last_heartbeat[rank] < limit]
+        silent = [rank for rank in peer_loss.connected(monitor) if monitor.peers[rank].last_heartbeat < limit]
         await asyncio.gather(*(query(rank) for rank in silent if "watchdog_port" in monitor.members[rank]))
 
 
 async def _check_reachability(monitor: HeartbeatMonitor) -> None:
     """Checks the connections to the workers without heartbeats to this one, while an execution takes long."""
     limit = monitor.options.heartbeat_seconds
-    ranks = set(reachability.partners(monitor.rank, len(monitor.members))) - monitor.last_heartbeat.keys()
+    ranks = set(reachability.partners(monitor.rank, len(monitor.members))) - monitor.peers.keys()
     others = {rank: monitor.members[rank]["address"] for rank in sorted(ranks)}
 
     def is_waiting() -> bool:
         return (
-            monitor.last_execution is not None
-            and time.monotonic() - monitor.last_execution > limit
+            monitor.own.last_execution is not None
+            and time.monotonic() - monitor.own.last_execution > limit
             and not monitor.all_finished.is_set()
         )
 
@@ -218,10 +220,10 @@ async def _check_reachability(monitor: HeartbeatMonitor) -> None:
 
 def _silent_peers(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message that names the workers without a recent heartbeat; "" if there are none."""
-    alive = {rank: max(moment, monitor.last_alive.get(rank, 0.0)) for rank, moment in monitor.last_heartbeat.items()}
+    alive = {rank: max(peer.last_heartbeat, peer.last_alive) for rank, peer in monitor.peers.items()}
     silent = {rank: now - moment for rank, moment in alive.items() if rank not in monitor.finished}
     for limit, connected in ((monitor.options.heartbeat_seconds, True), (monitor.options.connect_seconds, False)):
-        seconds = {rank: silent[rank] for rank in silent if (monitor.last_step[rank] is not None) == connected}
+        seconds = {rank: silent[rank] for rank in silent if (monitor.peers[rank].step is not None) == connected}
         if max(seconds.values(), default=0.0) > limit:
             # If a host loses its network, its workers time out one after another: report them together.
             return peer_loss.describe_all(monitor, [rank for rank in seconds if seconds[rank] > limit / 2])

@@ -37,14 +37,38 @@ class ChiefFailedError(RuntimeError):
     """The chief failed in a block that the other workers wait for; the chief shows the error itself."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PeerStatus:
-    """The state of another worker, according to its last message."""
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Peer:
+    """Another worker that sends heartbeats to this one."""
 
+    # When the last heartbeat came, or the monitor started; as `time.monotonic`.
+    last_heartbeat: float
+    # Its last completed step; None: no heartbeat yet.
+    step: int | None = None
     # The call in which it waits for all others, in words, and the seconds since; None: it is in no such call.
-    waits: tuple[str, float] | None
+    waits: tuple[str, float] | None = None
     # True if it is in a block of `HeartbeatMonitor.paused`, or, from the chief, if any worker is.
-    paused: bool
+    paused: bool = False
+    # When its watchdog process confirmed that it is running although it sends no heartbeats.
+    last_alive: float = 0.0
+    # The connection; None: there is none.
+    channel: Channel | None = None
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class OwnProgress:
+    """What this worker does, as its main thread notes it."""
+
+    # The last completed step, and when the last execution ended; None: no execution is under way.
+    step: int = 0
+    last_execution: float | None = None
+    # True as soon as an execution has ended.
+    started: bool = False
+    # The call in which this worker waits for all others, in words, and since when; None: it is in no such call.
+    collective: tuple[str, float] | None = None
+    # Blocks of `paused` that this worker is in; the last moment at which it or a connected worker was in one.
+    pauses: int = 0
+    last_pause: float = 0.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -57,26 +81,11 @@ class HeartbeatMonitor:
     options: config_lib.Cluster
     # The keys that sign the messages.
     keys: Keys
-    # The last completed step of this worker, and when its last execution ended; None: no execution is under way.
-    step: int = 0
-    last_execution: float | None = None
-    # True as soon as an execution has ended.
-    started: bool = False
-    # The call in which this worker waits for all others, in words, and since when; None: it is in no such call.
-    collective: tuple[str, float] | None = None
-    # Blocks of `paused` that this worker is in; the last moment at which it or a connected worker was in one.
-    pauses: int = 0
-    last_pause: float = 0.0
-    # The last message of each connected worker.
-    peers: dict[int, PeerStatus] = dataclasses.field(default_factory=dict)
+    own: OwnProgress = dataclasses.field(default_factory=OwnProgress)
+    # The workers that send heartbeats to this one: the chief, or on the chief all others.
+    peers: dict[int, Peer] = dataclasses.field(default_factory=dict)
     # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
     writing_seconds: Callable[[], float] = lambda: 0.0
-    # Of each connected worker: time of the last heartbeat, its step (None: no heartbeat yet), and the connection.
-    last_heartbeat: dict[int, float] = dataclasses.field(default_factory=dict)
-    last_step: dict[int, int | None] = dataclasses.field(default_factory=dict)
-    # When the watchdog process of a worker without heartbeats confirmed that it is running.
-    last_alive: dict[int, float] = dataclasses.field(default_factory=dict)
-    channels: dict[int, Channel] = dataclasses.field(default_factory=dict)
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
     finished: set[int] = dataclasses.field(default_factory=set)
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -94,30 +103,30 @@ class HeartbeatMonitor:
 
     def heartbeat(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
-        self.step, self.last_execution, self.started = step, time.monotonic(), True
+        self.own.step, self.own.last_execution, self.own.started = step, time.monotonic(), True
 
     def pause(self) -> None:
         """Stops the stall timer until the next heartbeat."""
-        self.last_execution = None
+        self.own.last_execution = None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the stall timers of all workers in a block that may take any time, such as a callback or a save."""
-        self.pauses += 1
+        self.own.pauses += 1
         try:
             yield
         finally:
-            self.last_pause = time.monotonic()
-            self.pauses -= 1
+            self.own.last_pause = time.monotonic()
+            self.own.pauses -= 1
 
     @contextlib.contextmanager
     def in_collective(self, purpose: str) -> Iterator[None]:
         """Notes that this worker waits for all others in a block."""
-        outer, self.collective = self.collective, self.collective or (purpose, time.monotonic())
+        outer, self.own.collective = self.own.collective, self.own.collective or (purpose, time.monotonic())
         try:
             yield
         finally:
-            self.collective = outer
+            self.own.collective = outer
 
     def finish(self, seconds: float) -> None:
         """Waits until all workers have finished; after that, missing heartbeats are ignored.
@@ -125,11 +134,11 @@ class HeartbeatMonitor:
         Raises:
             TimeoutError: some workers did not finish within `seconds`, not counting blocks of `paused`.
         """
-        self.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
+        self.own.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
         self.loop.call_soon_threadsafe(note_finished, self, self.rank)
         started = time.monotonic()
         while not self.all_finished.wait(0.2):  # Wakes up, so that Python's signal handlers run.
-            if time.monotonic() > max(started, self.last_pause) + seconds:
+            if time.monotonic() > max(started, self.own.last_pause) + seconds:
                 raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
 
 
@@ -220,20 +229,26 @@ def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
         monitor.all_finished.set()  # From now on the process may exit.
 
 
+def connected(monitor: HeartbeatMonitor) -> set[int]:
+    """Returns the ranks of the workers to which there is a connection."""
+    return {rank for rank, peer in monitor.peers.items() if peer.channel is not None}
+
+
 def announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
     """Sends a message with the present step to all connected workers. Runs in the monitor's thread."""
     body = json.dumps(status(monitor) | message).encode()
-    for channel in monitor.channels.values():
-        channel.send(body)  # Does not block or raise: the reader notices a closed connection.
+    for peer in monitor.peers.values():
+        if peer.channel is not None:
+            peer.channel.send(body)  # Does not block or raise: the reader notices a closed connection.
 
 
 def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
     """Returns what every message contains."""
-    collective = monitor.collective
+    collective = monitor.own.collective
     waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
     # The other workers are connected to the chief alone, which forwards the pauses.
-    paused = monitor.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
-    return {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.step, "waits": waits, "paused": paused}
+    paused = monitor.own.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
+    return {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.own.step, "waits": waits, "paused": paused}
 
 
 def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, restart_helps: bool = True) -> None:
@@ -255,7 +270,7 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
 
 def describe(monitor: HeartbeatMonitor, rank: int) -> str:
     """Notes that this worker detected the loss of another one, and returns it in words."""
-    step, seconds = monitor.last_step[rank], time.monotonic() - monitor.last_heartbeat[rank]
+    step, seconds = monitor.peers[rank].step, time.monotonic() - monitor.peers[rank].last_heartbeat
     when = "no heartbeat since the rendezvous" if step is None else "last heartbeat"
     then = "" if step is None else f", then at step {step}"
     if not monitor.loss_known.is_set():
@@ -268,7 +283,7 @@ def describe_all(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
     texts = [describe(monitor, rank) for rank in ranks]
     if len(ranks) <= _MOST_DESCRIBED:
         return "; ".join(texts)
-    seconds = time.monotonic() - min(monitor.last_heartbeat[rank] for rank in ranks)
+    seconds = time.monotonic() - min(monitor.peers[rank].last_heartbeat for rank in ranks)
     hosts = hostlist.compress_hostlist(monitor.members[rank]["host"] for rank in ranks)
     return f"workers {hostlist.ranges(ranks)} (hosts {hosts}) are lost: last heartbeats up to {seconds:.1f} s ago"
 
@@ -305,7 +320,7 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
     await_writers()
     # A worker that has not read the message would lose it with the connection, and name the chief.
     limit = time.monotonic() + min(_READING_SECONDS, len(monitor.members) / _READERS_PER_SECOND)
-    while monitor.rank == 0 and monitor.channels.keys() - monitor.timed_out and time.monotonic() < limit:
+    while monitor.rank == 0 and connected(monitor) - monitor.timed_out and time.monotonic() < limit:
         time.sleep(0.1)
     if _claim(monitor, "heartbeat"):
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""

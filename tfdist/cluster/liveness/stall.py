@@ -15,15 +15,15 @@ def stalled(monitor: HeartbeatMonitor, now: float) -> str:
     time outside of these calls does not count either: nobody waits for it, and it may be in a notebook or a debugger.
     """
     options, name = monitor.options, peer_loss.worker_name(monitor, monitor.rank)
-    collective, last = monitor.collective, monitor.last_execution
+    collective, last = monitor.own.collective, monitor.own.last_execution
     if last is not None and len(monitor.members) == 1:
         last = None if collective is None else max(last, collective[1])
     if last is not None and options.stall_seconds:
-        seconds = now - max(last, monitor.last_pause)
+        seconds = now - max(last, monitor.own.last_pause)
         if seconds > options.stall_seconds:
-            return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.step})"
-    elif collective is not None and not monitor.started and options.first_stall_seconds:
-        seconds = now - max(collective[1], monitor.last_pause)
+            return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.own.step})"
+    elif collective is not None and not monitor.own.started and options.first_stall_seconds:
+        seconds = now - max(collective[1], monitor.own.last_pause)
         if seconds > options.first_stall_seconds:
             whom = "for all workers " if len(monitor.members) > 1 else ""
             return (
@@ -38,8 +38,8 @@ def left_behind(monitor: HeartbeatMonitor, now: float) -> str:
     if monitor.rank != 0 or not monitor.finished:
         return ""
     waits = {rank: peer.waits for rank, peer in monitor.peers.items() if peer.waits is not None}
-    if monitor.collective is not None:
-        waits[0] = (monitor.collective[0], now - monitor.collective[1])
+    if monitor.own.collective is not None:
+        waits[0] = (monitor.own.collective[0], now - monitor.own.collective[1])
     waiting = {rank: found for rank, found in waits.items() if found[1] > monitor.options.heartbeat_seconds}
     if not waiting:
         return ""

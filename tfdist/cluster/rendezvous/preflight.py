@@ -176,21 +176,21 @@ async def _run_rank_0(state: RendezvousState) -> None:
     """Rank 0: collects all reports, including its own, and decides."""
     size = state.spec.num_workers
     if not state.addresses:
-        if not await protocol.until(state, lambda: len(state.arrivals) == size, state.deadline):
-            state.decision = decision.not_arrived(state.arrivals, size, state.seconds)
+        if not await protocol.until(state, lambda: len(state.received.arrivals) == size, state.deadline):
+            state.decision = decision.not_arrived(state.received.arrivals, size, state.seconds)
             return
-        state.addresses = [state.arrivals[rank] for rank in range(size)]
+        state.addresses = [state.received.arrivals[rank] for rank in range(size)]
         await protocol.notify_all(state, "addresses", addresses=state.addresses)
     await protocol.connect(state)
-    state.reports[0] = protocol.report(state)
+    state.received.reports[0] = protocol.report(state)
 
     def complete() -> bool:
-        return len(state.reports) == size
+        return len(state.received.reports) == size
 
     await protocol.until(state, lambda: complete() or state.over, state.deadline + _REPORT_SECONDS)
     # If one worker gives up, others that started with it do so at about the same time.
     await protocol.until(state, complete, min(protocol.now(), state.deadline) + _REPORT_SECONDS)
-    state.decision = decision.decide(state.hellos, state.reports, state.addresses, state.seconds)
+    state.decision = decision.decide(state.received.hellos, state.received.reports, state.addresses, state.seconds)
 
 
 async def _run_other_rank(state: RendezvousState, workdir: pathlib.Path | None) -> None:

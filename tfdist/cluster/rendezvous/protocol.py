@@ -36,6 +36,15 @@ _WRONG_PEER_SECONDS = 5.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
+class Received:
+    """What the workers have sent to rank 0: rank -> address, first message, report."""
+
+    arrivals: dict[int, str] = dataclasses.field(default_factory=dict)
+    hellos: dict[int, dict] = dataclasses.field(default_factory=dict)
+    reports: dict[int, dict] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
 class RendezvousState:
     """The present state of the rendezvous on one worker."""
 
@@ -60,15 +69,12 @@ class RendezvousState:
     # The stop request of this worker, such as "SIGTERM"; "" if there is none.
     stopped: str = ""
     decision: dict[str, Any] | None = None
-    # On rank 0: rank -> address, first message, report.
-    arrivals: dict[int, str] = dataclasses.field(default_factory=dict)
-    hellos: dict[int, dict] = dataclasses.field(default_factory=dict)
-    reports: dict[int, dict] = dataclasses.field(default_factory=dict)
+    received: Received = dataclasses.field(default_factory=Received)
 
     @property
     def over(self) -> bool:
         """True if there is a decision, or if it will certainly be an error."""
-        bad = any(r["failed"] or r["unreached"] or r.get("stopped") for r in self.reports.values())
+        bad = any(r["failed"] or r["unreached"] or r.get("stopped") for r in self.received.reports.values())
         return self.decision is not None or bool(self.stopped) or bad
 
 
@@ -144,8 +150,8 @@ async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False,
         # One attempt: a worker that reads an earlier one late has the decision, and has closed its port at the next.
         attempt = seconds = max(seconds, min(_START_SECONDS, left))
     gate = asyncio.Semaphore(_NOTIFICATIONS_AT_ONCE)
-    addresses = dict(enumerate(state.addresses)) or state.arrivals
-    known = state.hellos.keys() | state.arrivals.keys()
+    addresses = dict(enumerate(state.addresses)) or state.received.arrivals
+    known = state.received.hellos.keys() | state.received.arrivals.keys()
     pending = sorted((rank for rank in addresses if rank != 0), key=lambda rank: (rank not in known, rank))
     limit = now() + seconds
     body = json.dumps(message(state, kind, **content)).encode()  # Once: it grows with the number of workers.
@@ -245,13 +251,13 @@ def _store(state: RendezvousState, request: dict[str, Any], peer: str) -> None:
         if kind == "arrive":
             _note_arrival(state, request, peer)
         elif kind == "hello" and request["me"] is not None:
-            first = state.hellos.setdefault(rank, request)
+            first = state.received.hellos.setdefault(rank, request)
             if first["nonce"] != request["nonce"]:
                 failed = decision.same_rank(rank, [first["me"], request["me"]])
-                state.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
+                state.received.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
         # A stop request may follow a good report.
-        elif kind == "report" and (request["stopped"] or rank not in state.reports):
-            state.reports[rank] = request
+        elif kind == "report" and (request["stopped"] or rank not in state.received.reports):
+            state.received.reports[rank] = request
     # Only of the rank 0 to which this worker has connected, not of an earlier start of this job.
     elif kind in messages.BY_RANK_0 and rank == 0 != state.spec.rank:
         if state.chief_nonce not in ("", request["nonce"]):
@@ -268,6 +274,6 @@ def _note_arrival(state: RendezvousState, request: dict, peer: str) -> None:
     near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
     # A worker on rank 0's host may connect from 127.0.0.1, which other hosts cannot use.
     host = request["dialled"] if near else host
-    state.arrivals[request["rank"]] = hostlist.join_address(host, request["port"])
-    if not near or 0 not in state.arrivals:
-        state.arrivals[0] = hostlist.join_address(request["dialled"], state.spec.port)
+    state.received.arrivals[request["rank"]] = hostlist.join_address(host, request["port"])
+    if not near or 0 not in state.received.arrivals:
+        state.received.arrivals[0] = hostlist.join_address(request["dialled"], state.spec.port)
