@@ -39,6 +39,20 @@ class _Snapshot:
     state: dict[str, Any]
 
 
+@dataclasses.dataclass(slots=True)
+class _Shared:
+    """What the main thread and the writing thread share."""
+
+    # The step being written, and the snapshot that waits for it.
+    writing_step: int | None = None
+    next: _Snapshot | None = None
+    # The records of best.json to write after their checkpoints; the steps that are not written yet.
+    pending_best: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    pending_steps: set[int] = dataclasses.field(default_factory=set)
+    # Not yet reported: step, error (of its write or its removal), and whether it is the best and is tried again.
+    results: list[tuple[int, Exception | None, bool]] = dataclasses.field(default_factory=list)
+
+
 class AsyncCheckpointer:
     """Writes checkpoints in a thread, one at a time. Used on the chief; only the main thread calls its methods.
 
@@ -64,15 +78,9 @@ class AsyncCheckpointer:
         self._valid_steps: set[int] = set()
         # The last checkpoints in a row that could not be written because the workdir does not exist.
         self._missing = 0
-        # Shared with the thread and guarded by `_changed`: the step being written, the next snapshot, best.json records
-        # to write after their checkpoints, steps not yet written, and results not yet reported:
-        # step, error (of its write or its removal), and whether it is the best and is tried again.
+        # Guards `_shared`.
         self._changed = threading.Condition()
-        self._writing_step: int | None = None
-        self._next: _Snapshot | None = None
-        self._pending_best: dict[int, dict[str, Any]] = {}
-        self._pending_steps: set[int] = set()
-        self._results: list[tuple[int, Exception | None, bool]] = []
+        self._shared = _Shared()
         # The best checkpoint, if it could not be written: its record, and its values until they are on disk. Written
         # again after the next checkpoint.
         self._failed_best: tuple[dict[str, Any], _Snapshot | None] | None = None
@@ -127,28 +135,28 @@ class AsyncCheckpointer:
                 "command to resume from its newest checkpoint."
             )
         self._newest_step = step
-        if step in self._valid_steps | self._pending_steps:
+        if step in self._valid_steps | self._shared.pending_steps:
             return
         self._drop_next()
         with self._changed:
             self._failed = None
         copied = _Snapshot(step=step, arrays=snapshot(), state=state)
         with self._changed:
-            self._next = copied
-            self._pending_steps.add(step)
-            if self._writing_step is None:
+            self._shared.next = copied
+            self._shared.pending_steps.add(step)
+            if self._shared.writing_step is None:
                 threading.Thread(target=self._writer_loop, name="checkpoint").start()
-                self._writing_step = step
+                self._shared.writing_step = step
 
     def _drop_next(self) -> None:
         """Skips the snapshot that waits for the previous one to be written, if there is one, and reports it."""
         with self._changed:
-            dropped, self._next = self._next, None
+            dropped, self._shared.next = self._shared.next, None
             if dropped is None:
                 return
-            writing, step = self._writing_step, dropped.step
-            self._pending_steps.discard(step)
-            best = self._pending_best.pop(step, None)
+            writing, step = self._shared.writing_step, dropped.step
+            self._shared.pending_steps.discard(step)
+            best = self._shared.pending_best.pop(step, None)
             self._failed_best = self._failed_best if best is None else (best, dropped)
         self._warn(
             f"WARNING: {self._directory} is slow: the checkpoint of step {writing} is still being written; "
@@ -177,26 +185,26 @@ class AsyncCheckpointer:
         """
         best = {"step": step, "metric": metric, "value": value}
         with self._changed:
-            written = step in self._valid_steps or (step, None, False) in self._results
+            written = step in self._valid_steps or (step, None, False) in self._shared.results
             if not written and self._failed is not None and self._failed.step == step:
                 self._failed_best = (best, self._failed)
                 return
             if not written:
-                self._pending_best[step] = best
+                self._shared.pending_best[step] = best
                 return
         self._write_best(best)
         self._report_results()
 
     def _wait_until_idle(self, seconds: float | None) -> bool:
         with self._changed:
-            idle = self._changed.wait_for(lambda: self._writing_step is None, seconds)
+            idle = self._changed.wait_for(lambda: self._shared.writing_step is None, seconds)
         self._report_results()
         return idle
 
     def _report_results(self) -> None:
         """Reports failed writes of the thread, and records the successful ones."""
         with self._changed:
-            results, self._results = self._results, []
+            results, self._shared.results = self._shared.results, []
         for step, error, again in results:
             if error is None:
                 self._missing = 0
@@ -226,8 +234,8 @@ class AsyncCheckpointer:
         """Writes snapshots until none is left; the body of the thread."""
         while True:
             with self._changed:
-                snapshot, self._next = self._next, None
-                self._writing_step = None if snapshot is None else snapshot.step
+                snapshot, self._shared.next = self._shared.next, None
+                self._shared.writing_step = None if snapshot is None else snapshot.step
                 if snapshot is None:
                     self._changed.notify_all()
                     return
@@ -239,9 +247,9 @@ class AsyncCheckpointer:
                 error = caught
             self.longest_write_seconds = max(self.longest_write_seconds or 0.0, time.monotonic() - started)
             with self._changed:
-                self._pending_steps.discard(snapshot.step)
-                best = self._pending_best.pop(snapshot.step, None)
-                self._results.append((snapshot.step, error, error is not None and best is not None))
+                self._shared.pending_steps.discard(snapshot.step)
+                best = self._shared.pending_best.pop(snapshot.step, None)
+                self._shared.results.append((snapshot.step, error, error is not None and best is not None))
                 self._failed = None if error is None else snapshot
                 if error is not None and best is not None:
                     self._failed_best = (best, snapshot)
@@ -265,7 +273,7 @@ class AsyncCheckpointer:
         with self._changed:
             self._failed_best = None if error is None else (best, None)
             if error is not None:
-                self._results.append((best["step"], error, True))
+                self._shared.results.append((best["step"], error, True))
 
     def _retry_best(self) -> None:
         """Tries again to write the best checkpoint, if it could not be written."""
@@ -280,7 +288,7 @@ class AsyncCheckpointer:
             except Exception:  # Reported at the first attempt, and by `wait`.
                 return
             with self._changed:
-                self._results.append((snapshot.step, None, False))
+                self._shared.results.append((snapshot.step, None, False))
         self._write_best(best)
 
     def _is_failed_best(self, step: int) -> bool:
@@ -306,7 +314,7 @@ class AsyncCheckpointer:
                     _remove(removing)
                 except OSError as error:
                     with self._changed:
-                        self._results.append((step, _RemovalError(export.reason(error)), False))
+                        self._shared.results.append((step, _RemovalError(export.reason(error)), False))
 
 
 def _remove(path: Path) -> None:

@@ -158,9 +158,9 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
         if (
-            state.best_step == saved.step and run.config.checkpoint.best_metric is not None
+            state.best.step == saved.step and run.config.checkpoint.best_metric is not None
         ):  # The run may have died after this save, before best.json.
-            checkpointer.mark_best(saved.step, run.config.checkpoint.best_metric, state.best)
+            checkpointer.mark_best(saved.step, run.config.checkpoint.best_metric, state.best.value)
     return checkpointer
 
 
@@ -270,7 +270,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
         return
     model, finished = run.workdir / "model.keras", run.workdir / FINISHED
     metric = run.config.checkpoint.best_metric
-    best = {} if state.best is None or metric is None else {f"best_{metric}": state.best}
+    best = {} if state.best.value is None or metric is None else {f"best_{metric}": state.best.value}
     early = {"stopped_by_callback": True} if state.step < run.total_steps else {}
     try:
         if run.config.checkpoint.export:

@@ -135,7 +135,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
     improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)
     if improved and tools.checkpointer is not None:
-        tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best)
+        tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best.value)
     if (improved or run.save_is_due(step)) and not run.callbacks.stopped_on_nan:
         checkpointing.save(tools, state, scheduled=True)
 
@@ -143,11 +143,11 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
 def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
     """Evaluates, and returns whether the values are the best so far."""
     options = tools.run.config.checkpoint
-    values = evaluate.evaluate(tools, state.step, best=state.best)
+    values = evaluate.evaluate(tools, state.step, best=state.best.value)
     state.logs |= {f"val_{name}": value for name, value in values.items()}
-    improved = evaluate.is_best(options, values, state.best)
+    improved = evaluate.is_best(options, values, state.best.value)
     if improved:
-        state.best, state.best_step = values[options.best_metric], state.step
+        state.best.value, state.best.step = values[options.best_metric], state.step
     state.last_evaluated_step = state.step
     return improved
 

@@ -39,17 +39,24 @@ class DataHashes:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
+class BestValue:
+    """The best value of `config.checkpoint.best_metric` so far."""
+
+    value: float | None = None
+    # The step of its evaluation.
+    step: int = 0
+    # What it is a value of, such as "accuracy, max"; "": not known.
+    of: str = ""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
 class TrainingState:
     """The progress of the run: all that changes besides the variables."""
 
     step: int = 0
     # The last step after which the run was evaluated.
     last_evaluated_step: int = 0
-    # The best value of `config.checkpoint.best_metric` so far, and its step.
-    best: float | None = None
-    best_step: int = 0
-    # What `best` is a value of, such as "accuracy, max"; "": not known.
-    best_of: str = ""
+    best: BestValue = dataclasses.field(default_factory=BestValue)
     # The step of the newest scheduled checkpoint: one that was not saved because of a stop request.
     last_scheduled_step: int = 0
     # Skipped steps and rollbacks since the start of the run.
@@ -76,12 +83,15 @@ class TrainingState:
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON values, for a checkpoint's manifest."""
         values = {_SAVED_AS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
+        best = values.pop("best")
+        values |= {"best": best["value"], "best_step": best["step"], "best_of": best["of"]}
         return values | values.pop("interval")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingState":
         """Returns what `to_json` saved; fields of another release are ignored, missing ones have their defaults."""
-        return cls(**_known(cls, values), interval=IntervalTotals(**_known(IntervalTotals, values)))
+        best = BestValue(value=values.get("best"), step=values.get("best_step", 0), of=values.get("best_of", ""))
+        return cls(**_known(cls, values), best=best, interval=IntervalTotals(**_known(IntervalTotals, values)))
 
     def start_epoch(self) -> None:
         """Resets the totals of the epoch."""
@@ -98,9 +108,9 @@ class TrainingState:
         """Starts the search for the best evaluation anew if another metric, or mode, was compared before."""
         if metric is None:
             return
-        if self.best_of not in ("", f"{metric}, {mode}"):
-            self.best, self.best_step = None, 0
-        self.best_of = f"{metric}, {mode}"
+        if self.best.of not in ("", f"{metric}, {mode}"):
+            self.best = BestValue()
+        self.best.of = f"{metric}, {mode}"
 
     def add(self, totals: Mapping[str, float], steps: int, seconds: float) -> None:
         """Adds an execution to the interval and to the epoch."""
@@ -110,7 +120,7 @@ class TrainingState:
 
 def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = {_SAVED_AS.get(field.name, field.name): field.name for field in dataclasses.fields(kind)}
-    return {names[name]: value for name, value in values.items() if name in names and name != "interval"}
+    return {names[name]: value for name, value in values.items() if name in names and name not in ("interval", "best")}
 
 
 def add_totals(totals: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:

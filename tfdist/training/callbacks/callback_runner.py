@@ -47,9 +47,7 @@ class CallbackRunner:
             bar: the progress bar; None: no bar on this worker.
             params: Keras' `params` of callbacks.
         """
-        self._cluster, self._model, self._optimizer, self._bar = cluster, model, optimizer, bar
-        # True if there are callbacks: executions then end with the epochs.
-        self.active = callbacks is not None
+        self._cluster, self._model, self._bar = cluster, model, bar
         # "train", "test" or "predict" -> interval of its batch hooks, in steps; without batch hooks there is no entry.
         self.batch_interval: dict[str, int] = {}
         # True if TerminateOnNaN stopped training: the last state is not saved.
@@ -58,11 +56,10 @@ class CallbackRunner:
         self.history: keras.callbacks.History | None = None
         # The callbacks whose state is saved in checkpoints.
         self._saved: list[keras.callbacks.Callback] = []
-        # Variables that callbacks refer to and that no other part of a checkpoint holds, by their names there.
-        self._held: dict[str, Any] = {}
-        # Variables that the training step reads and that no checkpoint holds, by name, and hashes of their values.
-        self._watched: dict[str, Any] = {}
-        self._watched_before: dict[str, bytes] = {}
+        # Variables that callbacks refer to and that no other part of a checkpoint holds.
+        self._held = state.WatchedVariables()
+        # Variables that the training step reads and that no checkpoint holds.
+        self._watched = state.WatchedVariables()
         # Hooks after which stop flag, learning rate and variables are synchronised.
         self._synchronised: set[str] = set()
         self._shows_progress = self._training = False
@@ -70,7 +67,7 @@ class CallbackRunner:
             histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
             self.history = histories[0] if histories else keras.callbacks.History()
             self._saved = [*(one for one in callbacks if one is not self.history), self.history]
-            self._gather_hooks(callbacks)
+            self._gather_hooks(callbacks, [*model.weights, *(optimizer.variables if optimizer else [])])
         mine = [one for one in self._saved if cluster.is_chief or broadcast.runs_on_all_workers(one)]
         with _quiet_unless(cluster.is_chief):
             # The bar is last: it shows what the callbacks add to the logs.
@@ -79,16 +76,18 @@ class CallbackRunner:
         self._set_initial()
         self._reported_unsaved: set[str] = set()
 
-    def _gather_hooks(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        """Finds out which hooks any worker needs: scripts written for Horovod pass some callbacks only on the chief."""
-        trained = [*self._model.weights, *(self._optimizer.variables if self._optimizer else [])]
+    def _gather_hooks(self, callbacks: list[keras.callbacks.Callback], trained: list[Any]) -> None:
+        """Finds out which hooks any worker needs: scripts written for Horovod pass some callbacks only on the chief.
+
+        `trained`: the variables that training changes.
+        """
         known = {id(one) for one in (*trained, *self._model.variables, *self._model.metrics_variables)}
         found = [
             variable
             for variable in broadcast.find_referenced_variables(callbacks, self._model)
             if id(variable) not in known
         ]
-        self._held = state.named_variables(found)
+        self._held = state.WatchedVariables(state.named_variables(found))
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
         acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
@@ -102,6 +101,11 @@ class CallbackRunner:
         if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
             variables += found
         self._variables = broadcast.VariableBroadcast(self._cluster, variables)
+
+    @property
+    def active(self) -> bool:
+        """Whether there are callbacks: executions then end with the epochs."""
+        return self.history is not None
 
     def begins_batch(self, kind: str, step: int) -> bool:
         """Returns True if the begin hook of a batch of `kind` is due before `step`."""
@@ -159,20 +163,20 @@ class CallbackRunner:
     @property
     def held(self) -> list[Any]:
         """The variables that callbacks refer to, and that a checkpoint holds for them if they change."""
-        return list(self._held.values())
+        return list(self._held.variables.values())
 
     def watch(self, variables: list[tf.Variable]) -> None:
         """Notes variables that the training step reads and no checkpoint holds: callbacks must not change them."""
         if self.active and self._cluster.is_chief:
-            self._watched = state.named_variables(variables)
-            self._watched_before = state.digests(self._watched)
+            self._watched = state.WatchedVariables(state.named_variables(variables))
+            self._watched.note()
 
     def _check_watched(self) -> None:
-        changed = state.changed(self._watched, self._watched_before)
+        changed = [self._watched.variables[name].name for name in self._watched.changed()]
         if not changed:
             return
-        names = sorted({self._watched[name].name.partition("/replica_")[0].partition(":")[0] for name in changed})
-        self._watched = {}
+        names = sorted({name.partition("/replica_")[0].partition(":")[0] for name in changed})
+        self._watched = state.WatchedVariables()
         text = (
             f"callbacks change variables that the training step reads, and that no checkpoint holds: "
             f"{', '.join(names)}. Other workers and a resumed run do not get their values. Make each an attribute of "
@@ -236,15 +240,16 @@ class CallbackRunner:
             return {}, {}
         values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
         known = {id(one) for one in variables}
-        held = {name: variable for name, variable in self._held.items() if id(variable) not in known}
-        return {"callbacks": values, "stop": self.stop()}, arrays | state.changed(held, self._held_initial)
+        changed = self._held.changed()
+        held = {name: value for name, value in changed.items() if id(self._held.variables[name]) not in known}
+        return {"callbacks": values, "stop": self.stop()}, arrays | held
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restores what `state` returned; called after variables were restored from the checkpoint."""
         new = state.restore(self._saved, saved["callbacks"], arrays)
         if new and self._cluster.is_chief:
             self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
-        lost = state.restore_variables(self._held, arrays)
+        lost = state.restore_variables(self._held.variables, arrays)
         if lost and self._cluster.is_chief:
             self._warn(f"the callbacks refer to no variables for these values of the checkpoint: {', '.join(lost)}")
         self._model.stop_training = saved["stop"]
@@ -252,7 +257,8 @@ class CallbackRunner:
 
     def _set_initial(self) -> None:
         self._initial = state.initial_state(self._saved)
-        self._held_initial = state.digests(self._held) if self._cluster.is_chief else {}
+        if self._cluster.is_chief:
+            self._held.note()
 
     @contextlib.contextmanager
     def _without_collectives(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
@@ -282,7 +288,7 @@ class CallbackRunner:
             broadcast.broadcast_attributes(self._cluster, self._saved, self._initial)
 
     def _settable_rate(self) -> keras.Variable | None:
-        rate = getattr(self._optimizer, "learning_rate", None)
+        rate = getattr(getattr(self._model, "optimizer", None), "learning_rate", None)
         return rate if isinstance(rate, keras.Variable) else None
 
     def _warn(self, text: str) -> None:

@@ -8,6 +8,7 @@ changed. Open files, functions, models and locks are not saved.
 """
 
 import collections
+import dataclasses
 import hashlib
 import json
 import math
@@ -139,19 +140,28 @@ def named_variables(variables: list[Any]) -> dict[str, Any]:
     return checkpoint_format.unique_names(f"{checkpoint_format.CALLBACKS}variables", numeric)
 
 
-def digests(variables: dict[str, Any]) -> dict[str, bytes]:
-    """Returns a hash of each variable's value, by name."""
-    return {name: hashlib.sha256(_value(variable).tobytes()).digest() for name, variable in variables.items()}
+@dataclasses.dataclass(slots=True)
+class WatchedVariables:
+    """Variables by their names in checkpoints, and hashes of the values that they had at the last `note`."""
 
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+    noted: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
-def changed(variables: dict[str, Any], before: dict[str, bytes]) -> dict[str, np.ndarray]:
-    """Returns copies of the variables' values that are not those of which `digests` returned `before`."""
-    now = digests(variables)
-    return {name: _value(variables[name]) for name in variables if now[name] != before[name]}
+    def note(self) -> None:
+        """Notes the present values."""
+        self.noted = self._hashes()
+
+    def changed(self) -> dict[str, np.ndarray]:
+        """Returns copies of the values that are no longer those that were noted."""
+        now = self._hashes() if self.noted else {}
+        return {name: _value(self.variables[name]) for name, found in now.items() if found != self.noted[name]}
+
+    def _hashes(self) -> dict[str, bytes]:
+        return {name: hashlib.sha256(_value(one).tobytes()).digest() for name, one in self.variables.items()}
 
 
 def restore_variables(variables: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
-    """Assigns what `changed` returned; returns the names in `arrays` that are not in `variables`."""
+    """Assigns what `WatchedVariables.changed` returned; returns the names in `arrays` that are not in `variables`."""
     saved = [name for name in arrays if name.startswith(f"{checkpoint_format.CALLBACKS}variables/")]
     for name in saved:
         if name in variables:

@@ -74,7 +74,7 @@ def write_end(run: Run, report: Reporter, state: TrainingState, started: float) 
     """Writes the last lines of the log of a config's run, on the chief; `started`: when, as `time.monotonic`."""
     if run.log.console == "all":
         seconds = time.monotonic() - started
-        best = {"best": state.best, "best_step": state.best_step}
+        best = {"best": state.best.value, "best_step": state.best.step}
         report.lines(summary.end_lines(run.config, run.workdir, seconds=seconds, **best))
 
 
