@@ -13,6 +13,8 @@ import tensorflow as tf
 _LIBRARIES = tuple(
     f"{Path(file).parent}/" for file in (Path(__file__).parents[1], keras.__file__, tf.__file__, contextlib.__file__)
 )
+# Variables that a message names.
+_MOST_NAMED = 10
 
 
 def user_line(frames: Sequence[Any] | None = None) -> str:
@@ -28,19 +30,20 @@ def user_line(frames: Sequence[Any] | None = None) -> str:
     return "a library"
 
 
-def undistributable(step_name: str, mismatch: str, assigned: Mapping[str, set[str]]) -> str:
+def undistributable(step_name: str, differing: Sequence[str], assigned: Mapping[str, set[str]]) -> str:
     """Returns the error for a step after which the replicas differ.
 
     Args:
         step_name: such as "GAN.train_step".
-        mismatch: the text of a `ReplicaMismatchError`.
+        differing: the names of the variables that differ between replicas.
         assigned: the lines that assign a variable other than by an optimizer, by the variable's path.
     """
-    names = [line.strip().partition(": ")[0] for line in mismatch.splitlines()[1:] if line.startswith("  ")]
     lines = []
-    for name in names:
+    for name in differing[:_MOST_NAMED]:
         places = sorted(assigned.get(name.partition("/")[2].partition("#")[0], ()))
         lines.append("\n  ".join([name, *(f"  assigned in {place}" for place in places)]))
+    if len(differing) > _MOST_NAMED:
+        lines.append(f"and {len(differing) - _MOST_NAMED} more")
     return "\n  ".join(
         [f"{step_name} cannot be distributed. After its first step the replicas have different values of:", *lines]
     ) + (

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -148,10 +147,9 @@ def explained(model: keras.Model, found: Any) -> Iterator[None]:
     try:
         yield
     except trainer.ReplicaMismatchError as error:
-        after = re.search(r"after step (\d+):", str(error))
-        equal = re.search(r"last equal after step (\d+)", str(error))
-        if not isinstance(found, OwnStepObjective) or not after or not equal or int(after[1]) != int(equal[1]) + 1:
+        mismatch = error.mismatch
+        first = mismatch is not None and mismatch.last_equal is not None and mismatch.step == mismatch.last_equal + 1
+        if not first or not isinstance(found, OwnStepObjective):
             raise
-        raise ValueError(
-            explain.undistributable(f"{type(model).__name__}.train_step", str(error), found.assigned)
-        ) from None
+        text = explain.undistributable(f"{type(model).__name__}.train_step", mismatch.variables, found.assigned)
+        raise ValueError(text) from None

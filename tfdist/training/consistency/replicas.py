@@ -21,10 +21,26 @@ from tfdist.training.state import TrainingState
 _MOST_NAMED = 10
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Variables whose values differ between replicas."""
+
+    step: int
+    # The last step after which all were equal; None: they were not compared before.
+    last_equal: int | None
+    variables: tuple[str, ...]
+    # For the user: the variables, the hashes of the replicas, and when they were last equal.
+    text: str
+
+
 class ReplicaMismatchError(ArithmeticError):
-    """Replicas or workers differ in what must be equal."""
+    """Replicas or workers differ in what must be equal; `mismatch` is None if that is not a variable."""
 
     exit_code = interruption.EXIT_MISMATCH
+
+    def __init__(self, text: str, mismatch: Mismatch | None = None):
+        super().__init__(text)
+        self.mismatch = mismatch
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -55,38 +71,46 @@ class ReplicaConsistencyCheck:
         found = self.hash_all().numpy()
         return bool((found == found[0]).all())
 
-    def _describe(self, step: int) -> str:
+    def _describe(self, step: int) -> Mismatch:
         each = self.cluster.make_all_gather(
             lambda: tf.stack([hashing.hash_tensor(_tensor(v)) for v in self.variables.values()])
         )
-        lines, differing = describe_mismatch(list(self.variables), each().numpy(), replica_names(self.cluster))
+        names, found = list(self.variables), each().numpy()
+        lines, differing = describe_mismatch(names, found, replica_names(self.cluster))
         since = "They were not compared before" if self.step is None else f"They were last equal after step {self.step}"
         text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
-        return f"{text}\n{differing}. {since}."
+        return Mismatch(
+            step=step,
+            last_equal=self.step,
+            variables=tuple(name for name, column in zip(names, found.T, strict=True) if (column != column[0]).any()),
+            text=f"{text}\n{differing}. {since}.",
+        )
 
 
-def _end(check: ReplicaConsistencyCheck, state: TrainingState, text: str) -> None:
+def _end(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismatch) -> None:
     raise ReplicaMismatchError(
-        f"{text} The cause may be faulty memory or a faulty device, a workdir that is "
+        f"{mismatch.text} The cause may be faulty memory or a faulty device, a workdir that is "
         "not shared by all workers, or a function of the config that changes a variable on some replicas only. All "
         "checkpoints were compared before they were saved: the same command continues from the newest. If it happens "
-        'twice, leave out that host, or set config.agreement.action="copy", which copies the chief\'s state.'
+        'twice, leave out that host, or set config.agreement.action="copy", which copies the chief\'s state.',
+        mismatch,
     )
 
 
-def _copy(check: ReplicaConsistencyCheck, state: TrainingState, text: str) -> None:
-    limit = check.options.limit
+def _copy(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismatch) -> None:
+    limit, text = check.options.limit, mismatch.text
     if state.mismatches >= limit:
         raise ReplicaMismatchError(
             f"{text} The chief's state was copied {limit} times before, which is the maximum "
-            "(config.agreement.limit). Restart all workers without the host that differs."
+            "(config.agreement.limit). Restart all workers without the host that differs.",
+            mismatch,
         )
     state.mismatches += 1
     for variable in map(checkpoint_format.tf_variable, check.variables.values()):
         variable.assign(tf.identity(check.cluster.strategy.experimental_local_results(variable)[0]))
     check.cluster.broadcast_variables(check.variables.values())
     if not check._equal():
-        raise ReplicaMismatchError(f"{text} The chief's state was copied, and the replicas still differ.")
+        raise ReplicaMismatchError(f"{text} The chief's state was copied, and the replicas still differ.", mismatch)
     check.warn(
         f"WARNING: {text} All replicas now have the chief's state: copy {state.mismatches} of at most {limit}",
         state.step,
