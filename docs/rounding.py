@@ -83,7 +83,7 @@ def data(name: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 def train(directory: pathlib.Path, flags: argparse.Namespace) -> None:
     """Trains the models on this topology; the chief writes MODEL-DTYPE-WORKERS-STEP.npz."""
-    cluster = tfdist.connect(config_lib.Cluster(connect_seconds=600))
+    cluster = tfdist.connect(config_lib.ClusterOptions(connect_seconds=600))
     epoch_steps = math.gcd(*flags.steps)
     for name, dtype in itertools.product(flags.models, flags.dtypes):
         prefix = f"{name}-{dtype}-{cluster.num_workers}"

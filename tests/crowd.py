@@ -58,7 +58,7 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
         print(error, file=sys.stderr, flush=True)
         os._exit(interruption.EXIT_PEER_LOST)
     os.write(out, b"%f\n" % time.monotonic())
-    options = config.Cluster(heartbeat_seconds=limit, stall_seconds=None, connect_seconds=seconds)
+    options = config.ClusterOptions(heartbeat_seconds=limit, stall_seconds=None, connect_seconds=seconds)
     heartbeat.start(rank=rank, members=members, listener=listening, options=options, keys=KEYS)
     time.sleep(3600)
 

@@ -76,7 +76,7 @@ def run_script(workdir: Path | None, script: Path, arguments: list[str]) -> int:
 def main() -> None:
     """Runs the script that the command line names, and exits the process."""
     workdir, script, arguments = parse(sys.argv[1:])
-    malloc.keep_freed(config_lib.Cluster(), os.environ)  # Before TensorFlow is imported and allocates.
+    malloc.keep_freed(config_lib.ClusterOptions(), os.environ)  # Before TensorFlow is imported and allocates.
     process_exit.run_and_exit(lambda: run_script(workdir, script, arguments))
 
 

@@ -60,7 +60,7 @@ def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
 def all_reduce(job: Job, folder: Path) -> dict[str, Runner]:
     """The all-reduce of a step, for each size of `job["megabytes"]`."""
     del folder
-    cluster = strategy.connect(config_lib.Cluster(keep_freed_memory=job["keep_freed_memory"]))
+    cluster = strategy.connect(config_lib.ClusterOptions(keep_freed_memory=job["keep_freed_memory"]))
     options = all_reduce_lib.with_pack_size(config_lib.Communication(**job["communication"]), cluster.implementation)
     return {str(size): _all_reduce(cluster, options, size) for size in job["megabytes"]}
 

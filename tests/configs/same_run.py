@@ -28,5 +28,5 @@ def get_config() -> c.Config:
         evaluation=c.Evaluation(every=c.Every(steps=15)),
         checkpoint=c.Checkpoint(every=c.Every(steps=10)),
         report=c.Report(every=c.Every(steps=1), tensorboard=False),
-        cluster=c.Cluster(connect_seconds=60.0),
+        cluster=c.ClusterOptions(connect_seconds=60.0),
     )

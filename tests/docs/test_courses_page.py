@@ -4,10 +4,12 @@ import ast
 import re
 import subprocess
 import sys
+import typing
 
 import pytest
 import test_documents as documents
 
+from tfdist.config import schema, specs
 from tfdist.tools.course import command
 
 pytestmark = [pytest.mark.unit, pytest.mark.docs]
@@ -66,7 +68,7 @@ def command_problems(text):
         # A value in a span, as `config.data.shards="fixed"`, is one that the field may have.
         field, _, value = own.partition("=")
         if re.fullmatch(r"config\.[\w.]+", field) and re.fullmatch(r'".*"', value):
-            allowed = re.findall(r'"[\w.\[\]:%]+"', comment_of(field))
+            allowed = values_of(field)
             problems += [] if value in allowed or not allowed else [f"{field} is not {value}"]
     return problems
 
@@ -78,11 +80,11 @@ def is_defined(module, name):
     return file.exists() and bool(re.search(rf"^(def {name}\(|.*\bimport\b.*\b{name}\b)", file.read_text(), re.M))
 
 
-def comment_of(field):
-    """The text of the schema above a field, which lists its values."""
-    schema = (documents.ROOT / "tfdist" / "config" / "schema.py").read_text()
-    found = re.search(rf"((?:    #[^\n]*\n)+)    {field.split('.')[-1]}: str", schema)
-    return found[1] if found else ""
+def values_of(field):
+    """The values that a field such as "config.data.cache" may have, in quotes; () if there are more than a few."""
+    _, section, *name = field.split(".")
+    hint = typing.get_type_hints(schema.Config)[section]
+    return [f'"{value}"' for value in dict(specs.choices(hint)).get(".".join(name), ())] if name else []
 
 
 def task_problems(line):

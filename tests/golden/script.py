@@ -17,7 +17,7 @@ from tfdist import config as c
 
 def main(result: str, workdir: str, devices: int) -> None:
     """Trains, and writes what came out: history, evaluation, prediction and the SHA-256 of the weights."""
-    cluster = tfdist.connect(c.Cluster(logical_devices=devices, connect_seconds=240.0), seed=7)
+    cluster = tfdist.connect(c.ClusterOptions(logical_devices=devices, connect_seconds=240.0), seed=7)
     random = np.random.default_rng(0)
     # In batches of 16 the last has 5 examples.
     x = random.normal(size=(53, 6)).astype("float32")

@@ -174,7 +174,7 @@ def used():
 
 on_gpu = sys.argv[1] == "GPU"
 before = used() if on_gpu else 0
-cluster = tfdist.connect(c.Cluster(gpus=1 if on_gpu else 0))
+cluster = tfdist.connect(c.ClusterOptions(gpus=1 if on_gpu else 0))
 with cluster.scope():
     tf.Variable(tf.ones([256, 256])).numpy()
 print((used() if on_gpu else 0) - before)

@@ -21,7 +21,7 @@ def main(how: str, path: str, *names: str) -> None:
         scope, chief = contextlib.nullcontext, True
         fit, evaluate, predict = keras.Model.fit, keras.Model.evaluate, keras.Model.predict
     else:
-        cluster = tfdist.connect(config_lib.Cluster(connect_seconds=120.0))
+        cluster = tfdist.connect(config_lib.ClusterOptions(connect_seconds=120.0))
         scope, chief = cluster.scope, cluster.is_chief
         fit, evaluate, predict = (
             functools.partial(getattr(tfdist, name), cluster) for name in ("fit", "evaluate", "predict")

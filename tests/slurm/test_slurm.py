@@ -218,7 +218,7 @@ place = environment.resolve(os.environ, port_base=10000, port_count=10000)
 listener = heartbeat.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 members = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
-heartbeat.start(rank=place.rank, members=members, listener=listener, options=config.Cluster(connect_seconds=20))
+heartbeat.start(rank=place.rank, members=members, listener=listener, options=config.ClusterOptions(connect_seconds=20))
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
 if place.rank == int(sys.argv[1]):

@@ -841,7 +841,7 @@ def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, 
 def main() -> None:
     """Writes {name: result} to the path of the command line; names that begin with "keras:" are for Keras' own fit."""
     path, devices = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-    cluster = tfdist.connect(c.Cluster(logical_devices=devices, connect_seconds=240))
+    cluster = tfdist.connect(c.ClusterOptions(logical_devices=devices, connect_seconds=240))
     cases = {case.__name__: case for case in CASES}
     trials = {
         "refused": lambda: refused(cluster),

@@ -157,7 +157,7 @@ class Trials:
         self.directory, self.cluster, self.rank, self.last_rank = directory, None, 0, 0
         self.methods = {"fit": keras.Model.fit, "evaluate": keras.Model.evaluate, "predict": keras.Model.predict}
         if how == "tfdist":
-            self.cluster = tfdist.connect(config_lib.Cluster(logical_devices=devices, connect_seconds=120.0))
+            self.cluster = tfdist.connect(config_lib.ClusterOptions(logical_devices=devices, connect_seconds=120.0))
             self.rank, self.last_rank = self.cluster.rank, self.cluster.num_workers - 1
             self.methods = {name: functools.partial(getattr(tfdist, name), self.cluster) for name in self.methods}
 

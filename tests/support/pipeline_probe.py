@@ -137,7 +137,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     sys.modules["pipeline_probe"] = sys.modules["__main__"]  # Sources are found by name, and count here.
     out, devices, folder = sys.argv[1:]
-    connected = strategy.connect(c.Cluster(logical_devices=int(devices), connect_seconds=240.0))
+    connected = strategy.connect(c.ClusterOptions(logical_devices=int(devices), connect_seconds=240.0))
     if connected.is_chief:
         write(pathlib.Path(folder))
     connected.any_worker(True)  # All wait until the files are written.

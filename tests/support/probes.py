@@ -81,7 +81,7 @@ def forget() -> None:
         forked.disable_graph_optimizers()
 
 
-def start(options: c.Cluster, **changes) -> run_lib.Run:
+def start(options: c.ClusterOptions, **changes) -> run_lib.Run:
     """Makes a run of a linear model on the digits; `changes` replaces parts of its config."""
     forget()
     parts = {
@@ -123,7 +123,7 @@ def per_replica(cluster: Cluster, values: list) -> tf.Tensor:
     return distribute(lambda replica: tf.constant(values[replica.replica_id_in_sync_group]))
 
 
-def sums(options: c.Cluster) -> Arrays:
+def sums(options: c.ClusterOptions) -> Arrays:
     """The sum over replicas of dense, sparse and absent gradients, in each type on the wire, and in packs.
 
     Of the sparse one: its rows, and the lookups.
@@ -157,7 +157,7 @@ def sums(options: c.Cluster) -> Arrays:
     return found
 
 
-def clipped(options: c.Cluster) -> Arrays:
+def clipped(options: c.ClusterOptions) -> Arrays:
     """The sum, clipped as a step does it: below its norm, and not at all."""
     forget()
     cluster = strategy.connect(options)
@@ -173,7 +173,7 @@ def clipped(options: c.Cluster) -> Arrays:
     return found
 
 
-def update(options: c.Cluster) -> Arrays:
+def update(options: c.ClusterOptions) -> Arrays:
     """The weights before and after one step at rate 1, without clipping and clipped at 0.05."""
     found = {}
     for name, norm in (("free", None), ("clipped", 0.05)):
@@ -184,7 +184,7 @@ def update(options: c.Cluster) -> Arrays:
     return found
 
 
-def clipped_alike(options: c.Cluster) -> Arrays:
+def clipped_alike(options: c.ClusterOptions) -> Arrays:
     """A kernel of a million weights after a step with clipped gradients."""
     model = {"target": "lab:Dropouts", "width": 2**14, "depth": 1}
     run = start(options, train=c.Train(steps=20, clip_norm=1e-3), model=model)
@@ -192,7 +192,7 @@ def clipped_alike(options: c.Cluster) -> Arrays:
     return {name: value for name, value in weights(run).items() if name.endswith("hidden0/kernel")}
 
 
-def muon(options: c.Cluster) -> Arrays:
+def muon(options: c.ClusterOptions) -> Arrays:
     """Everything that Muon holds after 10 steps on all replicas, and a kernel after one step of this worker alone."""
     model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "group_size": 4}
     run = start(options, model=model, optimizer={"target": "tfdist.zoo.optimizers:muon"}, train=c.Train(steps=20))
@@ -204,7 +204,7 @@ def muon(options: c.Cluster) -> Arrays:
     return found | {"alone": keras.ops.convert_to_numpy(kernel)}
 
 
-def compressed(options: c.Cluster) -> Arrays:
+def compressed(options: c.ClusterOptions) -> Arrays:
     """The weights after 10 steps for each type on the wire."""
     found = {}
     for dtype in ("float32", "float16", "bfloat16"):
@@ -215,7 +215,7 @@ def compressed(options: c.Cluster) -> Arrays:
     return found
 
 
-def xla(options: c.Cluster) -> Arrays:
+def xla(options: c.ClusterOptions) -> Arrays:
     """The weights and statistics after 10 steps, as they are and with what XLA compiles."""
     found = {}
     for name, compiled in (("plain", False), ("compiled", True)):
@@ -230,7 +230,7 @@ def xla(options: c.Cluster) -> Arrays:
     return found
 
 
-def embedding(options: c.Cluster) -> Arrays:
+def embedding(options: c.ClusterOptions) -> Arrays:
     """One step that reads few rows of a table, beside a weight that nothing depends on: with SGD and with Adam."""
     splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
     found = {}
@@ -265,7 +265,7 @@ def embedding(options: c.Cluster) -> Arrays:
     return found
 
 
-def loss_scale(options: c.Cluster) -> Arrays:
+def loss_scale(options: c.ClusterOptions) -> Arrays:
     """Steps in float16; the third overflows on replica 1 alone: [step, local replica, ...] of each value."""
     run = start(options, train=c.Train(steps=20, precision="float16"), learning_rate=c.LearningRate(peak=1e-3))
     cluster, step_context = run.cluster, run.context
@@ -297,7 +297,7 @@ def loss_scale(options: c.Cluster) -> Arrays:
     return {key: np.stack([each[key] for each in seen]) for key in seen[0]}
 
 
-def regularization(options: c.Cluster) -> Arrays:
+def regularization(options: c.ClusterOptions) -> Arrays:
     """One step that only a penalty moves, in one piece and in two: the weights, and what is reported."""
     found = {}
     for pieces in (1, 2):
@@ -313,7 +313,7 @@ def regularization(options: c.Cluster) -> Arrays:
     return found
 
 
-def statistics(options: c.Cluster) -> Arrays:
+def statistics(options: c.ClusterOptions) -> Arrays:
     """Three steps of unsynchronised batch normalisation: what each replica sees, and the statistics that it holds."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
     images = [batch["image"] for batch in run.feed.training(0, 3).take(6)]
@@ -327,7 +327,7 @@ def statistics(options: c.Cluster) -> Arrays:
     }
 
 
-def synchronised(options: c.Cluster) -> Arrays:
+def synchronised(options: c.ClusterOptions) -> Arrays:
     """Three steps of synchronised batch normalisation: in one piece, in two, and with a mask."""
     found = {}
     for name, pieces, masked in (("whole", 1, False), ("pieces", 2, False), ("masked", 2, True)):
@@ -338,7 +338,7 @@ def synchronised(options: c.Cluster) -> Arrays:
     return found
 
 
-def averages(options: c.Cluster) -> Arrays:
+def averages(options: c.ClusterOptions) -> Arrays:
     """Three steps of an optimizer with `use_ema`: the weights before and after each, and those that are evaluated."""
     optimizer = {"target": "keras.optimizers:SGD", "use_ema": True, "ema_momentum": 0.75}
     run = start(options, optimizer=optimizer)
@@ -351,7 +351,7 @@ def averages(options: c.Cluster) -> Arrays:
     return found | {"after": on_each(run.cluster, run.context.model.trainable_variables[0].value)}
 
 
-def masks(options: c.Cluster, micro_batches: int = 1) -> Arrays:
+def masks(options: c.ClusterOptions, micro_batches: int = 1) -> Arrays:
     """The dropout masks of three steps, as replica -> [step and micro-batch, examples, features of both layers]."""
     seen: dict[int, list[np.ndarray]] = {}
 
@@ -384,17 +384,17 @@ def masks(options: c.Cluster, micro_batches: int = 1) -> Arrays:
     return {str(replica): np.stack(values) for replica, values in seen.items()}
 
 
-def masks_of_a_second_run(options: c.Cluster) -> Arrays:
+def masks_of_a_second_run(options: c.ClusterOptions) -> Arrays:
     """As `masks`, in a process that has run before."""
     return masks(options)
 
 
-def masks_of_micro_batches(options: c.Cluster) -> Arrays:
+def masks_of_micro_batches(options: c.ClusterOptions) -> Arrays:
     """As `masks`, each step in two pieces."""
     return masks(options, micro_batches=2)
 
 
-def traces(options: c.Cluster) -> Arrays:
+def traces(options: c.ClusterOptions) -> Arrays:
     """How often each compiled call was traced over 20 steps with intervals that do not divide one another."""
     run = start(
         options,
@@ -416,7 +416,7 @@ def traces(options: c.Cluster) -> Arrays:
     return counts | prepared | {"calls": np.array([runner.length.executions for runner in runners.values()])}
 
 
-def collectives(options: c.Cluster) -> Arrays:
+def collectives(options: c.ClusterOptions) -> Arrays:
     """Counts the collective operations in a step and in the rest of a call, for several `Communication` options."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10})
     iterator = run.cluster.distribute(run.feed.training(0, 1))
@@ -440,7 +440,7 @@ def collectives(options: c.Cluster) -> Arrays:
     return found
 
 
-def seeds(options: c.Cluster) -> Arrays:
+def seeds(options: c.ClusterOptions) -> Arrays:
     """The initial weights of a worker with its own seed: made in the strategy's scope, and outside of it."""
     forget()
     cluster = strategy.connect(options)
@@ -454,7 +454,7 @@ def seeds(options: c.Cluster) -> Arrays:
     return dict(zip(("in scope", "alone"), kernels, strict=True))
 
 
-def local_rounds(options: c.Cluster) -> Arrays:
+def local_rounds(options: c.ClusterOptions) -> Arrays:
     """A fitted line after 4 rounds of local steps, on all replicas and on one; and after as many plain steps on one."""
     line = {
         "model": {"target": "tfdist.configs.networks.classic:line", "m": -1.0, "n": 2.0},
@@ -464,7 +464,7 @@ def local_rounds(options: c.Cluster) -> Arrays:
     }
     source = {"target": "tfdist.zoo.sources:line", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64}
     parts = {"source": source, "prepare": {"target": "tfdist.zoo.prepare:identity"}, "evaluation_split": None}
-    alone = c.Cluster(connect_seconds=options.connect_seconds)
+    alone = c.ClusterOptions(connect_seconds=options.connect_seconds)
     found = {}
     for name, cluster, batch, local, steps in (
         ("rounds", options, 16, 4, 4),
@@ -481,7 +481,7 @@ def local_rounds(options: c.Cluster) -> Arrays:
     return found
 
 
-def restored(options: c.Cluster) -> Arrays:
+def restored(options: c.ClusterOptions) -> Arrays:
     """What a resumed run holds, and how often this worker opened the checkpoint's files for it."""
     run = start(options, optimizer={"target": "keras.optimizers:SGD", "momentum": 0.9})
     bits = np.random.default_rng(5).integers(0, 2**32, run.context.model.variables[0].shape, np.uint32)
@@ -507,7 +507,7 @@ def restored(options: c.Cluster) -> Arrays:
     return {"reads": np.array(reads), "state": state, "kernel": after[name].view(np.uint32)}
 
 
-def other_data(options: c.Cluster) -> Arrays:
+def other_data(options: c.ClusterOptions) -> Arrays:
     """The error of each worker if its data differ from those of worker 0, by the kind of difference."""
     cluster = strategy.connect(options)
     texts = [f"word {index}" for index in range(20)]
@@ -538,7 +538,7 @@ def other_data(options: c.Cluster) -> Arrays:
     return found
 
 
-def predicted(options: c.Cluster) -> Arrays:
+def predicted(options: c.ClusterOptions) -> Arrays:
     """The outputs that each worker gets from `tfdist.predict`, for each choice."""
     cluster = strategy.connect(options)
     with cluster.scope():
@@ -548,7 +548,7 @@ def predicted(options: c.Cluster) -> Arrays:
     return {choice: np.array(0.0 if value is None else value) for choice, value in found.items()}
 
 
-PROBES: dict[str, Callable[[c.Cluster], Arrays]] = {
+PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, update, compressed, xla, embedding, loss_scale)},
     **{f.__name__: f for f in (regularization, statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
     **{f.__name__: f for f in (synchronised, averages, traces, collectives, local_rounds, seeds)},
@@ -559,13 +559,13 @@ if __name__ == "__main__":
     out, all_devices, *names = sys.argv[1:]
     measured: Arrays = {}
     if SEVERAL_WORKERS:  # They connect once for all probes.
-        once = functools.cache(functools.partial(strategy.connect, c.Cluster(connect_seconds=60.0)))
+        once = functools.cache(functools.partial(strategy.connect, c.ClusterOptions(connect_seconds=60.0)))
         strategy.connect = lambda *args, **keywords: once()
         # As on machines with different numbers of cores, which add large tensors in different orders.
         rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
         tf.config.threading.set_intra_op_parallelism_threads(1 + 15 * rank)
     for name in names:
         probe, _, devices = name.partition(":")
-        options = c.Cluster(logical_devices=int(devices or all_devices), connect_seconds=60.0)
+        options = c.ClusterOptions(logical_devices=int(devices or all_devices), connect_seconds=60.0)
         measured |= {f"{name}/{key}": value for key, value in PROBES[probe](options).items()}
     np.savez(out, **measured)

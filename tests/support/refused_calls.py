@@ -130,7 +130,7 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
-    cluster = tfdist.connect(config.Cluster(logical_devices=2))
+    cluster = tfdist.connect(config.ClusterOptions(logical_devices=2))
     messages = fits.messages_of(attempts(cluster))
     pathlib.Path(sys.argv[1]).write_text(json.dumps(messages))
 

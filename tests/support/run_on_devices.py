@@ -7,6 +7,6 @@ from tfdist import config, run
 from tfdist.keras_fit import connect
 
 if __name__ == "__main__":
-    options = config.Cluster(logical_devices=int(sys.argv.pop(1)), connect_seconds=240)
+    options = config.ClusterOptions(logical_devices=int(sys.argv.pop(1)), connect_seconds=240)
     connect.connect = functools.partial(connect.connect, options)
     run.main()

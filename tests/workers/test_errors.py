@@ -89,7 +89,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
     ("changes", "message"),
     [
         (
-            {"data": data(batch_size=33), "cluster": c.Cluster(logical_devices=4)},
+            {"data": data(batch_size=33), "cluster": c.ClusterOptions(logical_devices=4)},
             r"config\.data\.batch_size=33 cannot be divided among 4 replicas: set it to 32 or 36, such as "
             r"--config\.data\.batch_size=32, or change the number",
         ),
@@ -98,7 +98,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
             r"config\.data\.batch_size=36 cannot be divided among 1 replicas in 8 parts each: set it to 32 or",
         ),
         (
-            {"data": data(evaluation_batch_size=7), "cluster": c.Cluster(logical_devices=2)},
+            {"data": data(evaluation_batch_size=7), "cluster": c.ClusterOptions(logical_devices=2)},
             r"config\.data\.evaluation_batch_size=7 cannot be divided among 2 replicas: set it to 6 or 8, such as "
             r"--config\.data\.evaluation_batch_size=6",
         ),
@@ -430,7 +430,7 @@ def get_config():
         train=c.Train(steps=90),
         checkpoint=c.Checkpoint(every=c.Every(steps=8)),
         report=c.Report(every=c.Every(steps=5), tensorboard=False),
-        cluster=c.Cluster(connect_seconds=60.0),
+        cluster=c.ClusterOptions(connect_seconds=60.0),
     )
 """
 

@@ -41,7 +41,7 @@ members = preflight.rendezvous(found, must_match={}, seconds=60, metadata=port)
 own = keys.load(None, os.environ)
 with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
     pass
-options = config.Cluster(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
+options = config.ClusterOptions(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
 watching = heartbeat.start(rank=rank, members=members, listener=listener, options=options)
 watching.heartbeat(step := 1)
 print("ready", flush=True)
@@ -273,7 +273,7 @@ def check_soon(made, monitor, seconds):
     time.sleep(600 * monitor.rank)
     check(made, monitor, 8.0)
 first_collective.check = check_soon
-process_exit.run_and_exit(lambda: strategy.connect(config.Cluster(connect_seconds=240.0)))
+process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect_seconds=240.0)))
 """
 
 
@@ -301,7 +301,7 @@ def check_and_tell(made, monitor, seconds):
     print(f"within {seconds} s", file=sys.stderr, flush=True)
     check(made, monitor, seconds)
 first_collective.check = check_and_tell
-process_exit.run_and_exit(lambda: cluster.leave(strategy.connect(config.Cluster())) or 0)
+process_exit.run_and_exit(lambda: cluster.leave(strategy.connect(config.ClusterOptions())) or 0)
 """
 
 
@@ -321,7 +321,7 @@ def die(planned, addresses):
     os.kill(os.getpid(), signal.SIGKILL)
 if '"index": 1' in os.environ["TF_CONFIG"]:
     strategy._multi_worker_strategy = die
-process_exit.run_and_exit(lambda: strategy.connect(config.Cluster(connect_seconds=240.0)))
+process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect_seconds=240.0)))
 """
 
 

@@ -22,7 +22,7 @@ _CHOSEN = ("MALLOC_", "GLIBC_TUNABLES")
 _enabled: bool | None = None
 
 
-def keep_freed(options: config_lib.Cluster, env: Mapping[str, str]) -> bool:
+def keep_freed(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bool:
     """Configures malloc to keep freed memory, unless the user configures malloc; best before TensorFlow is imported.
 
     Args:
@@ -40,7 +40,7 @@ def keep_freed(options: config_lib.Cluster, env: Mapping[str, str]) -> bool:
     return _enabled
 
 
-def keep_freed_between_workers(options: config_lib.Cluster, env: Mapping[str, str]) -> bool:
+def keep_freed_between_workers(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bool:
     """`keep_freed` if this process is one of several workers on CPUs, which is where it was measured to be faster.
 
     Elsewhere there is no gRPC between workers, and one arena would slow down the threads that prepare examples.

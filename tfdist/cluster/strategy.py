@@ -38,7 +38,7 @@ class ClusterPlan:
     """The workers and devices of a run, known before any device is initialised."""
 
     worker_spec: WorkerSpec
-    options: config_lib.Cluster
+    options: config_lib.ClusterOptions
     # Indices into TensorFlow's list of GPUs in this process; empty: the replicas run on the CPU.
     gpus: tuple[int, ...]
     # Replicas of each worker.
@@ -60,7 +60,7 @@ class ClusterPlan:
 
 
 def plan(
-    options: config_lib.Cluster | None = None,
+    options: config_lib.ClusterOptions | None = None,
     env: Mapping[str, str] | None = None,
     *,
     communication: config_lib.Communication | None = None,
@@ -79,7 +79,7 @@ def plan(
             none for NCCL; NCCL does not support `communication.dtype`.
         GpusNotFoundError: this host has GPUs, but TensorFlow lists none.
     """
-    options, communication = options or config_lib.Cluster(), communication or config_lib.Communication()
+    options, communication = options or config_lib.ClusterOptions(), communication or config_lib.Communication()
     env = os.environ if env is None else env
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     seconds = worker_spec.connect_seconds(options.connect_seconds, spec.num_workers)
@@ -122,7 +122,7 @@ def _implementation(communication: config_lib.Communication, gpus: tuple[int, ..
 
 
 def connect(
-    plan_or_options: ClusterPlan | config_lib.Cluster | None = None,
+    plan_or_options: ClusterPlan | config_lib.ClusterOptions | None = None,
     *,
     must_match: Mapping[str, str] | None = None,
     workdir: os.PathLike | str | None = None,

@@ -9,10 +9,14 @@
 Imports no other wing, and no TensorFlow.
 """
 
+import warnings
+from typing import Any
+
+from tfdist.config import schema
 from tfdist.config.schema import (
     Agreement,
     Checkpoint,
-    Cluster,
+    ClusterOptions,
     Communication,
     Config,
     Data,
@@ -26,7 +30,7 @@ from tfdist.config.schema import (
 __all__ = [
     "Agreement",
     "Checkpoint",
-    "Cluster",
+    "ClusterOptions",
     "Communication",
     "Config",
     "Data",
@@ -36,3 +40,10 @@ __all__ = [
     "Report",
     "Train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Cluster":  # The old name, for one release.
+        warnings.warn("tfdist.config.Cluster is now ClusterOptions: change the name", FutureWarning, stacklevel=2)
+        return schema.ClusterOptions
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import schema
+from tfdist.config import schema, specs
 
 WIDTH = 100
 _COLUMN = 28
@@ -104,7 +104,7 @@ def fields(path: str, config: Any) -> str:
 
 
 def _section(section: Any, prefix: str) -> Iterator[str]:
-    meanings = comments(type(section))
+    meanings, choices = comments(type(section)), dict(specs.choices(section))
     for field in dataclasses.fields(section):
         name, value = f"{prefix}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, schema.Every):
@@ -114,6 +114,7 @@ def _section(section: Any, prefix: str) -> Iterator[str]:
             continue
         yield from _leaves(name, value)
         comment = meanings.get(field.name, "")
+        comment += f" One of {', '.join(choices[field.name])}." if field.name in choices else ""
         yield from textwrap.wrap(
             comment, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
         )

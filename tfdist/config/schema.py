@@ -8,7 +8,7 @@ The config does not describe the machines: batch sizes are global, and the repli
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -46,19 +46,19 @@ class Data:
     shuffle: bool = True
     # Input pipeline: "stream", random access to examples, each worker reads its shard of each batch; "textbook",
     # Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md).
-    pipeline: str = "stream"
+    pipeline: Literal["stream", "textbook"] = "stream"
     # Textbook pipeline: the auto-shard policy, "auto", "data", "file" or "hint" (docs/pipelines.md).
-    auto_shard: str = "auto"
+    auto_shard: Literal["auto", "data", "file", "hint"] = "auto"
     # Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all.
     shuffle_buffer: int | None = None
     # Examples of a worker: "batch", those of its shard of each batch, any in the course of a run; "fixed", example i
     # always with worker i mod W, so that memory and disk of a cache fall as 1/W; "contiguous", consecutive examples,
     # so that a worker also reads only its files. With both the result depends on the number of workers; runs on the
     # same workers still repeat and resume bit for bit.
-    shards: str = "batch"
+    shards: Literal["batch", "fixed", "contiguous"] = "batch"
     # Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
     # which must not be random. The first read fills the cache with the whole split. The results do not change.
-    cache: str = "none"
+    cache: Literal["none", "raw", "prepared"] = "none"
     # Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples"; jobs of a
     # user may share it. None: host memory of each worker.
     cache_dir: str | None = None
@@ -74,7 +74,7 @@ class LearningRate:
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
     # "none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
     # square root of that factor. With train.local_steps > 1, batch_size / local_steps is used instead of batch_size.
-    scaling: str = "none"
+    scaling: Literal["none", "linear", "sqrt"] = "none"
     # Examples, above 0; used if `scaling` is not "none".
     reference_batch_size: int = 256
     # Epochs in which the learning rate increases linearly from near 0 to its peak (arXiv 1706.02677). 0: no warm-up.
@@ -91,7 +91,7 @@ class Train:
     steps: int | None = None
     # Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
     # loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md).
-    precision: str = "float32"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     # Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs.
     xla: bool = False
     # Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after another,
@@ -110,7 +110,7 @@ class Train:
     clip_norm: float | None = None
     # If the loss or a gradient is NaN or infinite: "stop" the run, "skip" the update, or "rollback" to the weights of
     # the last scheduled checkpoint.
-    nonfinite: str = "stop"
+    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     # Maximum number of skipped updates or rollbacks in the whole run; one more stops it.
     nonfinite_limit: int = 10
     # Duration of one execution (a group of steps in one call of a tf.function) that its number of steps is chosen for,
@@ -123,13 +123,13 @@ class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
     # "nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if the replicas are GPUs.
-    implementation: str = "auto"
+    implementation: Literal["auto", "nccl", "ring"] = "auto"
     # Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
     # while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 8 MB with the ring.
     bytes_per_pack: int | None = None
     # Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16": half
     # the bytes; weights and optimizer slots stay float32.
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     # The gradient of a table, such as an embedding's. False: a row for each lookup, which Keras' optimizers square and
     # clip one by one; the rows of all replicas are gathered. True: the rows are summed first, which sends as many bytes
     # as the table has and updates it as other weights.
@@ -151,7 +151,7 @@ class Agreement:
     # Interval of the checks.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
     # If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning.
-    action: str = "end"
+    action: Literal["end", "copy"] = "end"
     # Maximum number of such copies in the whole run, at least 1; one more mismatch ends it.
     limit: int = 3
 
@@ -168,7 +168,7 @@ class Checkpoint:
     # checkpoint.
     best_metric: str | None = None
     # "max" if larger values of best_metric are better, "min" if smaller ones are.
-    best_mode: str = "max"
+    best_mode: Literal["max", "min"] = "max"
     # Write the final model to workdir/model.keras, which Keras loads without tfdist. It expects prepared examples.
     export: bool = True
     # Put the preprocessing into it, for images as the source has them, if Keras can express it (docs/guide.md).
@@ -199,7 +199,7 @@ class Report:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Cluster:
+class ClusterOptions:
     """Connections between the workers, failure detection and devices. May be changed when a run is resumed."""
 
     # First port of the range [port_base, port_base + port_count), in which the job id selects the ports of a run.
@@ -259,6 +259,6 @@ class Config:
     # contain the objective's values, and those of the evaluation as val_NAME.
     callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     report: Report = dataclasses.field(default_factory=Report)
-    cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    cluster: ClusterOptions = dataclasses.field(default_factory=ClusterOptions)
     # Seed of the initial weights, the order of examples, augmentation and dropout; 0 .. 2**31 - 1.
     seed: int = 0

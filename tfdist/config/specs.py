@@ -7,9 +7,10 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfdist.config import user_code
 
@@ -130,3 +131,11 @@ def nearest(name: str, candidates: list[str]) -> str:
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" It has: {', '.join(sorted(candidates))}." if candidates else ""
+
+
+def choices(section: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields the name of each field of a section, or its class, that has one of a few values, and these values."""
+    kind = section if isinstance(section, type) else type(section)
+    for name, hint in typing.get_type_hints(kind).items():
+        if typing.get_origin(hint) is Literal:
+            yield name, typing.get_args(hint)

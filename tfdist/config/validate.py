@@ -5,20 +5,9 @@ import math
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from tfdist.config import diff, schema, specs
-
-PRECISIONS = ("float32", "bfloat16", "float16")
-NONFINITE = ("stop", "skip", "rollback")
-AGREEMENT_ACTIONS = ("end", "copy")
-LEARNING_RATE_SCALINGS = ("none", "linear", "sqrt")
-BEST_MODES = ("max", "min")
-IMPLEMENTATIONS = ("auto", "nccl", "ring")
-CACHES = ("none", "raw", "prepared")
-PIPELINES = ("stream", "textbook")
-AUTO_SHARD = ("auto", "data", "file", "hint")
-SHARDS = ("batch", "fixed", "contiguous")
 
 
 def validate(config: schema.Config) -> None:
@@ -49,7 +38,12 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
         allowed = tuple(typing.get_origin(t) or t for t in _members(hint))
         if float in allowed and type(value) is int:
             continue
-        if type(value) not in allowed:
+        if typing.get_origin(hint) is Literal:
+            choices = typing.get_args(hint)
+            if value not in choices:
+                near = specs.nearest(value, list(choices)) if isinstance(value, str) else ""
+                yield f"{prefix}{field.name} must be one of {', '.join(choices)}.{near} Received: {value!r}"
+        elif type(value) not in allowed:
             names = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
             yield f"{prefix}{field.name} must be {names}. Received: {value!r} ({type(value).__name__})"
 
@@ -67,11 +61,6 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
             yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
         elif isinstance(value, int) and value >= 2**31:
             yield f"{name} must be below 2**31. Received: {value}"
-
-    def one_of(name: str, value: str, choices: tuple[str, ...]) -> Iterator[str]:
-        if value not in choices:
-            hint = specs.nearest(value, list(choices))
-            yield f"{name} must be one of {', '.join(choices)}.{hint} Received: {value!r}"
 
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
@@ -95,17 +84,6 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         yield from at_least(name, 1e-9)
     for seconds in ("connect", "heartbeat", "stall", "first_stall", "time_limit"):
         yield from at_least(f"cluster.{seconds}_seconds", 1)
-    yield from one_of("data.cache", config.data.cache, CACHES)
-    yield from one_of("data.pipeline", config.data.pipeline, PIPELINES)
-    yield from one_of("data.auto_shard", config.data.auto_shard, AUTO_SHARD)
-    yield from one_of("data.shards", config.data.shards, SHARDS)
-    yield from one_of("train.precision", config.train.precision, ("auto", *PRECISIONS))
-    yield from one_of("train.nonfinite", config.train.nonfinite, NONFINITE)
-    yield from one_of("communication.implementation", config.communication.implementation, IMPLEMENTATIONS)
-    yield from one_of("communication.dtype", config.communication.dtype, PRECISIONS)
-    yield from one_of("learning_rate.scaling", config.learning_rate.scaling, LEARNING_RATE_SCALINGS)
-    yield from one_of("agreement.action", config.agreement.action, AGREEMENT_ACTIONS)
-    yield from one_of("checkpoint.best_mode", config.checkpoint.best_mode, BEST_MODES)
 
 
 def _json_problems(config: schema.Config) -> Iterator[str]:

@@ -28,7 +28,7 @@ _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-def connect(options: config_lib.Cluster | None = None, *, seed: int | None = 0) -> Cluster:
+def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0) -> Cluster:
     """Connects to all other workers of this job: the first call of a script.
 
     The script is started once per worker, by Slurm, MPI, TF_CONFIG or by hand; see `strategy.connect`. At the end of

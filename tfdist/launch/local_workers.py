@@ -26,7 +26,7 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
     Raises:
         ValueError: another launcher has; or variables are inconsistent.
     """
-    options = config_lib.Cluster()
+    options = config_lib.ClusterOptions()
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     if spec.num_workers > 1:
         raise ValueError(

@@ -97,7 +97,7 @@ def predictions(
     return rows
 
 
-def check_replicas(options: config_lib.Cluster, env: Mapping[str, str]) -> None:
+def check_replicas(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> None:
     """Checks that there are several replicas, without TensorFlow, which takes seconds to import.
 
     Raises:

@@ -61,7 +61,7 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
 
 
 def _join() -> tuple[int, int]:
-    options = config_lib.Cluster()
+    options = config_lib.ClusterOptions()
     place = environment.resolve(os.environ, port_base=options.port_base, port_count=options.port_count)
     if place.num_workers > 1:
         torch.distributed.init_process_group(

@@ -36,6 +36,6 @@ def get_config() -> c.Config:
         checkpoint=c.Checkpoint(every=c.Every(steps=5), keep=2, best_metric="loss", best_mode="min"),
         callbacks=[plateau | {"factor": 0.5}, stopping],
         report=c.Report(every=c.Every(steps=1)),
-        cluster=c.Cluster(connect_seconds=240.0),
+        cluster=c.ClusterOptions(connect_seconds=240.0),
         seed=3,
     )

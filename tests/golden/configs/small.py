@@ -21,5 +21,5 @@ def get_config() -> c.Config:
         checkpoint=c.Checkpoint(every=c.Every(steps=5), keep=1, best_metric="accuracy", export=False),
         callbacks=[plateau | {"factor": 0.5}, {"target": "tests.golden.parts:Stop"}],
         report=c.Report(every=c.Every(steps=1), tensorboard=False),
-        cluster=c.Cluster(connect_seconds=240.0),
+        cluster=c.ClusterOptions(connect_seconds=240.0),
     )

@@ -13,7 +13,7 @@ from tfdist.cluster import strategy
 def test_an_operation_before_connect_is_explained():
     code = (
         "import tensorflow as tf, tfdist; tf.ones([2]); from tfdist import config as c; "
-        "tfdist.connect(c.Cluster(gpus=0, logical_devices=2))"
+        "tfdist.connect(c.ClusterOptions(gpus=0, logical_devices=2))"
     )
     command = [sys.executable, "-c", code]
     done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120)

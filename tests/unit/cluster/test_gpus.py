@@ -86,14 +86,14 @@ def test_the_drivers_version(proc, tmp_path):
 def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvidia_smi):
     nvidia_smi()
     with pytest.raises(gpu_software.GpusNotFoundError) as error:
-        strategy.plan(config.Cluster(), env={})
+        strategy.plan(config.ClusterOptions(), env={})
     said = str(error.value)
     assert said.startswith(f"This host has 2 GPU(s), according to nvidia-smi -L, but TensorFlow {tf.__version__} lists")
     assert f"pip install 'tensorflow[and-cuda]=={tf.__version__}'" in said
     assert said.endswith("To train on the CPU, set --config.cluster.gpus=0.")
-    assert strategy.plan(config.Cluster(gpus=0), env={}).gpus == ()
-    assert strategy.plan(config.Cluster(), env={"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
-    assert strategy.plan(config.Cluster(gpus=0, logical_devices=2), env={}).local_replicas == 2
+    assert strategy.plan(config.ClusterOptions(gpus=0), env={}).gpus == ()
+    assert strategy.plan(config.ClusterOptions(), env={"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
+    assert strategy.plan(config.ClusterOptions(gpus=0, logical_devices=2), env={}).local_replicas == 2
 
 
 @pytest.mark.parametrize(("listed", "code"), [("No devices were found", 6), ("", 0)])
@@ -202,16 +202,16 @@ def test_the_implementation_follows_the_devices():
     env = {"CUDA_VISIBLE_DEVICES": ""}
     for wanted in ("auto", "ring"):
         communication = config.Communication(implementation=wanted)
-        assert strategy.plan(config.Cluster(), env, communication=communication).implementation == "ring"
+        assert strategy.plan(config.ClusterOptions(), env, communication=communication).implementation == "ring"
     with pytest.raises(ValueError, match=r'implementation="nccl" needs GPUs, but .* on the CPU: set it to "auto" or'):
-        strategy.plan(config.Cluster(), env, communication=config.Communication(implementation="nccl"))
+        strategy.plan(config.ClusterOptions(), env, communication=config.Communication(implementation="nccl"))
 
 
 def test_bfloat16_is_not_sent_with_nccl(monkeypatch):
     monkeypatch.setattr(gpu_software, "num_listed", lambda env: 2)
 
     def implementation(gpus=None, **communication):
-        options = config.Cluster(gpus=gpus)
+        options = config.ClusterOptions(gpus=gpus)
         return strategy.plan(options, {}, communication=config.Communication(**communication)).implementation
 
     with pytest.raises(ValueError, match=r'communication\.dtype="bfloat16": .* with NCCL\. Set it to "float16", which'):

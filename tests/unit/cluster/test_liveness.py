@@ -20,7 +20,9 @@ from tfdist.cluster.wire.keys import Keys
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
     members = [{"rank": r, "address": f"n{r}:1", "host": f"n{r}", "pid": 10 + r} for r in range(size)]
     peers = {other: Peer(last_heartbeat=time.monotonic() - 11.0, step=7) for other in range(size) if other != rank}
-    return HeartbeatMonitor(rank=rank, members=members, options=config.Cluster(), keys=Keys((b"k",)), peers=peers)
+    return HeartbeatMonitor(
+        rank=rank, members=members, options=config.ClusterOptions(), keys=Keys((b"k",)), peers=peers
+    )
 
 
 def test_connections_are_checked_in_a_ring_of_few_partners():
@@ -34,7 +36,7 @@ def test_connections_are_checked_in_a_ring_of_few_partners():
 def test_the_time_to_connect_and_to_decide_grows_with_the_job():
     assert worker_spec.connect_seconds(None, 2) == 120.0 and worker_spec.connect_seconds(None, 1000) == 600.0
     assert worker_spec.connect_seconds(5.0, 1000) == 5.0
-    assert config.Cluster().connect_seconds is None
+    assert config.ClusterOptions().connect_seconds is None
     # Measured on one machine: 3.2 s for 1,000 workers; 1,600 were not done after 5 s.
     assert protocol.size_seconds(16) < 0.01 and protocol.size_seconds(1600) > 20.0
 

@@ -13,8 +13,8 @@ PROGRAM = """
 import os, sys
 from tfdist import config
 from tfdist.cluster import malloc
-kept = malloc.keep_freed(config.Cluster(keep_freed_memory=sys.argv[1] == "on"), os.environ)
-assert malloc.keep_freed(config.Cluster(), os.environ) == kept
+kept = malloc.keep_freed(config.ClusterOptions(keep_freed_memory=sys.argv[1] == "on"), os.environ)
+assert malloc.keep_freed(config.ClusterOptions(), os.environ) == kept
 buffers = [bytearray(b"x") * 2**20 for _ in range(200)]
 del buffers
 print(kept, int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") // 2**20)
@@ -59,7 +59,7 @@ def test_a_run_keeps_freed_memory_only_between_workers_on_cpus(addresses, visibl
     tf_config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}})
     program = (
         "import os\nfrom tfdist import config\nfrom tfdist.cluster import malloc\n"
-        "print(malloc.keep_freed_between_workers(config.Cluster(), os.environ))"
+        "print(malloc.keep_freed_between_workers(config.ClusterOptions(), os.environ))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

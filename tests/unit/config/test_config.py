@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tfdist import config
-from tfdist.config import command_names, diff, flag_help, flags, specs, validate
+from tfdist.config import command_names, diff, flag_help, flags, schema, specs, validate
 
 LAB = """
 def losses(model, batch, *, training, gamma=1.0):
@@ -168,7 +168,7 @@ def test_contradictions_between_fields_are_refused():
     with pytest.raises(
         ValueError, match=r"config\.cluster: .* 1024\.\.65535\. Received: port_base=60000, port_count=9999"
     ):
-        validate.validate(make(cluster=config.Cluster(port_base=60000, port_count=9999)))
+        validate.validate(make(cluster=config.ClusterOptions(port_base=60000, port_count=9999)))
     contradiction = {
         "data": config.Data(evaluation_split=None),
         "checkpoint": config.Checkpoint(best_metric="accuracy"),
@@ -484,3 +484,17 @@ def test_the_package_lists_its_public_functions():
     import tfdist
 
     assert {"connect", "fit", "evaluate", "predict"} <= set(dir(tfdist)) and set(tfdist.__all__) <= set(dir(tfdist))
+
+
+def test_the_old_name_of_the_options_of_a_cluster_warns_and_still_works():
+    with pytest.warns(FutureWarning, match=r"tfdist\.config\.Cluster is now ClusterOptions: change the name"):
+        old = config.Cluster
+    assert old is config.ClusterOptions
+
+
+def test_the_values_of_a_field_are_those_of_its_type():
+    values = dict(specs.choices(schema.Data))
+    assert values["cache"] == ("none", "raw", "prepared") and "train_split" not in values
+    sections = [getattr(make(), field.name) for field in dataclasses.fields(make())]
+    found = [name for one in sections if dataclasses.is_dataclass(one) for name, _ in specs.choices(one)]
+    assert len(found) == 11

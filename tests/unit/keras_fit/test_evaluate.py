@@ -27,7 +27,7 @@ class Counting(keras.layers.Layer):
 @pytest.fixture(scope="module")
 def made():
     """The cluster and a compiled model of one device."""
-    cluster = strategy.connect(c.Cluster())
+    cluster = strategy.connect(c.ClusterOptions())
     with cluster.scope():
         model = keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(3)])
     return cluster, model

@@ -17,7 +17,7 @@ from tfdist.keras_fit import metric_state
     ],
 )
 def test_a_saved_state_is_assigned_on_one_replica(saved):
-    cluster = strategy.connect(c.Cluster())
+    cluster = strategy.connect(c.ClusterOptions())
     with cluster.scope():
         metric = keras.metrics.Mean()
     state = metric_state.make_metric_state(cluster, lambda: metric.variables)
@@ -27,6 +27,6 @@ def test_a_saved_state_is_assigned_on_one_replica(saved):
 
 
 def test_without_metrics_there_is_no_state():
-    state = metric_state.make_metric_state(strategy.connect(c.Cluster()), list)
+    state = metric_state.make_metric_state(strategy.connect(c.ClusterOptions()), list)
     state.assign([])
     assert state.read() == []

@@ -57,11 +57,11 @@ def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
 
 
 def test_one_replica_is_refused_without_tensorflow():
-    options = config_lib.Cluster(gpus=0)
+    options = config_lib.ClusterOptions(gpus=0)
     with pytest.raises(ValueError, match="There is one replica, so there is no all-reduce to measure"):
         all_reduce.check_replicas(options, {})
     all_reduce.check_replicas(dataclasses.replace(options, logical_devices=2), {})
-    all_reduce.check_replicas(config_lib.Cluster(), {"CUDA_VISIBLE_DEVICES": "0,1"})
+    all_reduce.check_replicas(config_lib.ClusterOptions(), {"CUDA_VISIBLE_DEVICES": "0,1"})
     words = ["tfdist", "all_reduce", "--config=configs/digits.py"]
     code = f"import sys; sys.argv = {words}; from tfdist import __main__ as command\n"
     code += "try: command.main()\nfinally: assert 'keras' not in sys.modules"

@@ -32,7 +32,7 @@ from tfdist import config as c
 from tfdist.cluster import strategy
 from tfdist.tools.doctor import gpus
 
-cluster = strategy.connect(c.Cluster(logical_devices=2))
+cluster = strategy.connect(c.ClusterOptions(logical_devices=2))
 model = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (32, 32, 3)}
 options = {"megabytes": (0.001, 0.1), "batch": 4, "model": model, "steps": 2}
 print(json.dumps(gpus.measured_rows(cluster, ("NV12 (NVLink)", 300.0), **options)))

@@ -27,7 +27,7 @@ TRAIN = """
     found = {}
     for replicas in json.loads(sys.argv[2]):
         run = probes.start(
-            c.Cluster(logical_devices=replicas),
+            c.ClusterOptions(logical_devices=replicas),
             model={"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "group_size": 16},
             data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
             learning_rate=c.LearningRate(peak=0.02),

@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import validate
+from tfdist.config import schema, specs
 
+# From the most precise one on.
+PRECISIONS = dict(specs.choices(schema.Communication))["dtype"]
 AUTO = "auto"
 # bfloat16 is chosen on a CPU if a product of matrices takes less than this fraction of its time in float32.
 _WORTHWHILE = 0.8
@@ -105,13 +107,9 @@ def resolve(
     if cluster.is_chief:
         ratio = measure_bfloat16() if device.code in (0, -1) else None
         float16_allowed = config.train.local_steps == 1 and not config.train.asynchronous
-        chosen = (
-            saved
-            if saved in validate.PRECISIONS
-            else choose(device, bfloat16_ratio=ratio, float16_allowed=float16_allowed)
-        )
-        index, slow = validate.PRECISIONS.index(chosen), is_slow(chosen, device, ratio)
-    precision = validate.PRECISIONS[cluster.broadcast(index)]
+        chosen = saved if saved in PRECISIONS else choose(device, bfloat16_ratio=ratio, float16_allowed=float16_allowed)
+        index, slow = PRECISIONS.index(chosen), is_slow(chosen, device, ratio)
+    precision = PRECISIONS[cluster.broadcast(index)]
     lines = [f"precision {precision}: " + ("as saved in the workdir" if saved else f"chosen for {kind(device.code)}")]
     if slow:
         lines.append(f"{precision} is slower than float32 on {kind(device.code)}; a resumed run keeps its precision")
@@ -132,7 +130,7 @@ def check_equal_kinds(codes: Sequence[int]) -> None:
             raise ValueError(
                 f'config.train.precision="auto" needs the same kind of device on all workers: worker 0 has '
                 f"{kind(codes[0])}, worker {rank} has {kind(code)}. Set config.train.precision to "
-                f"{', '.join(validate.PRECISIONS[:-1])} or {validate.PRECISIONS[-1]}."
+                f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}."
             )
 
 

@@ -53,7 +53,7 @@ def start(
     rank: int,
     members: Sequence[Mapping[str, Any]],
     listener: socket.socket | None,
-    options: config_lib.Cluster,
+    options: config_lib.ClusterOptions,
     keys: Keys | None = None,
 ) -> HeartbeatMonitor:
     """Starts the monitor in a thread; every worker calls it once per process.

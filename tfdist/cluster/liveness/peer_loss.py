@@ -78,7 +78,7 @@ class HeartbeatMonitor:
     rank: int
     # One dict per worker in rank order, as returned by `preflight.rendezvous`.
     members: Sequence[Mapping[str, Any]]
-    options: config_lib.Cluster
+    options: config_lib.ClusterOptions
     # The keys that sign the messages.
     keys: Keys
     own: OwnProgress = dataclasses.field(default_factory=OwnProgress)

@@ -32,7 +32,7 @@ def run() -> int:
     from tfdist.cluster import cluster as cluster_lib
     from tfdist.cluster import strategy
 
-    options = config_lib.Cluster()
+    options = config_lib.ClusterOptions()
     try:
         plan = strategy.plan(options)
     except ValueError as error:

@@ -140,7 +140,7 @@ def main() -> int:
     from tfdist.cluster import cluster as cluster_lib
     from tfdist.cluster import strategy
 
-    connected = strategy.connect(schema.Cluster(gpus=0))
+    connected = strategy.connect(schema.ClusterOptions(gpus=0))
     problem = specs.build(settings["problem"], field="problem")
     for values in settings["recipes"]:
         recipe = Recipe(**values)

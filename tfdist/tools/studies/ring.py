@@ -177,7 +177,7 @@ def rows(record: Record) -> list[tuple]:
 @contextlib.contextmanager
 def _exchanges(cluster: Any, count: int) -> Iterator[list[Exchange]]:
     """Connects each of the `count` replicas of this worker with its neighbours, for the time of the block."""
-    options = config_lib.Cluster()
+    options = config_lib.ClusterOptions()
     spec = environment.resolve(os.environ, port_base=options.port_base, port_count=options.port_count)
     alone = cluster.num_workers == 1
     token = cluster.broadcast_bytes(secrets.token_bytes(_TOKEN_BYTES))
