@@ -7,6 +7,7 @@ Each number there is a maximum. If you lower a number, lower its maximum too. If
 import ast
 import json
 import pathlib
+import re
 
 import pytest
 import test_house
@@ -14,6 +15,8 @@ import test_house
 EDGES = json.loads((pathlib.Path(__file__).parent / "edges.json").read_text())
 # What they name by dotted paths is not imported by them: the front door, and the defaults of a config.
 NAME_ONLY = ("tfdist", "tfdist.config.schema")
+# Modules off the reading path that a file of it may import, if edges.json does not give another number.
+MOST_OFF_PATH = 6
 # A limit that is further above its measure than this is to be lowered.
 SLACK = 1.02
 
@@ -68,6 +71,12 @@ def seconds_of_tests():
     return sum(float(line.split()[0]) for line in text.splitlines())
 
 
+def reading_path():
+    """The modules that docs/architecture.md lists for a reader of the core."""
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "architecture.md").read_text().split("## Reading path")[1]
+    return ["tfdist." + path.replace("/", ".") for path in re.findall(r"^\| `(\S+)\.py` \|", page, re.MULTILINE)]
+
+
 def measured():
     sources = test_house.modules()
     of_classes = fields(sources)
@@ -97,6 +106,19 @@ def test_no_edge_grows_and_limits_follow_what_falls(name):
     found, limit = measured()[name], EDGES["limits"][name]
     assert found <= limit, f"{name}: {found}, and tests/edges.json allows {limit}"
     assert limit <= found * SLACK + 1, f"{name}: {found} now: write that into tests/edges.json for {limit}"
+
+
+def test_files_of_the_reading_path_import_few_modules_off_it():
+    sources, path = test_house.modules(), reading_path()
+    assert len(path) > 15
+    for module in path:
+        found = {name for _, name, _ in test_house.imported(sources[module], sources) if name in sources} - {
+            *path,
+            module,
+        }
+        limit = EDGES["off the reading path"].get(module, MOST_OFF_PATH)
+        assert len(found) <= limit, f"{module} imports {len(found)} modules that are not on the reading path: {found}"
+        assert limit in (len(found), MOST_OFF_PATH), f"{module} imports {len(found)}: write that into tests/edges.json"
 
 
 def test_all_edges_have_limits():

@@ -11,7 +11,8 @@ from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
 from tfdist.report import files
 from tfdist.training import loop_tools, triggers
-from tfdist.training.execution import StopRequested, data_errors_explained
+from tfdist.training.consistency import bad_examples
+from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
@@ -101,7 +102,7 @@ def evaluate_only(run: Run, which: str) -> int:
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
-            `data_errors_explained`.
+            `bad_examples.explained`.
     """
     if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
@@ -115,7 +116,7 @@ def evaluate_only(run: Run, which: str) -> int:
     tools = loop_tools.make_tools(run, report, None)
     tools.consistency.check(TrainingState(step=saved.step))
     try:
-        with data_errors_explained(run):
+        with bad_examples.explained(run):
             values = evaluate(tools, saved.step, compare=False)
     except StopRequested:
         reason = run.stop.reason or "another worker"

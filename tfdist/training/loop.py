@@ -6,9 +6,9 @@ import time
 from tfdist.cluster import interruption
 from tfdist.config import user_code
 from tfdist.training import checkpointing, evaluate, triggers
-from tfdist.training.consistency import nonfinite, start
+from tfdist.training.consistency import bad_examples, nonfinite, start
 from tfdist.training.consistency.replicas import ReplicaMismatchError
-from tfdist.training.execution import StopRequested, data_errors_explained
+from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
@@ -23,7 +23,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         0 if the run is finished; `interruption.EXIT_STOPPED` if it was stopped and is saved.
 
     Raises:
-        ValueError: the workdir holds a run of another config, or with other data; or see `data_errors_explained`.
+        ValueError: the workdir holds a run of another config, or with other data; or see `bad_examples.explained`.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it, and there is one worker.
@@ -43,7 +43,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     for line in changes:
         tools.report.event(f"changed: config.{line}", state.step)
     try:
-        with data_errors_explained(run):
+        with bad_examples.explained(run):
             data = start.hash_examples(run.feed.examples(start.EXAMPLES))
             start.check_start(run.cluster, data, state.to_json())
             for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
