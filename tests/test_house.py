@@ -29,6 +29,10 @@ WINGS = {
 }
 # All that keras_fit may use of training; nothing else imports it.
 FACADE = "tfdist.training.api"
+# The core neither imports nor names the shell. The defaults of a config name what they refer to.
+CORE = ("config", "report", "cluster", "data", "checkpoint", "training")
+SHELL = re.compile(r"\b(zoo|keras_fit)\b|\btfdist[./](launch|tools)\b")
+MAY_NAME_THE_SHELL = {"tfdist.config.schema"}
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
@@ -210,6 +214,17 @@ def facade_problems(sources):
     ]
 
 
+def shell_problems(sources):
+    """Lists lines of the core, comments and messages included, that name a package of the shell; see SHELL."""
+    return [
+        f"{module}:{number} names {found[0]}"
+        for module, source in sources.items()
+        if wing(module) in CORE and module not in MAY_NAME_THE_SHELL
+        for number, line in enumerate(source.splitlines(), 1)
+        for found in SHELL.finditer(line)
+    ]
+
+
 def cycles(sources):
     """Lists modules that import themselves by way of others, at whatever level."""
     graph = {module: {other for _, other, _ in imported(source, sources)} for module, source in sources.items()}
@@ -324,6 +339,19 @@ def test_keras_fit_uses_training_by_its_facade_only():
         "tfdist.keras_fit.a:2 imports tfdist.training.run",
         "tfdist.main:1 imports tfdist.training.api",
     ]
+
+
+def test_core_does_not_import_or_name_the_shell():
+    shell = WINGS.keys() - {*CORE, "configs", "__main__", "main", "run"}
+    assert shell == {"launch", "keras_fit", "tools", "zoo"}
+    assert [name for name in CORE if WINGS[name] & shell] == []
+    assert shell_problems(modules()) == []
+    sample = {
+        "tfdist.data.a": 'PATH = "tfdist.zoo.models:mlp"\n# as tfdist.launch does\n',
+        "tfdist.launch.b": "import tfdist.zoo\n",
+        "tfdist.config.schema": 'TARGET = "tfdist.zoo.sources:digits"\n',
+    }
+    assert shell_problems(sample) == ["tfdist.data.a:1 names zoo", "tfdist.data.a:2 names tfdist.launch"]
 
 
 def test_the_order_can_be_broken():

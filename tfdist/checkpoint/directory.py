@@ -10,7 +10,7 @@ from tfdist.report import files
 
 BEST = "best.json"
 _RESUME = "run the same command to resume"
-# Names a file of workdirs: tfdist.launch looks there for checkpoints of the scripts that it has started.
+# Names a file of workdirs: whatever starts the workers of a script looks there for its checkpoints.
 WORKDIRS_VARIABLE = "TFDIST_WORKDIRS"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
 

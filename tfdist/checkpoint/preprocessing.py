@@ -2,7 +2,7 @@
 
 A prepare or finish function that Keras' own operations can express has an attribute `in_keras`, a function: it gets the
 symbolic images [n, h, w, c] and the keyword arguments of the config, and returns them as the function prepares them in
-an evaluation. `tfdist.zoo.prepare` has it for `image`, `image_bytes`, `normalised` and `identity`.
+an evaluation. The shipped functions `image`, `image_bytes`, `normalised` and `identity` have it.
 """
 
 from collections.abc import Callable

@@ -33,7 +33,7 @@ def check_divisible(config: Config, num_replicas: int) -> None:
         return
     batch, by = config.data.batch_size, divisor(config, num_replicas)
     if batch % by:
-        groups = config.model.get("group_size")  # Of the networks of the zoo: they must divide the batch too.
+        groups = config.model.get("group_size")  # Examples that share statistics divide the batch too.
         by_groups = math.lcm(by, groups) if type(groups) is int and groups > 0 else by
         parts = f" in {by // num_replicas} parts each" if by > num_replicas else ""
         raise ValueError(

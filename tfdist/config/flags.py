@@ -98,7 +98,7 @@ def define_config() -> flags.FlagHolder:
 
 
 def define_run_flags() -> None:
-    """Defines --config and the flags that tfdist.main and tfdist.launch share: `RUN_FLAGS`."""
+    """Defines --config and the flags of all commands that train with a config: `RUN_FLAGS`."""
     define_config()
     flags.DEFINE_string(
         "workdir", None, "Directory of the run (config, metrics, checkpoints). Default: runs/NAME for a config NAME.py."

@@ -10,6 +10,9 @@ The config does not describe the machines: batch sizes are global, and the repli
 import dataclasses
 from typing import Any, Literal
 
+# The learning rate is a number that callbacks can set, and no schedule: for `learning_rate.schedule`.
+SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Every:
@@ -242,6 +245,7 @@ class Config:
     adapt: dict[str, Any] | None = None
     data: Data = dataclasses.field(default_factory=Data)
     # objective(model, batch, *, training, **kw) -> {"loss": [n], "accuracy": [n], ...}: one value per example.
+    # If it has a keyword `inputs`, that is the key of the batch that the model is called with.
     objective: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"target": "tfdist.zoo.objectives:classification"}
     )

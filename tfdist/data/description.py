@@ -1,10 +1,13 @@
 """Checks batches, and describes the output of `config.data.prepare`: for the log, and as words and code for users."""
 
+import inspect
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+
+from tfdist.config import specs
 
 
 def check_batch(batch: Any, name: str, rows: int | None) -> None:
@@ -71,12 +74,13 @@ def usage(
     Args:
         prepare: `config.data.prepare`.
         finish: `config.data.finish`.
-        objective: `config.objective`, which calls the model.
+        objective: `config.objective`, which calls the model; its keyword `inputs` is the key of the model's input.
         spec: shapes and dtypes of a batch on one replica, as `prepare` returns it.
     """
-    key = objective.get("inputs", "image")
-    of_zoo = str(objective["target"]).startswith("tfdist.zoo.objectives:") and key in spec
-    first = key if of_zoo else next(iter(spec))
+    parameter = inspect.signature(specs.resolve(objective, field="config.objective")).parameters.get("inputs")
+    key = objective.get("inputs", parameter.default) if parameter else None
+    known = isinstance(key, str) and key in spec
+    first = key if known else next(iter(spec))
     steps = [*_code(prepare, "prepare", "batch, seeds"), *(_code(finish, "finish", "batch") if finish else ())]
     call = f'outputs = keras.models.load_model("model.keras")(batch[{key!r}])'
     lines = [
@@ -86,7 +90,7 @@ def usage(
         "",
         f"seeds = tf.zeros([len(batch[{first!r}]), 2], tf.int64)  # Not used in an evaluation.",
         *(line for line in steps if not line.startswith("from ")),
-        call if of_zoo else f"# {objective['target']} calls the model with it.",
+        call if known else f"# {objective['target']} calls the model with it.",
     ]
     prepared = [_call(prepare), *([f"then {_call(finish)}"] if finish else ())]
     return "\n".join(

@@ -50,7 +50,7 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """The input of a run; made by `pipelines.make_feed`, and by `keras_fit.setup.make_run` for scripts."""
+    """The input of a run; made by `pipelines.make_feed` from a config, or from the data of a script."""
 
     sizes: Sizes
     # Nested tf.TensorSpec: of the batch of a replica; for scripts of a global batch.

@@ -47,7 +47,7 @@ def divide(
 
     Args:
         source: the whole split; None: there is none. If it keeps its examples in memory, it should have
-            `arrays_of_part(examples)`, as those of the zoo have; otherwise memory does not decrease.
+            `arrays_of_part(examples)`, as the shipped sources have; otherwise memory does not decrease.
         shard: the replicas of this worker.
         split: for the message.
         shards: "fixed" or "contiguous", see `config.data.shards`.

@@ -2,7 +2,7 @@
 
     setup.build_run(config, workdir) -> Run    checks the config, connects the workers, builds the model
     loop.train(run) -> exit code               the loop; evaluate.evaluate_only(run, which) evaluates a checkpoint
-    api.py                                     what keras_fit may use of all this
+    api.py                                     what other packages may use of all this
     step/                                      one training step on a replica; the gradients' all-reduce
     callbacks/                                 keras.callbacks on several workers
 

@@ -1,4 +1,4 @@
-"""What `keras_fit` may use of training: a run, the loop, the parts of a step, and what they replace in a model.
+"""What other packages may use of training: a run, the loop, the parts of a step, and what they replace in a model.
 
 Nothing else imports this module: inside the wing, modules import each other.
 """

@@ -36,7 +36,7 @@ class Log:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The parts of a run; made by `setup.build_run`, and by `keras_fit.setup.make_run` for scripts."""
+    """The parts of a run; made by `setup.build_run` from a config, or from the model and the data of a script."""
 
     config: config_lib.Config
     # None: nothing is written, and nothing is resumed.

@@ -9,6 +9,7 @@ import tensorflow as tf
 import topologies
 
 from tfdist import config as c
+from tfdist.data import description
 from tfdist.data import inputs as inputs_lib
 from tfdist.training import loop, setup
 from tfdist.zoo import sources
@@ -54,6 +55,20 @@ def test_a_run_with_an_objective_of_its_own_says_who_calls_the_model(tmp_path):
     text = setup.build_run(config, tmp_path).export.keywords["about"]
     assert "from lab import darkened as prepare\n" in text and "# lab:bounded calls the model with it." in text
     assert "image float32 [n, 8, 8, 1], label int64 [n]" in text
+
+
+@pytest.mark.parametrize(
+    ("objective", "call"),
+    [
+        ({"target": "tfdist.zoo.objectives:regression"}, '(batch["inputs"])'),
+        ({"target": "tfdist.zoo.objectives:regression", "inputs": "targets"}, '(batch["targets"])'),
+        ({"target": "tfdist.zoo.objectives:classification"}, "# tfdist.zoo.objectives:classification calls the model"),
+    ],
+)
+def test_model_text_calls_the_model_with_the_inputs_of_the_objective(objective, call):
+    spec = {name: tf.TensorSpec([4, 1], tf.float32) for name in ("inputs", "targets")}
+    text = description.usage({"target": "lab:darkened"}, None, objective, spec)
+    assert call in text.replace("'", '"')
 
 
 ON_BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "resize": (9, 9), "pad": 1, "crop": (8, 7), "flip": True}

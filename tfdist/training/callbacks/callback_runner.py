@@ -23,8 +23,8 @@ from tfdist.training.callbacks.progress_bar import ProgressBar
 class CallbackRunner:
     """The callbacks of a run on one worker; every worker calls the same methods in the same order.
 
-    Made by `from_config.make_callbacks` or `keras_fit.callbacks.make_callbacks`. `CallbackRunner(cluster, model)` has
-    no callbacks: its methods do nothing. Indices of epochs and of steps (within the epoch, evaluation or prediction)
+    Made by `from_config.make_callbacks`, or from the callbacks of a script. `CallbackRunner(cluster, model)` has no
+    callbacks: its methods do nothing. Indices of epochs and of steps (within the epoch, evaluation or prediction)
     count from 0. `logs` are values over all examples so far, the same on every worker.
     """
 

@@ -6,7 +6,7 @@ import keras
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import specs
+from tfdist.config import schema, specs
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 
 
@@ -56,7 +56,7 @@ def _check(callback: Any, field: str, names: list[str], optimizer: keras.optimiz
     if isinstance(callback, setters) and not isinstance(rate, keras.Variable):
         raise ValueError(
             f"{field}: {type(callback).__name__} cannot set the learning rate of a schedule: set "
-            'config.learning_rate.schedule to {"target": "tfdist.zoo.schedules:settable"}.'
+            f'config.learning_rate.schedule to {{"target": "{schema.SETTABLE_SCHEDULE}"}}.'
         )
     monitor = getattr(callback, "monitor", None)
     if not isinstance(monitor, str):

@@ -7,7 +7,7 @@ and times whether the shard is present. The formulas are Keras': weights and mov
 Keras' layer on one device, up to rounding.
 
 A group is a fixed set of consecutive examples of the global batch. If the group size divides a replica's shard, the
-layer needs no communication (`tfdist.zoo.normalization`). Otherwise each replica adds up its examples of a group, one
+layer needs no communication (it computes them). Otherwise each replica adds up its examples of a group, one
 all-reduce per layer completes the sums, and each example is normalised with the statistics of its group. Weights and
 moving statistics are those of one replica, up to rounding.
 """
