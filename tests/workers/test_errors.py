@@ -19,7 +19,8 @@ from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, process_exit
 from tfdist.data import inspection
-from tfdist.training import checkpointing, execution, loop, setup
+from tfdist.training import checkpointing, loop, setup
+from tfdist.training.consistency import bad_examples
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -242,7 +243,7 @@ def test_an_error_of_the_model_is_shown_without_a_search_of_the_data(tmp_path, c
 
 
 def test_a_search_of_the_data_is_announced_and_has_a_limit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(execution, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(bad_examples, "_QUIET_SECONDS", 0.1)
     monkeypatch.setattr(inspection, "SECONDS", 0.5)
     keras.utils.clear_session()
     with pytest.raises(tf.errors.InvalidArgumentError, match="a damaged file"):
