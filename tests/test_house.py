@@ -43,7 +43,7 @@ WITHOUT_TENSORFLOW = [
 # Besides cluster/: launch/ writes launchers' variables, and parameter servers have a strategy of their own.
 DISTRIBUTION_MAY_BE_NAMED = (
     *("tfdist.cluster", "tfdist.launch.local_workers"),
-    *("tfdist.tools.parameter_server.tasks", "tfdist.tools.parameter_server.local_tasks"),
+    *("tfdist.tools.parameter_server.tasks", "tfdist.tools.parameter_server.command"),
 )
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
 # The attributes of a strategy that the textbook loop may use outside cluster/ and COMMUNICATION.

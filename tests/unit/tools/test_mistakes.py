@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.tools.pictures import mistakes as pictures
 from tfdist.tools.pictures import style
 from tfdist.tools.studies import by_hand, mistakes
 
@@ -67,7 +66,7 @@ def test_the_right_training_is_that_of_one_worker_and_each_mistake_is_worse(prob
     pytest.importorskip("matplotlib")
     tests = {name: [each["test"] for each in workers] for name, workers in found.items()}
     rows = mistakes.rows(found, chosen, problem.num_examples)
-    style.save(tmp_path / "x", lambda: pictures.draw(tests, rows, "right", mistakes.TITLES, caption="made up"))
+    style.save(tmp_path / "x", lambda: mistakes.draw(tests, rows, caption="made up"))
     text = (tmp_path / "x.svg").read_text()
     assert all(words in text for words in [*mistakes.TITLES, "worker 3", "of the examples not seen in an epoch"])
 

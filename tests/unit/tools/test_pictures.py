@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.benchmark import ratios
 from tfdist.tools import all_reduce
-from tfdist.tools.pictures import curves, measured, scaling, stages, style, surface
-from tfdist.tools.studies import published
+from tfdist.tools.pictures import curves, measured, scaling, style, surface
+from tfdist.tools.studies import published, stages
 from tfdist.tools.studies.results import Point, Study
 
 pytest.importorskip("matplotlib")
@@ -153,12 +153,13 @@ def test_trajectories_with_start_minimum_and_colour_bar(tmp_path):
 
 def test_stages_and_their_losses(tmp_path):
     x = RANDOM.uniform(-0.5, 0.5, 50)
-    names = {"alone": "1", "broadcast": "2", "average": "3", "shard": "4"}
     one = {"weights": np.linspace([0, 1], [2, 0], 31), "loss": np.linspace(1, 0.1, 30)}
-    found = {name: [one, {**one, "weights": one["weights"] + 0.1}] for name in names}
+    found = {name: [one, {**one, "weights": one["weights"] + 0.1}] for name in stages.TITLES}
     paths = {name: [each["weights"] for each in workers] for name, workers in found.items()}
-    written = texts(tmp_path / "paths", lambda: stages.draw_paths(paths, (x, 2 * x), (2, 0), names, caption="made up"))
-    assert {"worker 0", "worker 1", "true line", "slope", "offset", "mean squared error", *names.values()} <= {*written}
+    written = texts(tmp_path / "paths", lambda: stages.draw_paths(paths, (x, 2 * x), (2, 0), caption="made up"))
+    assert {"worker 0", "worker 1", "true line", "slope", "offset", "mean squared error", *stages.TITLES.values()} <= {
+        *written
+    }
     written = texts(tmp_path / "fit", lambda: stages.draw_fit(found, (x, 2 * x), (2, 0), caption="made up"))
     assert {"points", "before training", "fitted: 2.00 x +0.00", "shard, worker 1"} <= {*written}
 

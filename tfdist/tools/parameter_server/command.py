@@ -8,17 +8,22 @@ the batches, distributes them to the workers, evaluates, saves and reports. The 
 two runs differ. If a task is lost, the run exits with code 76; the same command resumes from the newest checkpoint.
 """
 
+import contextlib
+import json
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 
 from absl import flags
 
 from tfdist.cluster import malloc, process_exit
+from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import worker_spec
 from tfdist.config import flags as config_flags
-from tfdist.launch import local_workers
+from tfdist.launch import local_workers, processes
 
 
 def define_flags() -> None:
@@ -39,7 +44,7 @@ def run() -> int:
         ValueError: TF_CONFIG lists no parameter servers; another launcher started several processes without TF_CONFIG;
             or the config cannot be used.
     """
-    from tfdist.tools.parameter_server import coordinator, local_tasks, tasks
+    from tfdist.tools.parameter_server import coordinator, tasks
 
     config = flags.FLAGS["config"].value
     config.train.asynchronous = True
@@ -65,7 +70,7 @@ def run() -> int:
     arguments = [*config_flags.config_arguments(sys.argv), f"--workdir={workdir}"]
     command = [sys.executable, "-m", "tfdist", "asynchronous", *arguments]
     counts = {"workers": flags.FLAGS.workers, "servers": flags.FLAGS.servers}
-    with local_tasks.start(command, os.environ, **counts) as check:
+    with start_tasks(command, os.environ, **counts) as check:
         return train(check)
 
 
@@ -73,3 +78,58 @@ def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     malloc.keep_freed(flags.FLAGS["config"].value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
     process_exit.run_and_exit(run)
+
+
+@contextlib.contextmanager
+def start_tasks(
+    command: Sequence[str], env: MutableMapping[str, str], *, workers: int, servers: int
+) -> Iterator[Callable]:
+    """Starts workers, which divide this machine's GPUs, and parameter servers; kills them at the end of the block.
+
+    Yields a function that raises a ChildProcessError if one of them has exited.
+
+    Args:
+        command: of each process; its task is in TF_CONFIG.
+        env: the environment of this process, which becomes the chief: gets its TF_CONFIG and no GPUs.
+        workers: number of workers.
+        servers: number of parameter servers.
+
+    Raises:
+        ValueError: there are fewer GPUs than workers.
+    """
+    reserved = local_workers.reserve_ports(1 + workers + servers)
+    addresses = [f"localhost:{each.getsockname()[1]}" for each in reserved]
+    cluster = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
+    gpus = local_workers.divide_gpus(host_gpus.assigned(env), workers)
+
+    def task(kind: str, index: int) -> dict[str, str]:
+        config = {"cluster": cluster, "task": {"type": kind, "index": index}}
+        visible = ",".join(gpus[index]) if kind == "worker" else ""
+        return {"TF_CONFIG": json.dumps(config), "CUDA_VISIBLE_DEVICES": visible}
+
+    for each in reserved:
+        each.close()
+    children: dict[str, subprocess.Popen] = {}
+
+    def check() -> None:
+        for name, child in children.items():
+            if child.poll() is not None:
+                raise ChildProcessError(f"{name} exited with code {child.returncode} while it was starting.")
+
+    try:
+        for kind, index in [*(("worker", i) for i in range(workers)), *(("ps", i) for i in range(servers))]:
+            name = f"{kind} {index}"
+            children[name] = subprocess.Popen(
+                command,
+                env=dict(env) | task(kind, index),
+                stdin=subprocess.DEVNULL,
+                preexec_fn=processes.die_with_parent(os.getpid(), signal.SIGKILL),
+            )
+            print(f"{name}: pid {children[name].pid}", flush=True)
+        env.update(task("chief", 0))
+        yield check
+    finally:
+        for child in children.values():
+            child.kill()
+        for child in children.values():
+            child.wait()

@@ -10,13 +10,13 @@ Each worker fits a line by gradient descent (by_hand.py). The parts of data-para
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tfdist import config as config_lib
 from tfdist.tools import measure, tables
-from tfdist.tools.pictures import stages as pictures
-from tfdist.tools.pictures import style
+from tfdist.tools.pictures import style, surface
 from tfdist.tools.studies import by_hand
 from tfdist.tools.studies.by_hand import Recipe
 
@@ -28,6 +28,9 @@ TITLES = {
 }
 HEADER = ("stage", "distance_at_start", "distance_at_end", "slope", "intercept")
 CSV_HEADER = ("stage", "worker", "step", "slope", "intercept", "loss")
+# As in the laboratory: levels of the contours, the first of them labelled; the first step of the loss curves.
+_LEVELS, _LABELLED, _FIRST_STEP = 50, 6, 10
+Points = tuple[np.ndarray, np.ndarray]
 
 
 class Line:
@@ -127,8 +130,8 @@ def run(
         f"rate {options.learning_rate.peak:g}, {options.train.steps} steps, {measure.machine()}"
     )
     shown = tuple(each[:own] for each in points)
-    print(style.save(workdir / "stages", lambda: pictures.draw_paths(paths, shown, truth, TITLES, caption=caption)))
-    print(style.save(workdir / "stages-loss", lambda: pictures.draw_fit(found, shown, truth, caption=caption)))
+    print(style.save(workdir / "stages", lambda: draw_paths(paths, shown, truth, caption=caption)))
+    print(style.save(workdir / "stages-loss", lambda: draw_fit(found, shown, truth, caption=caption)))
 
 
 def rows(paths: Mapping[str, Sequence[np.ndarray]]) -> list[tuple]:
@@ -140,3 +143,75 @@ def rows(paths: Mapping[str, Sequence[np.ndarray]]) -> list[tuple]:
         )
         found.append((name, start, end, *(round(float(value), 4) for value in workers[0][-1])))
     return found
+
+
+def draw_paths(
+    paths: Mapping[str, Sequence[np.ndarray]],
+    points: Points,
+    truth: tuple[float, float],
+    *,
+    caption: str,
+) -> Any:
+    """Returns a figure with a panel for each stage: the trajectory of each worker over the loss surface.
+
+    Args:
+        paths: stage -> of each worker float64 [steps + 1, 2], slope and intercept.
+        points: x and y of worker 0, float64 [points] each.
+        truth: slope and intercept of the line that the points were drawn from: the red cross.
+        caption: what was trained.
+    """
+    figure, panels = style.figure(
+        "From workers alone to data-parallel training", caption, columns=2, rows=2, size=(12.5, 9.0), share="xy"
+    )
+    every = [path for workers in paths.values() for path in workers]
+    box = surface.limits([*every, np.array([truth])])
+    grid = [np.linspace(*each, 160) for each in box]
+    heights = surface.errors(*points, *grid)
+    for axes, (name, workers) in zip(panels, paths.items(), strict=True):
+        drawn = axes.contour(*grid, heights, levels=_LEVELS, alpha=0.6, cmap=style.SURFACE, linewidths=1.2)
+        axes.clabel(drawn, drawn.levels[1 : 1 + _LABELLED], fontsize=9)
+        for rank, path in enumerate(workers):
+            look = {
+                "linewidth": 5.0 - 3.2 * min(rank, 1),
+                "alpha": 0.9 if rank else 0.6,
+                "markersize": 10 - 5 * min(rank, 1),
+            }
+            axes.plot(*path.T, marker=".", color=style.COLORS[rank % 7], label=f"worker {rank}", **look)
+            axes.plot(*path[0], "o", markersize=9, markerfacecolor="white", markeredgecolor=style.COLORS[rank % 7])
+        axes.plot(*truth, "x", color="#CC0000", markersize=12, markeredgewidth=3, linestyle="none", label="true line")
+        axes.set_title(TITLES[name])
+        axes.grid(visible=False)
+    for axes in panels[2:]:
+        axes.set_xlabel("slope")
+    for axes in panels[::2]:
+        axes.set_ylabel("offset")
+    figure.colorbar(drawn, ax=panels, label="mean squared error", pad=0.01)
+    handles = panels[0].get_legend_handles_labels()[0]
+    style.legend(figure, handles)
+    return figure
+
+
+def draw_fit(
+    found: Mapping[str, Sequence[Mapping[str, np.ndarray]]], points: Points, truth: tuple[float, float], *, caption: str
+) -> Any:
+    """Returns a figure: the points with the line before and after training, and the loss of each worker by step."""
+    figure, (left, right) = style.figure("The data, and the loss of each stage", caption, columns=2, size=(12.5, 4.8))
+    x, y = points
+    left.plot(x, y, ".", color=style.GREY, alpha=0.35, markersize=5, markeredgewidth=0, label="points")
+    ends = np.array([x.min(), x.max()])
+    path = next(reversed(found.values()))[0]["weights"]
+    for weights, color, line, label in (
+        (path[0], style.COLORS[1], "--", "before training"),
+        (path[-1], style.COLORS[0], "-", f"fitted: {path[-1][0]:.2f} x {path[-1][1]:+.2f}"),
+    ):
+        left.plot(ends, weights[0] * ends + weights[1], color=color, linestyle=line, label=label)
+    left.set(title="Data and line", xlabel="x", ylabel="y")
+    left.legend()
+    for index, (name, workers) in enumerate(found.items()):
+        for rank, each in enumerate(workers):
+            steps = np.arange(len(each["loss"]))[_FIRST_STEP:]
+            look = {"color": style.COLORS[index], "linestyle": "-" if rank == 0 else "--", "linewidth": 2.2}
+            right.plot(steps, each["loss"][_FIRST_STEP:], **look, label=f"{name}, worker {rank}")
+    right.set(title=f"Loss from step {_FIRST_STEP} on", xlabel="step", ylabel="mean squared error")
+    right.legend(ncols=2)
+    return figure

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.data import in_memory
 from tfdist.zoo import splits
-from tfdist.zoo.sources import errors, file_times
+from tfdist.zoo.sources import from_disk
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
@@ -101,7 +101,7 @@ class ImageFolder:
 
     def modified(self) -> str:
         """Returns a hash of the sizes and times of the files, or of 10,000 of them."""
-        return file_times.of_files(len(self), self._file)
+        return from_disk.fingerprint(len(self), self._file)
 
     def _find_damage(self, start: int, paths: tf.Tensor) -> None:
         for example, path in enumerate(paths, start):
@@ -109,7 +109,7 @@ class ImageFolder:
                 image = _decode_file(path, self._shape[-1])
             except tf.errors.OpError as error:
                 raise ValueError(
-                    f"The image {self._file(example)!r} cannot be read: {errors.reason(error)} Repair or remove it."
+                    f"The image {self._file(example)!r} cannot be read: {from_disk.reason(error)} Repair or remove it."
                 ) from None
             if not self._resize and image.shape[:2] != self._size:
                 raise ValueError(

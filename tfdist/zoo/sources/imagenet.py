@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources import errors, file_times
+from tfdist.zoo.sources import from_disk
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 # Maximum number of open files, and of files indexed in parallel. A process may usually open 1,024 files.
@@ -65,7 +65,7 @@ class ImageNet:
                     tf.io.decode_image(found["image"][0], channels=3, expand_animations=False)
                 except (tf.errors.OpError, OSError) as error:
                     raise ValueError(
-                        f"{self._title}: {self._place(example)} cannot be read: {errors.reason(error)}"
+                        f"{self._title}: {self._place(example)} cannot be read: {from_disk.reason(error)}"
                     ) from None
                 label, first = int(found["label"][0]), self._first_label
                 if not 0 <= label < self.num_classes:
@@ -81,7 +81,7 @@ class ImageNet:
 
     def modified(self) -> str:
         """Returns a hash of the sizes and times of the files."""
-        return file_times.of_files(len(self._files), self._files.__getitem__)
+        return from_disk.fingerprint(len(self._files), self._files.__getitem__)
 
     def _place(self, example: int) -> str:
         file, start, _ = self._index[example]

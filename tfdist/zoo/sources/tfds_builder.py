@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tfdist.zoo.sources import errors
+from tfdist.zoo.sources import from_disk
 
 # Seconds in which a server must answer before a download, and seconds for the look-up of its name as well.
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
@@ -84,7 +84,9 @@ def _download(builder: Any, name: str, data_dir: str | None) -> Any:
         # Any error of tfds. Another worker may have prepared the dataset in the meantime.
         if not _is_prepared(_builder(name, data_dir)):
             _remove_empty_folders([root / "downloads", root / builder.name], new)
-            raise FileNotFoundError(f"tfds dataset {name!r} could not be downloaded: {errors.reason(error)}") from error
+            raise FileNotFoundError(
+                f"tfds dataset {name!r} could not be downloaded: {from_disk.reason(error)}"
+            ) from error
     return _builder(name, data_dir)
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.data import in_memory
 from tfdist.zoo import splits
-from tfdist.zoo.sources import errors, file_times, record_files, tfds_builder
+from tfdist.zoo.sources import from_disk, record_files, tfds_builder
 from tfdist.zoo.sources.record_files import ArrayRecords, Shard
 
 # Records decoded by one call when the whole source is read.
@@ -95,7 +95,7 @@ class TfdsSource:
 
     def modified(self) -> str:
         """Returns a hash of the sizes and times of the files."""
-        return file_times.of_files(len(self._shards), lambda number: self._shards[number].path)
+        return from_disk.fingerprint(len(self._shards), lambda number: self._shards[number].path)
 
     def _find_damage(self, shard: Shard) -> None:
         position = shard.start
@@ -105,7 +105,7 @@ class TfdsSource:
                 position += 1
         except _READ_ERRORS as error:
             raise ValueError(
-                f"{self._title}: record {position} of {shard.path!r} cannot be read: {errors.reason(error)} "
+                f"{self._title}: record {position} of {shard.path!r} cannot be read: {from_disk.reason(error)} "
                 "Delete the folder and download the dataset again."
             ) from None
 
