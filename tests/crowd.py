@@ -8,7 +8,8 @@ Forks the workers of one job, which meet, compare values and then send heartbeat
     absent    one of them never comes
     fifth     a contiguous fifth of them never comes
 
-Prints what was measured and what the others said, and exits with 1 if they did not name those that were lost.
+Prints what was measured and what the others said. Exits with 1 if they did not name those that were lost, or if a limit
+of time, memory or processor time is exceeded.
 """
 
 import argparse
@@ -38,6 +39,8 @@ KEYS = keys.Keys((b"k" * 64,))
 # Values of the size of a config, which the workers compare.
 VALUES = {f"config.field{number}": "value" for number in range(60)}
 IDLE_SECONDS = 10.0
+# Seconds after the last start in which all must have met; MiB (PSS) of a worker; the chief's share of a core when idle.
+MOST_SECONDS, MOST_MEMORY, MOST_BUSY = 10.0, 15.0, 0.02
 
 
 def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, limit: float, out: int) -> None:
@@ -161,7 +164,7 @@ def _meeting(case: str, crowd: Crowd, absent: range, limit: float) -> bool:
     times = crowd.times_met()
     forked, met = crowd.forked - crowd.started, max(times, default=0.0) - crowd.started
     print(f"{case}: {len(times)} of {crowd.size} workers met in {met:.1f} s, {met - forked:.1f} s after the last start")
-    if len(times) < crowd.size:
+    if len(times) < crowd.size or met - forked > MOST_SECONDS:
         return False
     time.sleep(2 + 2 * heartbeat.interval(crowd.size, limit))
     if case == "idle":
@@ -185,7 +188,7 @@ def _idle(crowd: Crowd) -> bool:
     print(f"idle: the chief uses {100 * busy:.1f} % of a core")
     print(f"idle: memory (PSS) of the chief {memory[0]:.1f} MiB, of another worker {max(memory[1:]):.1f} MiB")
     print(f"idle: {alive} of {crowd.size} are there after {IDLE_SECONDS:g} s more")
-    return alive == crowd.size
+    return alive == crowd.size and max(memory) <= MOST_MEMORY and busy <= MOST_BUSY
 
 
 def _verdict(case: str, crowd: Crowd, codes: dict[int, int], ranks: list[int], names: str, seconds: float) -> bool:

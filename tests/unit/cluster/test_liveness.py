@@ -54,6 +54,15 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     assert peer_loss.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
 
 
+def test_each_message_after_a_loss_says_so():
+    """Of 512 workers, seven that connected to the chief later had never heard of it, and named the chief."""
+    monitor = make_monitor()
+    assert "lost" not in peer_loss.status(monitor) and peer_loss.cause(monitor) == ""
+    monitor.loss = {"lost": "worker 2 is lost", "stacks": False, "restart_helps": True}
+    assert peer_loss.status(monitor)["lost"] == "worker 2 is lost"
+    assert peer_loss.cause(monitor) == "worker 2 is lost. Restart all workers"
+
+
 def test_the_chief_of_a_large_job_reads_a_limited_number_of_heartbeats_each_second():
     assert heartbeat.interval(2, 10.0) == heartbeat.interval(200, 10.0) == 1.0 and heartbeat.interval(2, 2.0) == 0.5
     assert 3.3 < heartbeat.interval(1024, 10.0) < 3.4 and heartbeat.interval(1024, 30.0) == 1024 / 200

@@ -28,7 +28,7 @@ _GRACE_SECONDS = 2.0
 # Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
 _WRITING_SECONDS = 60.0
 # Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
-_READERS_PER_SECOND, _READING_SECONDS = 20, 60.0
+_READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 # Lost workers that a message describes one by one.
 _MOST_DESCRIBED = 8
 
@@ -89,11 +89,9 @@ class HeartbeatMonitor:
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
     finished: set[int] = dataclasses.field(default_factory=set)
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # The lost worker, in words; valid once `loss_known` is set.
-    cause: str = ""
+    # Once `loss_known` is set: what the messages to the others say of the lost worker; see `declare_lost`.
+    loss: dict[str, Any] = dataclasses.field(default_factory=dict)
     loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # True if a worker was lost; False if it reported an error, which a restart would repeat.
-    restart_helps: bool = False
     # Ranks whose loss this worker detected itself.
     timed_out: set[int] = dataclasses.field(default_factory=set)
     # The thread that ends this process: the first that claims it.
@@ -166,7 +164,7 @@ def lost_peer(seconds: float) -> str:
         return ""
     _monitor.loss_known.wait(seconds)
     claim_exit()
-    return _monitor.cause
+    return cause(_monitor)
 
 
 def named_workers(error: str) -> list[str]:
@@ -191,7 +189,7 @@ def reported_by_another(reason: str, seconds: float) -> bool:
     if _monitor is None or _monitor.rank == 0:
         return False
     _monitor.loss_known.wait(seconds)
-    return bool(reason) and reason.rstrip(".") in _monitor.cause
+    return bool(reason) and reason.rstrip(".") in cause(_monitor)
 
 
 def announce_failure(reason: str) -> None:
@@ -215,7 +213,7 @@ def requeue(missing: Collection[int] = ()) -> None:
     """
     if _monitor is None:
         slurm_requeue.requeue(missing)
-    elif _monitor.restart_helps:
+    elif _monitor.loss.get("restart_helps"):
         slurm_requeue.requeue(_monitor.timed_out)
 
 
@@ -238,7 +236,7 @@ def announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
     """Sends a message with the present step to all connected workers. Runs in the monitor's thread."""
     body = json.dumps(status(monitor) | message).encode()
     for peer in monitor.peers.values():
-        if peer.channel is not None:
+        if peer.channel is not None and not peer.channel.writer.is_closing():
             peer.channel.send(body)  # Does not block or raise: the reader notices a closed connection.
 
 
@@ -248,7 +246,15 @@ def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
     waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
     # The other workers are connected to the chief alone, which forwards the pauses.
     paused = monitor.own.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
-    return {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.own.step, "waits": waits, "paused": paused}
+    # In every message from then on: a worker that connects late learns of the loss, too.
+    found = {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.own.step, "waits": waits, "paused": paused}
+    return found | monitor.loss
+
+
+def cause(monitor: HeartbeatMonitor) -> str:
+    """Returns the lost worker, in words, and what to do; "" if no worker is lost."""
+    advice = "Restart all workers" if len(monitor.members) > 1 else "Run the same command to resume"
+    return f"{monitor.loss['lost']}. {advice}" if monitor.loss else ""
 
 
 def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, restart_helps: bool = True) -> None:
@@ -258,12 +264,11 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
         monitor: the monitor; the call must come from its thread.
         text: the lost worker and the reason, in words.
         stacks: write the stack traces of all threads to standard error.
-        restart_helps: see `HeartbeatMonitor`.
+        restart_helps: True if a worker was lost; False if it reported an error, which a restart would repeat.
     """
     if not monitor.loss_known.is_set():
-        advice = "Restart all workers" if len(monitor.members) > 1 else "Run the same command to resume"
-        monitor.cause, monitor.restart_helps = f"{text}. {advice}", restart_helps
-        announce(monitor, {"lost": text, "stacks": stacks, "restart_helps": restart_helps})
+        monitor.loss = {"lost": text, "stacks": stacks, "restart_helps": restart_helps}
+        announce(monitor, {})
         monitor.loss_known.set()
         threading.Thread(target=_exit, args=(monitor, stacks), daemon=True).start()
 
@@ -324,6 +329,6 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
         time.sleep(0.1)
     if _claim(monitor, "heartbeat"):
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
-        print(f"tfdist: {worker}{monitor.cause}", file=sys.stderr, flush=True)
+        print(f"tfdist: {worker}{cause(monitor)}", file=sys.stderr, flush=True)
         requeue()
         os._exit(interruption.EXIT_PEER_LOST)
