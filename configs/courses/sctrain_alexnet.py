@@ -4,7 +4,7 @@
 
 | on the page | here |
 |---|---|
-| four convolutions, zero padding behind each, dropout in front of the dense layers, softmax | the same |
+| four convolutions, zero padding after each, dropout in front of the dense layers, softmax | the same |
 | 10 classes: 70,086,218 parameters at 256x256, 56,454,730 at 224x224 | the same, `form` sequential or functional |
 | `SGD(lr=.001, momentum=0.8)` | the same rate and momentum (Keras 3 has renamed `lr`) |
 | `fit(epochs=100)` | the same |

@@ -48,7 +48,7 @@ def mnist_cnn(classes: int = 10, input_shape: Sequence[int] = (28, 28, 1)) -> ke
 
 
 def alexnet(classes: int = 5, input_shape: Sequence[int] = (256, 256, 3), form: str = "sequential") -> keras.Model:
-    """Returns AlexNet as the SCtrain course prints it, with four convolutions, and zero padding behind each.
+    """Returns AlexNet as the SCtrain course prints it, with four convolutions, and zero padding after each.
 
     With ten classes it has 70,086,218 parameters at 256x256 pixels and 56,454,730 at 224x224.
 
@@ -65,7 +65,7 @@ def alexnet(classes: int = 5, input_shape: Sequence[int] = (256, 256, 3), form: 
 
 def _alexnet_layers(classes: int) -> list[keras.layers.Layer]:
     layers: list[keras.layers.Layer] = []
-    # Filters, size, stride, padding behind the convolution, pool.
+    # Filters, size, stride, padding after the convolution, pool.
     for i, (filters, size, stride, padding, pool) in enumerate(
         ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, True)), 1
     ):

@@ -1,4 +1,4 @@
-"""Starts the participants of a comparison, each in its own processes, and measures them in turns. No TensorFlow."""
+"""Starts the participants of a comparison, each in its own processes, and measures them in turn. No TensorFlow."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""The benchmark's sections: each starts its participants, measures them in turns, and yields tables."""
+"""The benchmark's sections: each starts its participants, measures them in turn, and yields tables."""
 
 import dataclasses
 import importlib.util

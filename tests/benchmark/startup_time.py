@@ -57,7 +57,7 @@ NAMES = ("bare script", "tfdist")
 
 
 def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[float, float]]:
-    """Runs a bare script and tfdist in turns, `rounds` times after a first time that does not count.
+    """Runs a bare script and tfdist in turn, `rounds` times after a first time that does not count.
 
     Args:
         folder: holds the data of the workload "mlp"; gets a workdir for each run.

@@ -2,7 +2,7 @@
 
 usage: python tests/scripts/fit_speed.py [--rounds=3] [--networks=mlp:64,wide:1024,dcgan:64] [--workers_only]
 
-Both run this file as an unchanged script, in turns, each time in a process of its own; Keras with several values of
+Both run this file as an unchanged script, in turn, each time in a process of its own; Keras with several values of
 steps_per_execution. On Linux also one worker on one core against two workers on a core each, with the same global
 batch; with --workers_only nothing else. The table shows the milliseconds of a step, wall-clock and processor time of
 the chief, each in the epoch in which it was shortest, without the first two epochs: other programs on the machine
@@ -129,7 +129,7 @@ def free_addresses(number: int) -> list[str]:
 
 
 def compare(name: str, batch: int, rounds: int, *, workers_only: bool) -> None:
-    """Runs the participants in turns, and prints their shortest times."""
+    """Runs the participants in turn, and prints their shortest times."""
     script = [__file__, f"--train={name}:{batch}"]
     plain, ours = [sys.executable, *script], [sys.executable, "-m", "tfdist.run", *script]
 

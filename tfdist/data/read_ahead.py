@@ -16,7 +16,7 @@ _MAX_CALLS, _BUFFERED_STEPS = 16, 2
 
 
 def limits(spec: Any, *, rows: int, local_replicas: int) -> tuple[int, int]:
-    """Returns the number of parallel calls of `map`, and the size of the buffer behind it, in elements.
+    """Returns the number of parallel calls of `map`, and the size of the buffer after it, in elements.
 
     Args:
         spec: nested specs of an element, which is the shard of one replica in one step.
@@ -43,5 +43,5 @@ def num_bytes(spec: Any, rows: int) -> int:
 
 
 def prefetched(dataset: tf.data.Dataset, *, rows: int, local_replicas: int) -> tf.data.Dataset:
-    """Returns `dataset` with the buffer of `limits` behind it."""
+    """Returns `dataset` with the buffer of `limits` after it."""
     return dataset.prefetch(limits(dataset.element_spec, rows=rows, local_replicas=local_replicas)[1])

@@ -172,7 +172,7 @@ class BatchAdapter:
     # sharded(shard, start, stop) -> this worker's elements, without the work for other workers' rows; None:
     # every worker builds whole batches.
     sharded: Callable[[ReplicaShard, int, int], tf.data.Dataset] | None = None
-    # Whether nothing is read behind the last step: the next pass would take seeds from a shuffle.
+    # Whether nothing is read after the last step: the next pass would take seeds from a shuffle.
     stops: bool = False
     # count_passes(steps, ended_early): counts the passes over a shuffle in a finished call; None: nothing is shuffled.
     count_passes: Callable[[int, bool], None] | None = None

@@ -16,7 +16,7 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """Returns the shuffles that order each pass; none if a cache behind them keeps the order of the first."""
+    """Returns the shuffles that order each pass; none if a cache after them keeps the order of the first."""
     found, waiting = [], [dataset]
     while waiting:
         one = waiting.pop()

@@ -59,7 +59,7 @@ class Split:
 
 
 def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
-    """Returns the parts of `dataset`, or None if its maps cannot be moved behind its batches."""
+    """Returns the parts of `dataset`, or None if its maps cannot be moved after its batches."""
     try:
         return _split(dataset)
     except AttributeError as error:

@@ -23,7 +23,7 @@ def first_nonfinite(
         adapter: of the training data.
         shard: the rows of this worker.
         first_number: counted from 1.
-        last_number: likewise.
+        last_number: the last step, counted in the same way.
     """
     if isinstance(adapter, BatchAdapter) and adapter.first_nonfinite is not None:
         return adapter.first_nonfinite(range(first_number, last_number + 1))

@@ -103,7 +103,7 @@ class ReplicaStep:
         return tf.ensure_shape(whole, [static and static * self.replicas, *row])
 
 
-# The replicas of a process are traced in threads of their own, in turns.
+# The replicas of a process are traced in threads of their own, in turn.
 _tracing = threading.local()
 
 

@@ -15,7 +15,7 @@ from keras.src import ops
 from tfdist.config.patching import replaced
 from tfdist.training import api as trainer
 
-# Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turns.
+# Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turn.
 _applying = threading.local()
 
 

@@ -70,7 +70,7 @@ class Shard:
 
 
 class _Mode(threading.local):
-    """Settings of Keras' losses in this thread: the replicas of a process are traced in threads, in turns."""
+    """Settings of Keras' losses in this thread: the replicas of a process are traced in threads, in turn."""
 
     # Whether Keras' scaling by the number of replicas is turned off.
     alone: bool = False

@@ -41,7 +41,7 @@ def draw(
     Args:
         trajectories: (batch size, replicas) -> float64 [steps, 2], the slope and intercept before each step.
         x: of the training points, float64 [points].
-        y: likewise.
+        y: of the same points, float64 [points].
         caption: what was trained.
         skipped: why a batch size has fewer trajectories; added to the caption.
     """

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.config import user_code
 
-# Operations that compute probabilities, and operations behind them that change no value.
+# Operations that compute probabilities, and operations after them that change no value.
 _ACTIVATIONS = ("Softmax", "Sigmoid")
 _CONVERSIONS = ("Cast", "Identity")
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.config import patching
 from tfdist.training.step import layers
 
-# The replicas of a process are traced in threads of their own, in turns: each thread counts its own calls.
+# The replicas of a process are traced in threads of their own, in turn: each thread counts its own calls.
 _trace = threading.local()
 # While the body of a loop is traced: the step count before the loop, the optimizer steps made in it, and the index of
 # the batch. All replicas' threads read it.

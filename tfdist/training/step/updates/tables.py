@@ -39,7 +39,7 @@ def select(
         of a variable with an attribute `dense_gradient` that is True, which a layer sets;
         of lookups that do not depend on the examples, such as those of positions: on one device there is one lookup for
         all examples, and its row is the sum over them;
-        of lookups that are made once for all examples by `tf.unique`, as for a sparse input: likewise;
+        of lookups that are made once for all examples by `tf.unique`, as for a sparse input: for the same reason;
         for an optimizer that accumulates gradients, or divides them by a loss scale, which needs tensors.
 
     Args:
