@@ -107,17 +107,21 @@ PRIVATE_NAMES = {
         ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
         "the losses and metrics that compile() made and was given (tensorflow#38269)",
     ),
-    "tfdist.keras_fit.compiled_objective": {"_loss_tracker": "the metric of the loss"},
-    "tfdist.keras_fit.setup": {"_symbolic_build": "builds the model and its metrics as Model.fit does"},
     "tfdist.keras_fit.own_step.objective": {
         "_trainable_variables": "the variables of an optimizer that is applied without naming them",
     },
-    "tfdist.keras_fit.replacements.optimizer_branches": {
+    "tfdist.keras_fit.optimizer_branches": {
         "keras.src.ops": "gradients that an optimizer accumulates are applied in a replica's branch (keras#20582)",
         "_backend_apply_gradients": "replaced, for the same reason",
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
-    "tfdist.keras_fit.replacements.shard_losses": {
+    "tfdist.keras_fit.whole_batch.metric_state": {
+        "_aggregation": "a metric of the whole batch has one value, and no sum over replicas",
+    },
+    "tfdist.keras_fit.whole_batch.rows": {
+        "keras.src.backend.common.masking": "Keras' masks on predictions are gathered with them",
+    },
+    "tfdist.keras_fit.whole_batch.shard_losses": {
         "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},

@@ -26,6 +26,7 @@ _FUNCTIONS = {
     "evaluate": "tfdist.keras_fit.api",
     "predict": "tfdist.keras_fit.api",
     "all_gather": "tfdist.keras_fit.own_step.replica_step",
+    "per_example": "tfdist.keras_fit.whole_batch.per_example",
 }
 __all__ = [*_FUNCTIONS]
 

@@ -25,7 +25,7 @@ import tfdist
 from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.keras_fit import metric_state
+from tfdist.keras_fit.whole_batch import metric_state
 from tfdist.training.step import optimizer as optimizer_lib
 
 RANDOM = np.random.default_rng(0)

@@ -21,7 +21,7 @@ REFUSED = {
     "gathers_outside": r"^tfdist\.all_gather works in a train_step or test_step .* Call tfdist\.fit\(cluster, model",
     "no_loss": r"^There is no loss to minimise: pass a loss to compile, or call add_loss in the model\.",
     "eager_ragged": r"^compile\(run_eagerly=True\) needs dense tensors\. Received: RaggedTensorSpec",
-    "masks_by_xla": r"compile\(jit_compile=True\) is not supported with masks .* on several replicas: .* Remove jit",
+    "masks_by_xla": r"compile\(jit_compile=True\) is not supported on several replicas for .* recurrent .* Remove jit",
     "weights_alone": r"^Weights need targets\. Received: y=None",
     "class_weight_alone": r"^class_weight needs targets, but the data has none\.",
     "class_weight_of_two": r"^class_weight is for models with a single output\. Received: 2 arrays of targets",

@@ -5,9 +5,9 @@
     setup.py                a Run from a compiled model
     same_data.py            compares the workers' data, by column
     own_step/, script/      models with a train_step of their own; `python -m tfdist.run`
-    compiled_objective.py   Keras' losses and metrics over the shards of a global batch; compiled_model.py
-    patches.py, replacements/   what a run replaces in Keras, and restores
-    metric_state.py         the metrics' state in a checkpoint
+    compiled_objective.py   Keras' losses and metrics of a compiled model; compiled_model.py
+    whole_batch/            losses and metrics of the whole batch, from shards
+    patches.py, optimizer_branches.py   what a run replaces in Keras, and restores
     callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`
     adapters/               arrays, tf.data, PyDataset and generators as shards of global batches
 

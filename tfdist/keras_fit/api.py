@@ -13,8 +13,8 @@ Importing this module changes nothing in Keras. `fit` and `evaluate` replace met
 generators while they run.
 """
 
-import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +185,11 @@ def evaluate(
         run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            empty = run.objective.may_be_empty
-            keep = functools.partial(setup.kept, cluster, model, "evaluation", may_be_empty=empty)
+            sizes = run.objective.may_be_empty, data.batch_size
+
+            def keep(function: Callable) -> Callable:
+                return setup.kept(cluster, model, "evaluation", function, *sizes)
+
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
     base.count_passes(data, data.steps)

@@ -4,12 +4,38 @@ import inspect
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+from tfdist.keras_fit.whole_batch import rows as rows_lib
 
 
 def call(model: keras.Model, x: Any, *, training: bool) -> Any:
     """Returns the predictions for `x` (nested tensors [batch, ...]); passes `training` to a model that takes it."""
     takes_training = "training" in inspect.signature(model.call).parameters
     return model(x, training=training) if takes_training else model(x)
+
+
+def call_with_losses(model: keras.Model, x: Any, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
+    """Returns the predictions, and the losses of `add_loss` and of regularizers."""
+    return call(model, x, training=training), model.losses
+
+
+def call_by_xla(model: keras.Model, x: Any, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
+    """Returns what `call_with_losses` returns, compiled by XLA; so are the gradients of it."""
+    masked: list[bool] = []
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(x: Any) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
+        predictions, added = call_with_losses(model, x, training=training)
+        masks = [rows_lib.mask_of(one) for one in tf.nest.flatten(predictions)]
+        masked[:] = [mask is not None for mask in masks]
+        return predictions, added, [mask for mask in masks if mask is not None]
+
+    predictions, added, masks = compiled(x)
+    flat = tf.nest.flatten(predictions)
+    for one, mask in zip([one for one, has in zip(flat, masked, strict=True) if has], masks, strict=True):
+        rows_lib.with_mask(one, mask)
+    return tf.nest.pack_sequence_as(predictions, flat), added
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any, *, training: bool) -> Any:

@@ -1,7 +1,7 @@
 """Keras' losses and metrics of a compiled model over the examples of all replicas.
 
-A replica gets its shard of a batch without padding, so what Keras computes for the shard is right. Summed over replicas
-it is the loss of the global batch, as on one device. The last batch of an epoch may be smaller, and shards may differ
+A replica gets its shard of a batch without padding. The values of all replicas add up to the loss of the global batch,
+as on one device: `whole_batch/`. The last batch of an epoch may be smaller, and shards may differ
 in size by one example. If there are fewer examples than replicas, an empty shard holds one example with weight 0.
 """
 
@@ -12,9 +12,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_fit import compiled_model
-from tfdist.keras_fit.metric_state import MetricState
-from tfdist.keras_fit.replacements import shard_losses
-from tfdist.keras_fit.replacements.shard_losses import Shard
+from tfdist.keras_fit.whole_batch import metric_state, shard_losses
+from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch.metric_state import MetricState
+from tfdist.keras_fit.whole_batch.per_example import is_per_example
+from tfdist.keras_fit.whole_batch.shard_losses import Shard
 from tfdist.training import api as trainer
 
 # A replica's shard of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
@@ -29,6 +31,8 @@ class CompiledObjective:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     metric_state: MetricState
+    # Examples of the largest global batch, when it trains and when it evaluates.
+    batch_sizes: dict[bool, int]
     # Whether a shard may be empty: there are fewer examples than replicas.
     may_be_empty: bool = True
 
@@ -45,17 +49,19 @@ class CompiledObjective:
     def forward_backward(self, shard: Element, loss_scale: tf.Tensor | float) -> trainer.ShardResult:
         """Runs a replica's shard of a batch forward and backward; called in `strategy.run`."""
 
+        parts = self.model.jit_compile and trainer.num_replicas() > 1 and _communicates(self.model)
+
         def forward_backward(shard: Element) -> tuple[tf.Tensor, trainer.Gradients]:
             trainer.begin_forward_pass(0)
             with tf.GradientTape() as tape:
-                loss, sums, predictions = self._forward(shard, training=True)
+                loss, sums, predictions = self._forward(shard, training=True, by_xla=parts)
                 loss = self.optimizer.scale_loss(loss) * loss_scale
-            self._update_metrics(shard, predictions)
+            self._update_metrics(shard, predictions, training=True)
             variables = self.model.trainable_variables
             gradients = tape.gradient(loss, variables)
             return sums, trainer.select_rows(gradients, variables, shard["data"], self.optimizer)
 
-        if self.model.jit_compile:
+        if self.model.jit_compile and not parts:
             # Without the sum over replicas, which XLA cannot compile on CPUs.
             forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
         return trainer.ShardResult(*forward_backward(shard), _weight(shard))
@@ -64,14 +70,14 @@ class CompiledObjective:
     def evaluate(self, shard: Element) -> tf.Tensor:
         """Runs a replica's shard of an evaluation batch; returns sums as in `ShardResult`."""
         _, sums, predictions = self._forward(shard, training=False)
-        self._update_metrics(shard, predictions)
+        self._update_metrics(shard, predictions, training=False)
         return sums
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         """Returns Keras' logs of the sums `totals` over all replicas. A collective: every worker must call it."""
         logs: dict[str, float] = {}
         for metric in self.model.metrics:
-            if metric is self.model._loss_tracker or metric in self._trackers:
+            if metric.name in totals:
                 logs[metric.name] = totals[metric.name] / totals["examples"]
                 continue
             result = metric.result()
@@ -94,43 +100,40 @@ class CompiledObjective:
         """Restores what `state` returned; called on every worker."""
         self.metric_state.assign(values)
 
-    def _forward(self, element: Element, *, training: bool) -> tuple[tf.Tensor, tf.Tensor, Any]:
+    def _forward(self, element: Element, *, training: bool, by_xla: bool = False) -> tuple[tf.Tensor, tf.Tensor, Any]:
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
-        present = tf.cast(element["count"] > 0, tf.float32)
-        with trainer.shard_present(present):
-            predictions = compiled_model.call(model, x, training=training)
+        rows = rows_lib.rows_of(element, self.batch_sizes[training])
+        with trainer.shard_present(rows.present):
+            call = compiled_model.call_by_xla if by_xla else compiled_model.call_with_losses
+            predictions, added = call(model, x, training=training)
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
         for tracker in self._trackers:
             shard_losses.capture(tracker)
-        shard = Shard(
-            weight=_weight(element),
-            present=present,
-            by_xla=training and model.jit_compile,
-        )
         parts: list[tf.Tensor] = []
         with shard_losses.mode(alone=True, parts=parts):
             if type(model).compute_loss is keras.Model.compute_loss:
-                loss = self._loss(shard, y, predictions, sample_weight)
+                loss = self._loss(Shard(rows=rows), y, predictions, sample_weight, added)
             else:
                 # A compute_loss of the user's: assumed to be a mean over the examples it receives.
-                loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
-                loss, *parts = [shard.weight * tf.cast(value, tf.float32) for value in (loss, *parts)]
+                with shard_losses.mode(shard=Shard(rows=rows, means=True)):
+                    loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
+                loss, *parts = [rows.weight * tf.cast(value, tf.float32) for value in (loss, *parts)]
         total = tf.cast(element["total"], tf.float64)
         sums = [tf.cast(part, tf.float64) * total for part in (loss, *parts)]
         return loss, tf.stack([*sums, tf.cast(element["count"], tf.float64)]), predictions
 
-    def _loss(self, shard: Shard, y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
+    def _loss(self, shard: Shard, y: Any, predictions: Any, sample_weight: Any, added: list[tf.Tensor]) -> tf.Tensor:
         losses, compute = [], compiled_model.losses(self.model)
         if compute is not None:
             with shard_losses.mode(shard=shard):
                 losses.append(compute(y, predictions, sample_weight))
-        losses += [_share(shard, loss) * keras.ops.sum(loss) for loss in self.model.losses]
+        losses += [_share(shard, loss) * keras.ops.sum(loss) for loss in added]
         if not losses:
             raise ValueError("There is no loss to minimise: pass a loss to compile, or call add_loss in the model.")
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
 
-    def _update_metrics(self, element: Element, predictions: Any) -> None:
+    def _update_metrics(self, element: Element, predictions: Any, *, training: bool) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
         own = type(self.model).compute_metrics is not keras.Model.compute_metrics
         metrics = compiled_model.metrics(self.model)
@@ -139,18 +142,47 @@ class CompiledObjective:
 
         # Not a branch, for which the host would wait for a GPU.
         variables = self.model.metrics_variables if self.may_be_empty else []
-        kept = [(variable, tf.convert_to_tensor(variable.value)) for variable in variables]
-        if own:
-            self.model.compute_metrics(x, y, predictions, sample_weight)
-        else:
-            metrics.update_state(y, predictions, sample_weight)
+        kept = [(one, tf.convert_to_tensor(one.value)) for one in variables if not metric_state.is_whole(one)]
+        with rows_lib.current(rows_lib.rows_of(element, self.batch_sizes[training])):
+            if own:
+                self.model.compute_metrics(x, y, predictions, sample_weight)
+            else:
+                metrics.update_state(y, predictions, sample_weight)
         for variable, old in kept:
             variable.assign(tf.where(element["count"] > 0, variable.value, old))
 
 
 def _share(shard: Shard, loss: tf.Tensor) -> tf.Tensor:
     """Returns the factor of a loss of `add_loss`: Keras sums one that is no scalar, such as a value per example."""
-    return shard.weight if loss.shape.rank == 0 else shard.present
+    return shard.rows.weight if loss.shape.rank == 0 else shard.rows.present
+
+
+def _communicates(model: keras.Model) -> bool:
+    """Returns whether replicas communicate for the losses and metrics of a compiled model, which XLA cannot.
+
+    Raises:
+        ValueError: they do, and XLA cannot compile the model alone either.
+    """
+    losses = [keras.losses.get(loss) for loss in compiled_model.given_losses(model) if loss is not None]
+    layers = [one for one in trainer.layers_of_all_depths(model) if not isinstance(one, keras.Model)]
+    if not (
+        any(_may_mask(layer) for layer in layers)
+        or any(not is_per_example(loss) for loss in losses)
+        or any(getattr(loss, "reduction", None) == "mean_with_sample_weight" for loss in losses)
+        or any(metric_state.is_whole(variable) for variable in model.metrics_variables)
+    ):
+        return False
+    if any(isinstance(layer, keras.layers.RNN) for layer in layers):
+        raise ValueError(
+            "compile(jit_compile=True) is not supported on several replicas for a model with recurrent layers whose "
+            "masks, losses or metrics need values of all replicas. Remove jit_compile."
+        )
+    return True
+
+
+def _may_mask(layer: keras.Layer) -> bool:
+    overrides = type(layer).compute_mask is not keras.Layer.compute_mask
+    return overrides and not isinstance(layer, keras.layers.RNN) and getattr(layer, "mask_zero", True)
 
 
 def _weight(element: Element) -> tf.Tensor:

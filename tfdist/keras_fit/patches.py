@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import replaced, restored
+from tfdist.keras_fit import optimizer_branches
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.replacements import optimizer_branches, shard_losses
+from tfdist.keras_fit.whole_batch import shard_losses
 from tfdist.training import api as trainer
 
 
@@ -69,7 +70,7 @@ def _update_mean(step: ReplicaStep, original: Callable, metric: Any, values: Any
     """Gives a scalar the weight of the shard: the scalars of all replicas count like one of the global batch."""
     values = keras.ops.convert_to_tensor(values)
     if sample_weight is None and len(values.shape) == 0:
-        sample_weight = step.weight
+        sample_weight = step.rows.weight
     return original(metric, values, sample_weight)
 
 
@@ -93,6 +94,6 @@ def _gradient(
     if any(isinstance(source, keras.Variable | tf.Variable) for source in flat):
         if step.without_effect:
             return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
-        if output_gradients is None and step.replicas > 1:
+        if output_gradients is None and step.rows.replicas > 1:
             output_gradients = [step.upstream(tf.convert_to_tensor(one)) for one in tf.nest.flatten(target)]
     return original(tape, target, sources, output_gradients, *args, **options)

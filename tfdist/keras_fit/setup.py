@@ -20,14 +20,14 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, metric_state, same_data
+from tfdist.keras_fit import compiled_model, optimizer_branches, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import eager_steps
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
-from tfdist.keras_fit.replacements import optimizer_branches
+from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
 from tfdist.training import api as trainer
 
 
@@ -66,8 +66,7 @@ def make_run(
         own = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
         context, train_step, more = own.context, own_objective.train_step, own.variables
     else:
-        trains = validation is not adapter
-        context = _compiled(cluster, model, config, adapter, stack, may_be_empty=may_be_empty, trains=trains)
+        context = _compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
         train_step, more = trainer.train_step, {}
     trainer.make_stateless(model, context.step_count, replicas_lib.replica_id, config.seed)
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
@@ -153,12 +152,12 @@ def _compiled(
     model: keras.Model,
     config: config_lib.Config,
     adapter: DataAdapter,
+    validation: DataAdapter | None,
     stack: contextlib.ExitStack,
     *,
     may_be_empty: bool,
-    trains: bool,
 ) -> trainer.StepContext:
-    optimizer, built = model.optimizer, model.optimizer.built
+    trains, optimizer, built = validation is not adapter, model.optimizer, model.optimizer.built
     try:
         # Keras also builds an optimizer that is not built: an evaluation needs no slots.
         optimizer.built = built or not trains
@@ -169,8 +168,10 @@ def _compiled(
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
     stack.enter_context(optimizer_branches.taken_once(optimizer))
+    stack.enter_context(batch_metrics.computed_on_whole_batch(cluster, batch_metrics.metrics_of(model)))
     objective = CompiledObjective(
         model=model,
+        batch_sizes={True: adapter.batch_size, False: (validation or adapter).batch_size},
         optimizer=optimizer,
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
         may_be_empty=may_be_empty,
@@ -189,21 +190,19 @@ class _Kept:
     function: Callable[..., Any]
 
 
-def kept(
-    cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *, may_be_empty: bool = False
-) -> Callable:
+def kept(cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *depends: Any) -> Callable:
     """Returns `function`; on later calls that of the first one, which is traced. As in Keras, until the next `compile`.
 
     Args:
         purpose: "evaluation" or "prediction".
         function: a `tf.function` for this purpose.
-        may_be_empty: as for `CompiledObjective`; an evaluation depends on it.
+        depends: other values that it was made for.
     """
     compiled = (compiled_model.losses(model), compiled_model.metrics(model))
-    made_for = (cluster, getattr(model, "optimizer", None), *compiled, may_be_empty)
+    made_for = (cluster, getattr(model, "optimizer", None), *compiled, *depends)
     name = f"_tfdist_{purpose}"
     found = vars(model).get(name)
-    if found is None or any(old is not new for old, new in zip(found.made_for, made_for, strict=True)):
+    if found is None or any(old is not new and old != new for old, new in zip(found.made_for, made_for, strict=True)):
         # Keras does not track what is set in this way.
         found = vars(model)[name] = _Kept(made_for, function)
     return found.function
@@ -212,19 +211,21 @@ def kept(
 def _build(model: keras.Model, element_spec: Any) -> None:
     """Builds the model, its losses and its metrics for data of `element_spec`."""
     targets = keras.utils.unpack_x_y_sample_weight(element_spec)[1]
-    if targets is None and model.loss is not None and type(model).compute_loss is keras.Model.compute_loss:
+    of_keras = type(model).compute_loss is keras.Model.compute_loss
+    if targets is None and model.loss is not None and of_keras:
         raise ValueError(
             "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
         )
-    if all(spec is None or isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec)):
-        model._symbolic_build(data_batch=element_spec)
+    parts = (*trainer.layers_of_all_depths(model), compiled_model.losses(model), compiled_model.metrics(model))
+    if all(part is None or part.built for part in parts):
         return
 
-    # Keras' symbolic tensors are neither ragged nor sparse.
+    # Not by Keras' symbolic tensors, which are neither ragged nor sparse.
     def forward(data: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         predictions = compiled_model.call(model, x, training=False)
-        model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
+        if compiled_model.losses(model) is not None or not of_keras:
+            model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
         model.compute_metrics(x, y, predictions, sample_weight)
 
     with keras.StatelessScope(), keras.SymbolicScope():

@@ -19,6 +19,7 @@ from tfdist.training.step.collectives import (
     sum_differentiable,
 )
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.layers import of_all_depths as layers_of_all_depths
 from tfdist.training.step.layers import statistics as find_statistics
 from tfdist.training.step.normalization import shard_present, synchronized_layers
 from tfdist.training.step.objective import ShardResult
@@ -36,4 +37,5 @@ from tfdist.training.step.random_numbers.seed_generators import restore as resto
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
+from tfdist.training.step.updates.tables import gather as gather_rows
 from tfdist.training.step.updates.tables import select as select_rows

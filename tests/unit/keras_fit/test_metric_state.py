@@ -5,7 +5,7 @@ import pytest
 
 from tfdist import config as c
 from tfdist.cluster import strategy
-from tfdist.keras_fit import metric_state
+from tfdist.keras_fit.whole_batch import metric_state
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tfdist.config.patching import replaced
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
+from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
 
 # train_step(data) -> the values that it reports.
@@ -64,15 +65,8 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
     @tf.function(autograph=False)
     def trace(data: Any) -> None:
         zero = tf.zeros([], tf.int64)
-        step = ReplicaStep(
-            low=zero,
-            count=zero + 1,
-            total=zero + 1,
-            most=1,
-            replicas=cluster.num_replicas,
-            apply=apply,
-            without_effect=True,
-        )
+        rows = Rows(low=zero, count=zero + 1, total=zero + 1, most=1, replicas=cluster.num_replicas)
+        step = ReplicaStep(rows=rows, apply=apply, without_effect=True)
         with replica_step.tracing(step), _results_noted(model) as noted:
             values = _flat(function(data), f"{type(model).__name__}.{name}")
         found.extend((values, noted))

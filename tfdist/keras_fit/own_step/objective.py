@@ -11,15 +11,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.keras_fit.adapters.base import shard_bounds
 from tfdist.keras_fit.compiled_objective import Element
-from tfdist.keras_fit.metric_state import MetricState
 from tfdist.keras_fit.own_step import discover, replica_step
 from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.replacements import shard_losses
-from tfdist.keras_fit.replacements.shard_losses import Shard
+from tfdist.keras_fit.whole_batch import metric_state, shard_losses
+from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch.metric_state import MetricState
+from tfdist.keras_fit.whole_batch.shard_losses import Shard
 from tfdist.training import api as trainer
 
 
@@ -60,10 +59,15 @@ class OwnStepObjective:
         Returns:
             Sums as in `ShardResult`.
         """
-        step = self._replica_step(kind, element, apply)
+        rows = rows_lib.rows_of(element, self.batch_sizes[kind])
+        step = ReplicaStep(rows=rows, apply=apply, assigned=self.assigned)
         discovered = self.train if kind == "train" else self.test
         kept = (
-            [(v, tf.convert_to_tensor(v.value)) for v in metric_variables(self.model, self.train, self.test)]
+            [
+                (variable, tf.convert_to_tensor(variable.value))
+                for variable in metric_variables(self.model, self.train, self.test)
+                if not metric_state.is_whole(variable)
+            ]
             if self.may_be_empty
             else []
         )
@@ -72,34 +76,20 @@ class OwnStepObjective:
         else:
             trainer.begin_evaluation_pass()
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
-        present = trainer.shard_present(tf.cast(step.count > 0, tf.float32))
-        shard = Shard(weight=step.weight, present=tf.cast(step.count > 0, tf.float32), by_xla=False, means=True)
-        losses = shard_losses.mode(alone=True, shard=shard)
-        with losses, present, trainer.loss_weight_context(step.weight), replica_step.tracing(step):
+        present = trainer.shard_present(rows.present)
+        losses = shard_losses.mode(alone=True, shard=Shard(rows=rows, means=True))
+        with losses, present, trainer.loss_weight_context(rows.weight), replica_step.tracing(step):
             values = discovered.function(element["data"][0])
         for variable, old in kept:
-            variable.assign(tf.where(step.count > 0, variable.value, old))
+            variable.assign(tf.where(rows.count > 0, variable.value, old))
         if discovered.numbers:
             numbers = tf.stack(discover.scalars(values, discovered.numbers))
-            present = tf.where(step.count > 0, numbers, tf.zeros_like(numbers))
-            self.last_numbers[kind].assign(present * tf.cast(step.weight, tf.float64))
+            present = tf.where(rows.count > 0, numbers, tf.zeros_like(numbers))
+            self.last_numbers[kind].assign(present * tf.cast(rows.weight, tf.float64))
         losses = [name for name in (*discovered.numbers, *discovered.metrics) if "loss" in name]
         loss = tf.add_n([tf.zeros([], tf.float64), *discover.scalars(values, losses)])
-        count = tf.cast(step.count, tf.float64)
+        count = tf.cast(rows.count, tf.float64)
         return tf.stack([loss * count, count if kind == "train" else tf.zeros_like(count), count])
-
-    def _replica_step(self, kind: str, element: Element, apply: Any) -> ReplicaStep:
-        replicas, replica = trainer.num_replicas(), tf.cast(replicas_lib.replica_id(), tf.int64)
-        low, _ = shard_bounds(replica, element["total"], replicas)
-        return ReplicaStep(
-            low=low,
-            count=element["count"],
-            total=element["total"],
-            most=self.batch_sizes[kind],
-            replicas=replicas,
-            apply=apply,
-            assigned=self.assigned,
-        )
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         """Returns Keras' logs after the last step. A collective: every worker must call it."""

@@ -10,10 +10,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_fit.own_step import explain
+from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
-
-# `sum_differentiable` supports these on all devices; others are sent as int32 or int64.
-_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 # apply(gradients, variables), of an optimizer.
 Apply = Callable[[list[Any], list[Any] | None], Any]
@@ -23,13 +22,7 @@ Apply = Callable[[list[Any], list[Any] | None], Any]
 class ReplicaStep:
     """A user's step on one replica, while it is traced."""
 
-    # Rows of this replica in the global batch: low, low + 1, ..., of `total`; int64 [].
-    low: tf.Tensor
-    count: tf.Tensor
-    total: tf.Tensor
-    # The largest `total`: collectives in the steps of one execution must have equal shapes.
-    most: int
-    replicas: int
+    rows: Rows
     # Receives an optimizer, its own `apply`, the gradients and the variables.
     apply: Callable[[keras.optimizers.Optimizer, Apply, list[Any], list[Any] | None], Any]
     # Lines that assign a variable other than by an optimizer, by the variable's path.
@@ -40,11 +33,6 @@ class ReplicaStep:
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     # Set while an optimizer's own `apply` runs.
     applying: bool = False
-
-    @property
-    def weight(self) -> tf.Tensor:
-        """The fraction of the global batch's examples that this replica has: float32 []."""
-        return tf.cast(self.count / self.total, tf.float32)
 
     @property
     def in_branch(self) -> bool:
@@ -81,26 +69,15 @@ class ReplicaStep:
         with which `apply` multiplies. A gathered target has the rows of the global batch.
         """
         ones = tf.ones_like(target)
-        if not target.shape.rank or target.shape[0] not in (None, self.most // self.replicas):
+        if not target.shape.rank or target.shape[0] not in (None, self.rows.most // self.rows.replicas):
             return ones
-        per_example = tf.equal(tf.shape(target, out_type=tf.int64)[0], self.count)
-        return ones * tf.cast(tf.where(per_example, tf.math.divide_no_nan(1.0, self.weight), 1.0), target.dtype)
+        per_example = tf.equal(tf.shape(target, out_type=tf.int64)[0], self.rows.count)
+        return ones * tf.cast(tf.where(per_example, tf.math.divide_no_nan(1.0, self.rows.weight), 1.0), target.dtype)
 
     def note_assignment(self, variable: keras.Variable) -> None:
         """Records the line that assigns `variable`."""
         if not self.applying:
             self.assigned.setdefault(variable.path, set()).add(explain.user_line())
-
-    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates the replicas' `tensor` (one row per example) in the order of the global batch."""
-        static, row = tensor.shape[0], tensor.shape[1:]
-        before, after = self.low, self.most - self.low - self.count
-        padded = tf.pad(tensor[: self.count], [[before, after], *([[0, 0]] * row.rank)])
-        whole = trainer.sum_differentiable(tf.ensure_shape(padded, [self.most, *row]))[: self.total]
-        if tf.executing_eagerly():
-            return whole
-        # Shapes of shards are static only if all shards are equal.
-        return tf.ensure_shape(whole, [static and static * self.replicas, *row])
 
 
 # The replicas of a process are traced in threads of their own, in turn.
@@ -108,8 +85,9 @@ _tracing = threading.local()
 
 
 def current() -> ReplicaStep | None:
-    """Returns the step that this thread is tracing, or None."""
-    return getattr(_tracing, "step", None)
+    """Returns the step that this thread is tracing, or None; None too in a loss or metric of the whole batch."""
+    step = getattr(_tracing, "step", None)
+    return step if step is not None and rows_lib.rows_now() is step.rows else None
 
 
 @contextlib.contextmanager
@@ -117,7 +95,8 @@ def tracing(step: ReplicaStep) -> Iterator[None]:
     """Makes `step` the current one of this thread."""
     _tracing.step = step
     try:
-        yield
+        with rows_lib.current(step.rows):
+            yield
     finally:
         _tracing.step = None
 
@@ -156,11 +135,12 @@ def all_gather(tensor: Any) -> tf.Tensor:
         return tensor
     if tensor.shape.rank in (0, None):
         raise ValueError(f"tfdist.all_gather takes one row per example. Received: shape {tensor.shape}")
-    if step.replicas == 1 or step.without_effect:
+    if step.rows.replicas == 1 or step.without_effect:
         return tensor
     rows = tf.shape(tensor, out_type=tf.int64)[0]
     text = "tfdist.all_gather takes one row per example: gather the parts of concatenated tensors one by one. Rows:"
-    check = tf.debugging.Assert(tf.equal(rows, tf.maximum(step.count, 1)), [text, rows, "examples:", step.count])
+    check = tf.debugging.Assert(
+        tf.equal(rows, tf.maximum(step.rows.count, 1)), [text, rows, "examples:", step.rows.count]
+    )
     with tf.control_dependencies([check]):
-        wire = tensor.dtype if tensor.dtype in _DTYPES else tf.int64 if tensor.dtype.size > 4 else tf.int32
-        return tf.cast(step.gather(tf.cast(tensor, wire)), tensor.dtype)
+        return step.rows.gather(tensor)

@@ -11,10 +11,11 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit import metric_state, patches
+from tfdist.keras_fit import patches
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, explain, objective
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
+from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
 from tfdist.training import api as trainer
 
 
@@ -62,6 +63,8 @@ def prepare(
         variable.assign(value)
     optimizers = list({id(one): one for of in found.values() for one, _ in of.optimizers}.values())
     stack.enter_context(patches.sums_expected(optimizers, cluster))
+    reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
+    stack.enter_context(batch_metrics.computed_on_whole_batch(cluster, [*batch_metrics.metrics_of(model), *reported]))
     with cluster.scope():
         last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
         steps = keras.Variable(0, dtype="int64", trainable=False, name="steps")

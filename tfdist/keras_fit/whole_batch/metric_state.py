@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.config.patching import put
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class MetricState:
     def assign(self, values: list[Any]) -> None:
         """Assigns what `read` returned; called on every worker.
 
-        On another number of replicas, replica 0 gets the sum. Values of an earlier release, a sum per variable, too.
+        On another number of replicas, replica 0 gets the sum, and all get the value of a metric of the whole batch.
+        Values of an earlier release are a sum per variable.
         """
         if not (values and isinstance(values[0], dict)):
             for variable, value in zip(self.variables(), values, strict=True):
@@ -40,8 +42,10 @@ class MetricState:
             return
         rows = np.array(values[0]["replicas"], np.float64)
         if len(rows) != self.cluster.num_replicas:
-            total, rows = rows.sum(axis=0), np.zeros([self.cluster.num_replicas, rows.shape[1]])
-            rows[0] = total
+            whole = np.concatenate([np.full(math.prod(one.shape), is_whole(one)) for one in self.variables()])
+            saved, rows = rows, np.zeros([self.cluster.num_replicas, rows.shape[1]])
+            rows[0] = saved.sum(axis=0)
+            rows[:, whole] = saved[0, whole]
 
         def assign() -> None:
             row, first = tf.constant(rows)[replicas_lib.replica_id()], 0
@@ -63,3 +67,14 @@ def make_metric_state(cluster: Cluster, variables: Callable[[], list[keras.Varia
         return tf.concat(flat, axis=0)
 
     return MetricState(cluster=cluster, variables=variables, gather=cluster.make_all_gather(numbers))
+
+
+def is_whole(variable: keras.Variable) -> bool:
+    """Returns whether each replica has the value of the whole batch, and not its part of a sum."""
+    return getattr(variable.value, "aggregation", None) == tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def make_whole(variable: keras.Variable) -> None:
+    """Makes the value of a metric's variable that of the first replica: all replicas compute the same one."""
+    if hasattr(variable.value, "aggregation"):
+        put(variable.value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -1,11 +1,13 @@
 """Keras' losses over shards of a batch: what `fit` patches in Keras, and removes again.
 
-Keras divides a loss by the examples of a replica and by the number of replicas. That is wrong if shards or masks differ
-in size. Within `patched_losses`, losses are computed as the shard's part of the loss of the global batch.
+A loss that is known to be a mean over examples is computed as the shard's part of the global loss. Keras divides it by
+the examples of a replica and by the number of replicas, which is wrong if shards or masks differ in size. Every other
+loss is computed by its own code on the whole batch, gathered from all replicas.
 """
 
 import contextlib
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,21 +16,18 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config.patching import put, replaced, restored
 from tfdist.keras_fit import compiled_model
-from tfdist.training import api as trainer
+from tfdist.keras_fit.whole_batch.per_example import is_per_example
+from tfdist.keras_fit.whole_batch.rows import Rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """A replica's part of a batch."""
 
-    # Its fraction of the batch's examples, float32 [].
-    weight: tf.Tensor
-    # 0.0 if the shard is empty, else 1.0: float32 [].
-    present: tf.Tensor
-    # Whether XLA compiles the loss: XLA cannot communicate.
-    by_xla: bool
+    rows: Rows
     # Whether losses are means over the shard, as in a step of the model's own, and not parts of the global loss.
     means: bool = False
 
@@ -46,27 +45,17 @@ class Shard:
         if weights is not None:
             values, weights = keras_loss.squeeze_or_expand_to_same_rank(values, tf.cast(weights, values.dtype))
             values = values * weights
-        total, present = tf.reduce_sum(values), tf.cast(self.present, values.dtype)
+        total, present = tf.reduce_sum(values), tf.cast(self.rows.present, values.dtype)
         if reduction == "sum":
             return total * present
-        if values.shape.rank == 0:
-            return total * tf.cast(self.weight, values.dtype)
         size = tf.cast(tf.size(values), values.dtype)
         if reduction == "mean_with_sample_weight" and weights is not None:
-            divisor = self._over_replicas(tf.reduce_sum(weights) * present)
+            divisor = self.rows.sum(tf.reduce_sum(weights) * present)
             return tf.math.divide_no_nan(total * present, divisor)
         if mask is not None:
-            valid = self._over_replicas(tf.reduce_sum(tf.cast(mask, values.dtype)) * present)
+            valid = self.rows.sum(tf.reduce_sum(tf.cast(mask, values.dtype)) * present)
             return tf.math.divide_no_nan(total * present * tf.cast(tf.size(mask), values.dtype) / size, valid)
-        return total / size * tf.cast(self.weight, values.dtype)
-
-    def _over_replicas(self, value: tf.Tensor) -> tf.Tensor:
-        if self.by_xla and trainer.num_replicas() > 1:
-            raise ValueError(
-                "compile(jit_compile=True) is not supported with masks or mean_with_sample_weight on several replicas: "
-                "their divisor is a sum over all replicas. Remove jit_compile."
-            )
-        return trainer.sum_differentiable(value)
+        return total / size * tf.cast(self.rows.weight, values.dtype)
 
 
 class _Mode(threading.local):
@@ -76,6 +65,8 @@ class _Mode(threading.local):
     alone: bool = False
     # Whose part of the global batch's loss is computed; None: the loss of the examples given.
     shard: Shard | None = None
+    # The same, for the reduction of the loss that is called now.
+    reduced: Shard | None = None
     # Collects the losses of single outputs; None: Keras' trackers receive them.
     parts: list[tf.Tensor] | None = None
 
@@ -88,13 +79,12 @@ _depth = 0
 @contextlib.contextmanager
 def mode(**values: Any) -> Iterator[None]:
     """Computes Keras' losses with the given fields of `_Mode`."""
-    for name, value in values.items():
-        setattr(_mode, name, value)
+    before = {name: getattr(_mode, name) for name in values}
+    vars(_mode).update(values)
     try:
         yield
     finally:
-        for name in values:
-            delattr(_mode, name)
+        vars(_mode).update(before)
 
 
 def patched() -> bool:
@@ -114,12 +104,56 @@ def patched_losses(model: keras.Model) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, replacement in replacements.items():
             stack.enter_context(replaced(keras_loss, name, replacement))
+        for owner in _callers(model):
+            stack.enter_context(replaced(owner, "__call__", _call))
         stack.enter_context(restored(compiled_model.trackers(model), ["update_state"]))
         _depth += 1
         try:
             yield
         finally:
             _depth -= 1
+
+
+def _callers(model: keras.Model) -> list[type]:
+    """Returns the classes whose `__call__` computes a loss: Keras' own, and those that override it."""
+    given = [type(loss) for loss in compiled_model.given_losses(model) if isinstance(loss, keras.Loss)]
+    own = {cls for kind in given for cls in kind.__mro__ if "__call__" in vars(cls) and issubclass(cls, keras.Loss)}
+    return list({keras.Loss, *own})
+
+
+def _call(
+    original: Callable[..., tf.Tensor], loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> tf.Tensor:
+    """Computes the outermost loss for the global batch; losses that it calls are Keras' own."""
+    shard = _mode.shard
+    if shard is None:
+        return original(loss, y_true, y_pred, sample_weight)
+    if is_per_example(loss):
+        with mode(shard=None, reduced=shard):
+            return original(loss, y_true, y_pred, sample_weight)
+    bytes_before = shard.rows.gathered_bytes()
+    given = shard.rows.gather_all((y_true, y_pred, sample_weight))
+    _tell(loss.name, shard.rows.gathered_bytes() - bytes_before)
+    with mode(shard=None):
+        result = original(loss, *given)
+    return result if shard.means else result * tf.cast(shard.rows.weight, result.dtype)
+
+
+# Losses that were named.
+_told: set[str] = set()
+
+
+def _tell(name: str, number: int) -> None:
+    """Says once which loss is gathered, and what that costs."""
+    if number == 0 or name in _told or tf.get_static_value(replicas_lib.replica_id()) != 0:
+        return
+    _told.add(name)
+    print(
+        f"tfdist: every replica computes the loss {name!r} on the whole batch, and gathers {number:,} bytes a step for "
+        "it. If it is a mean over examples, tfdist.per_example(loss) says so, and nothing is gathered.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _reduce_weighted_values(
@@ -130,13 +164,13 @@ def _reduce_weighted_values(
     reduction: str | None = "sum_over_batch_size",
     dtype: str | None = None,
 ) -> tf.Tensor:
-    shard = _mode.shard
+    shard = _mode.reduced
     by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
     by_mask = mask is not None and reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
     if shard is None or (shard.means and not by_weight and not by_mask):
         return original(values, sample_weight, mask, reduction, dtype)
     part = shard.reduce(values, sample_weight, mask, reduction, dtype)
-    return tf.math.divide_no_nan(part, tf.cast(shard.weight, part.dtype)) if shard.means else part
+    return tf.math.divide_no_nan(part, tf.cast(shard.rows.weight, part.dtype)) if shard.means else part
 
 
 def _scale(original: Callable[..., tf.Tensor], value: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,72 @@
+"""Losses and metrics that see the whole batch give Keras' numbers of one device, on shards of unequal sizes."""
+
+import functools
+import json
+import pathlib
+import sys
+
+import launching
+import numpy as np
+import pytest
+import whole_batch
+from topologies import environments
+
+PROGRAM = pathlib.Path(whole_batch.__file__)
+# Numbers of one output's loss: Keras counts a smaller last batch like a full one there.
+NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss")}
+FAST = (
+    "bce_and_dice",
+    "contrastive",
+    "OwnCall",
+    "own_step",
+    "own_loss",
+    "mask",
+    "xla",
+    "metrics",
+    "weights_in_the_loss",
+)
+TOPOLOGIES = {
+    "three devices": FAST,
+    "two workers": ("own_step", "mask", "metrics"),
+    "three devices, slow": [name for name in whole_batch.CASES if name not in FAST],
+    "two workers, slow": [name for name in whole_batch.CASES if name not in ("own_step", "mask", "metrics")],
+}
+
+
+def parameters():
+    return [
+        pytest.param(topology, name, marks=[pytest.mark.slow] if "slow" in topology else [])
+        for topology, names in TOPOLOGIES.items()
+        for name in names
+    ]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Topology -> the results of each worker, by case."""
+
+    @functools.cache
+    def measure(topology):
+        directory = tmp_path_factory.mktemp("whole_batch")
+        names = TOPOLOGIES.get(topology, [*whole_batch.CASES])
+        workers, devices = 2 if "workers" in topology else 1, {"three": 3, "two": 1}.get(topology.split()[0], 0)
+        paths = [directory / f"{worker}.json" for worker in range(workers)]
+        commands = [[sys.executable, str(PROGRAM), str(path), str(devices), *names] for path in paths]
+        launching.run_all(commands, environments(workers), timeout=500)
+        return [json.loads(path.read_text()) for path in paths]
+
+    return measure
+
+
+def numbers(case, name):
+    history = [value for key, value in case["history"].items() if key not in NOT_COMPARED.get(name, ())]
+    values = case["values"][: 1 if name in NOT_COMPARED else None]
+    return np.concatenate([np.ravel(part) for part in (*history, values, *case["weights"])])
+
+
+@pytest.mark.parametrize(("topology", "name"), parameters())
+def test_the_numbers_are_those_of_one_device(found, topology, name):
+    (expected,) = found("Keras")
+    for worker in found(topology):
+        assert worker[name]["history"].keys() == expected[name]["history"].keys()
+        np.testing.assert_allclose(numbers(worker[name], name), numbers(expected[name], name), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,122 @@
+"""Which losses and metrics of Keras may be computed shard by shard: those whose shards add up to the whole batch."""
+
+from typing import Any
+
+import keras
+
+from tfdist.config.patching import put
+
+# Means over examples. tests/unit/keras_fit/test_per_example.py compares shards with the whole for all of keras.losses.
+_LOSSES = (
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "CategoricalGeneralizedCrossEntropy",
+    "CategoricalHinge",
+    "CosineSimilarity",
+    "CTC",
+    "Hinge",
+    "Huber",
+    "KLDivergence",
+    "LogCosh",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
+    "Poisson",
+    "SparseCategoricalCrossentropy",
+    "SquaredHinge",
+)
+# Metrics whose state is a sum over examples.
+_METRICS = (
+    "AUC",
+    "Accuracy",
+    "BinaryAccuracy",
+    "BinaryCrossentropy",
+    "BinaryIoU",
+    "CategoricalAccuracy",
+    "CategoricalCrossentropy",
+    "CategoricalHinge",
+    "ConcordanceCorrelation",
+    "CosineSimilarity",
+    "F1Score",
+    "FBetaScore",
+    "FalseNegatives",
+    "FalsePositives",
+    "Hinge",
+    "IoU",
+    "KLDivergence",
+    "LogCoshError",
+    "Mean",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanIoU",
+    "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
+    "OneHotIoU",
+    "OneHotMeanIoU",
+    "PearsonCorrelation",
+    "Poisson",
+    "Precision",
+    "PrecisionAtRecall",
+    "R2Score",
+    "Recall",
+    "RecallAtPrecision",
+    "RootMeanSquaredError",
+    "SensitivityAtSpecificity",
+    "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossentropy",
+    "SparseTopKCategoricalAccuracy",
+    "SpecificityAtSensitivity",
+    "SquaredHinge",
+    "Sum",
+    "TopKCategoricalAccuracy",
+    "TrueNegatives",
+    "TruePositives",
+)
+_MARK = "_tfdist_per_example"
+
+
+def per_example(loss: Any) -> Any:
+    """Declares that a loss or metric counts each example by itself, so that nothing has to be gathered for it.
+
+    Args:
+        loss: a loss function (y_true, y_pred) -> one value per example, a `keras.Loss` whose value is a mean over
+            examples, or a `keras.Metric` whose state is a sum over them, such as `keras.metrics.MeanMetricWrapper`.
+
+    Returns:
+        `loss`, which can be passed to `compile`.
+
+    Raises:
+        ValueError: it is neither a function nor such an object.
+    """
+    if not callable(loss):
+        raise ValueError(f"per_example takes a loss or metric, as a function or an object. Received: {loss!r}")
+    put(loss, _MARK, True)
+    return loss
+
+
+def is_per_example(one: Any) -> bool:
+    """Returns whether a loss is a mean, or the state of a metric a sum, over the values of single examples.
+
+    Args:
+        one: a `keras.Loss`, a `keras.Metric`, or a loss function.
+    """
+    function = getattr(one, "fn", one)
+    if hasattr(one, _MARK) or hasattr(function, _MARK):
+        return True
+    if isinstance(one, keras.Metric):
+        known = type(one) in {getattr(keras.metrics, name, None) for name in _METRICS}
+        return known and one.get_config().get("axis", -1) == -1
+    classes = [getattr(keras.losses, name) for name in _LOSSES]
+    if not isinstance(one, keras.Loss) or type(one).__name__ == "LossFunctionWrapper":  # A function of the user's.
+        return function in [cls().fn for cls in classes]
+    return type(one) in classes and _is_of_last_axis(one)
+
+
+def _is_of_last_axis(loss: keras.Loss) -> bool:
+    """Returns whether a loss of Keras has no `axis` of the user's, which may be that of the examples."""
+    if isinstance(loss, keras.losses.CosineSimilarity):  # Its config has no axis.
+        return loss.call(keras.ops.ones((2, 3)), keras.ops.ones((2, 3))).shape[0] == 2
+    return loss.get_config().get("axis", -1) == -1
