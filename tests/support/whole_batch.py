@@ -5,6 +5,7 @@
 writes results to PATH as JSON; DEVICES is 0 for Keras' own fit. Several workers are started with TF_CONFIG.
 """
 
+import functools
 import json
 import pathlib
 import sys
@@ -113,6 +114,55 @@ class OwnStep(keras.Model):
         return {"loss": self.tracker.result(), "max_error": self.largest.result()}
 
 
+class ChangesGradients(keras.Model):
+    """Clips, adds up and reports gradients between a tape and an optimizer; a penalty needs gradients of the inputs."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.network, self.change = dense(), change
+        self.norm = keras.metrics.Mean(name="norm")
+
+    def call(self, x):
+        return self.network(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                predicted = self(x, training=True)
+            penalty = ops.mean(ops.square(inner.gradient(predicted, x)))
+            loss = bce(y, predicted) + 0.1 * penalty
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.norm.update_state(tf.linalg.global_norm(gradients))
+        self.optimizer.apply_gradients(zip(self.change(gradients), self.trainable_variables, strict=True))
+        return {"norm": self.norm.result()}
+
+
+class UpdatesByHand(ChangesGradients):
+    """Assigns weights without an optimizer, from gradients."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = bce(y, self(x, training=True))
+        variables = self.trainable_variables
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        self.norm.update_state(loss)
+        return {"norm": self.norm.result()}
+
+
+CHANGES = {
+    "clipped": lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0],
+    "signs": lambda gradients: [tf.sign(one) * 0.01 for one in gradients],
+    "normalised": lambda gradients: [one / (tf.norm(one) + 1e-3) for one in gradients],
+}
+
+
 class OwnLoss(keras.Model):
     """Overrides compute_loss, and calls losses in it."""
 
@@ -170,6 +220,8 @@ def metric_of_batch(true, predicted):
 CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "weights_in_the_loss": (with_scale, {}),
     "own_step": (OwnStep, {}),
+    **{name: (functools.partial(ChangesGradients, change), {}) for name, change in CHANGES.items()},
+    "by_hand": (UpdatesByHand, {}),
     "own_loss": (OwnLoss, {"loss": LOSSES["Dice"]}),
     "two_outputs": (two_outputs, {"loss": [LOSSES["Dice"], "mse"], "loss_weights": [0.3, 2.0]}),
     "mask": (of_words, {"loss": Masked()}),
@@ -178,6 +230,9 @@ CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "metrics": (dense, {"loss": "mse", "metrics": [MaxError, metric_of_batch, "mae"]}),
     "weighted": (dense, {"loss": Nested(), "metrics": ["mae"]}),
 }
+
+
+OWN_STEPS = ("own_step", "by_hand", *CHANGES)  # Without a loss in `compile`, nothing can be evaluated.
 
 
 def data_of(name):
@@ -202,12 +257,12 @@ def train(name, cluster):
     weights = weights[0] if weights else None
     if cluster is None:
         history = model.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-        values = [] if name == "own_step" else model.evaluate(x, y, batch_size=7, verbose=0)
+        values = [] if name in OWN_STEPS else model.evaluate(x, y, batch_size=7, verbose=0)
     else:
         history = tfdist.fit(
             cluster, model, x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0
         ).history
-        values = [] if name == "own_step" else tfdist.evaluate(cluster, model, x, y, batch_size=7, verbose=0)
+        values = [] if name in OWN_STEPS else tfdist.evaluate(cluster, model, x, y, batch_size=7, verbose=0)
     weights = [weight.tolist() for weight in model.get_weights()]
     return {"history": history, "values": np.ravel(values).tolist(), "weights": weights}
 

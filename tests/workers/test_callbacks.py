@@ -360,6 +360,9 @@ def test_variables_that_callbacks_hold_are_found():
     setting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: held[1].assign(2.0))
     model = compiled()
     model.layers[0].scale = tf.Variable(1.0)
+    # As in a model that overrides `metrics`: a sum over replicas, which the chief cannot read alone.
+    sums = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
+    model.layers[0].total = tf.Variable(0.0, trainable=False, **sums)
     found = broadcast.find_referenced_variables([Holding(), setting, keras.callbacks.EarlyStopping()], model)
     mine = (*model.variables, *model.metrics_variables)
     found = [one for one in found if all(one is not variable for variable in mine)]

@@ -179,9 +179,10 @@ def test_what_cannot_be_done_is_refused_with_a_reason(found, name, words):
         (
             "assigns",
             r"Improper\.train_step cannot be distributed\. After its first step the replicas have different .*:\n"
-            r"  model/\S+kernel\n    assigned in \S+own_steps\.py:\d+: variable\.assign_sub\(0\.1 \* gradient\)\n"
+            r"  model/\S+kernel\n    assigned in \S+own_steps\.py:\d+: "
+            r"variable\.assign_sub\(0\.1 \* loss \* gradient\)\n"
             r"(.*\n)*"
-            r"Only the apply of an optimizer averages over the replicas: pass gradients to an optimizer",
+            r"Gradients of variables, which a tape returns, are equal on all replicas, and losses are not: assign",
         ),
         ("branches", r"applied inside a tf\.cond, .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients"),
         ("returns_vector", r"Improper\.train_step must return scalars: 'losses' has shape \(2,\)\. Return its mean"),

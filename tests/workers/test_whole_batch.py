@@ -19,6 +19,8 @@ FAST = (
     "contrastive",
     "OwnCall",
     "own_step",
+    "clipped",
+    "by_hand",
     "own_loss",
     "mask",
     "xla",
@@ -27,9 +29,9 @@ FAST = (
 )
 TOPOLOGIES = {
     "three devices": FAST,
-    "two workers": ("own_step", "mask", "metrics"),
+    "two workers": ("own_step", "mask", "metrics", "clipped"),
     "three devices, slow": [name for name in whole_batch.CASES if name not in FAST],
-    "two workers, slow": [name for name in whole_batch.CASES if name not in ("own_step", "mask", "metrics")],
+    "two workers, slow": [name for name in whole_batch.CASES if name not in ("own_step", "mask", "metrics", "clipped")],
 }
 
 

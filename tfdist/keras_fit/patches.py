@@ -30,6 +30,8 @@ def patched() -> Iterator[None]:
             (keras.metrics.Mean, "update_state", _update_mean),
             (keras.Variable, "assign", _assign),
             (tf.GradientTape, "gradient", _gradient),
+            (tf.GradientTape, "__enter__", _enter),
+            (tf.GradientTape, "__exit__", _exit),
         ):
             stack.enter_context(replaced(owner, name, functools.partial(replica_step.call_in_step, method)))
         yield
@@ -89,11 +91,23 @@ def _gradient(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Sums a target with one value per example over the global batch, as the tape does on one device."""
+    """Returns the gradients of variables for the global batch, as on one device; others are those of the shard."""
     flat = tf.nest.flatten(sources)
-    if any(isinstance(source, keras.Variable | tf.Variable) for source in flat):
-        if step.without_effect:
-            return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
-        if output_gradients is None and step.rows.replicas > 1:
-            output_gradients = [step.upstream(tf.convert_to_tensor(one)) for one in tf.nest.flatten(target)]
-    return original(tape, target, sources, output_gradients, *args, **options)
+    if not any(isinstance(source, keras.Variable | tf.Variable) for source in flat):
+        return original(tape, target, sources, output_gradients, *args, **options)
+    if step.without_effect:
+        return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
+    if output_gradients is None and step.rows.replicas > 1:
+        output_gradients = [step.upstream(tf.convert_to_tensor(one)) for one in tf.nest.flatten(target)]
+    found = original(tape, target, sources, output_gradients, *args, **options)
+    return step.average_gradients(tape, found, sources)
+
+
+def _enter(step: ReplicaStep, original: Callable, tape: Any) -> Any:
+    step.recording.append(tape)
+    return original(tape)
+
+
+def _exit(step: ReplicaStep, original: Callable, tape: Any, *error: Any) -> Any:
+    step.recording[:] = [one for one in step.recording if one is not tape]
+    return original(tape, *error)

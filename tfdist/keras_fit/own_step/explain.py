@@ -47,6 +47,6 @@ def undistributable(step_name: str, differing: Sequence[str], assigned: Mapping[
     return "\n  ".join(
         [f"{step_name} cannot be distributed. After its first step the replicas have different values of:", *lines]
     ) + (
-        "\nOnly the apply of an optimizer averages over the replicas: pass gradients to an optimizer, and assign "
-        "variables only from values that are equal on all replicas, such as weights or tfdist.all_gather(tensor)."
+        "\nGradients of variables, which a tape returns, are equal on all replicas, and losses are not: assign "
+        "variables only from equal values, such as those gradients, weights or tfdist.all_gather(tensor)."
     )

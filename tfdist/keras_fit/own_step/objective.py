@@ -1,7 +1,7 @@
 """The objective of a model with a `train_step` or `test_step` of its own: the user's step on each replica's shard.
 
-Read `train_step` first. Keras computes a step's losses as means over the shard. Each apply of an optimizer gets the
-mean of the gradients over all replicas, weighted by their examples: the gradients of the mean over the global batch.
+Read `train_step` first. Keras computes a step's losses as means over the shard. A gradient tape returns the mean of the
+gradients of variables over all replicas, weighted by their examples: the gradients of the mean over the global batch.
 """
 
 import dataclasses
@@ -49,18 +49,18 @@ class OwnStepObjective:
         return self.run("test", element, apply=_no_apply)
 
     @tf.autograph.experimental.do_not_convert
-    def run(self, kind: str, element: Element, apply: Any) -> tf.Tensor:
+    def run(self, kind: str, element: Element, apply: Any, average: Any = None) -> tf.Tensor:
         """Runs a user's step on a replica's shard; called in `strategy.run`.
 
         Args:
             kind: "train" or "test".
-            apply: see `ReplicaStep`.
+            apply: see `ReplicaStep`; so `average`.
 
         Returns:
             Sums as in `ShardResult`.
         """
         rows = rows_lib.rows_of(element, self.batch_sizes[kind])
-        step = ReplicaStep(rows=rows, apply=apply, assigned=self.assigned)
+        step = ReplicaStep(rows=rows, apply=apply, average=average, assigned=self.assigned)
         discovered = self.train if kind == "train" else self.test
         kept = (
             [
@@ -136,17 +136,28 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     weight = tf.cast(element["count"] / element["total"], tf.float32)
 
-    def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
+    owners = {id(one): optimizer for optimizer, variables in objective.train.optimizers for one in variables}
+
+    def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
+        optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)
         owner = getattr(optimizer, "inner_optimizer", optimizer)
-        known = owner._trainable_variables if variables is None else variables
-        gradients = trainer.select_rows(gradients, known, element["data"], owner)
+        gradients = trainer.select_rows(gradients, variables, element["data"], owner)
         if context.cluster.num_replicas > 1:
             gradients = trainer.scale_gradients(gradients, weight)
-        gradients, _ = context.reduction(gradients, [], [], weight)
+        return context.reduction(gradients, [], [], weight)[0]
+
+    def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
+        owner = getattr(optimizer, "inner_optimizer", optimizer)
+        known = owner._trainable_variables if variables is None else list(variables)
+        done = replica_step.current().take_averaged(known)
+        others = [place for place, of in enumerate(done) if not of]
+        averaged = average([gradients[place] for place in others], [known[place] for place in others])
+        for place, gradient in zip(others, averaged, strict=True):
+            gradients[place] = gradient
         with trainer.convert_in_fixed_order():
             return original(gradients, variables)
 
-    sums = objective.run("train", element, apply)
+    sums = objective.run("train", element, apply, average)
     context.reduction([], [], statistics, weight)
     context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)

@@ -14,6 +14,7 @@ from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
 
+Average = Callable[[list[Any], list[Any]], list[Any]]
 # apply(gradients, variables), of an optimizer.
 Apply = Callable[[list[Any], list[Any] | None], Any]
 
@@ -25,6 +26,12 @@ class ReplicaStep:
     rows: Rows
     # Receives an optimizer, its own `apply`, the gradients and the variables.
     apply: Callable[[keras.optimizers.Optimizer, Apply, list[Any], list[Any] | None], Any]
+    # average(gradients, variables) -> their mean over replicas; None: an evaluation, or without effect.
+    average: Average | None = None
+    # The variables, by id, whose gradients were averaged and not yet applied.
+    averaged: set[int] = dataclasses.field(default_factory=set)
+    # The gradient tapes that record now.
+    recording: list[Any] = dataclasses.field(default_factory=list)
     # Lines that assign a variable other than by an optimizer, by the variable's path.
     assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     # Set while the step is traced only to see what it does: gradients of variables are then zeros.
@@ -61,12 +68,38 @@ class ReplicaStep:
         finally:
             self.applying = False
 
+    def average_gradients(self, tape: Any, gradients: Any, sources: Any) -> Any:
+        """Returns `gradients`, those of variables averaged over the replicas: what the step sees on one device.
+
+        Gradients of inputs stay those of the replica. So do gradients that another tape records, which are part of a
+        loss, and those in a branch or function, where replicas cannot communicate: `apply` averages them.
+
+        Args:
+            gradients: what `tape.gradient` returned for the nested `sources`.
+        """
+        others = any(one is not tape for one in self.recording)
+        if self.average is None or self.rows.replicas == 1 or others or self.in_branch:
+            return gradients
+        flat, variables = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        places = [place for place, one in enumerate(variables) if isinstance(one, keras.Variable | tf.Variable)]
+        averaged = self.average([flat[place] for place in places], [variables[place] for place in places])
+        for place, gradient in zip(places, averaged, strict=True):
+            flat[place] = gradient
+            self.averaged.add(id(variables[place]))
+        return tf.nest.pack_sequence_as(gradients, flat)
+
+    def take_averaged(self, variables: list[Any]) -> list[bool]:
+        """Returns for each variable whether its gradient was averaged since the last apply."""
+        found = [id(variable) in self.averaged for variable in variables]
+        self.averaged -= {id(variable) for variable in variables}
+        return found
+
     def upstream(self, target: tf.Tensor) -> tf.Tensor:
         """Returns the upstream gradient of a target of `tf.GradientTape.gradient`, in its shape.
 
-        The tape sums the elements of a target, and `apply` takes the mean over replicas. If the target has one value or
+        The tape sums the elements of a target, and gradients are averaged over replicas. If the target has one value or
         row per example of this shard, the sum over the global batch is meant: its gradient is divided by the weight,
-        with which `apply` multiplies. A gathered target has the rows of the global batch.
+        with which the mean multiplies. A gathered target has the rows of the global batch.
         """
         ones = tf.ones_like(target)
         if not target.shape.rank or target.shape[0] not in (None, self.rows.most // self.rows.replicas):

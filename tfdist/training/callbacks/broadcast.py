@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.callbacks import state as state_lib
 
@@ -49,7 +50,9 @@ def find_referenced_variables(callbacks: list[keras.callbacks.Callback], model: 
             continue
         seen.add(id(value))
         if isinstance(value, keras.Variable | tf.Variable):
-            found.append(value)
+            # A sum over replicas, such as a metric's, can only be read by all workers together.
+            if checkpoint_format.tf_variable(value).synchronization != tf.VariableSynchronization.ON_READ:
+                found.append(value)
         elif isinstance(value, list | tuple):
             waiting.extend(value)
         elif isinstance(value, dict | keras.Layer | keras.Loss | keras.Metric):
