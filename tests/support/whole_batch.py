@@ -217,6 +217,11 @@ def metric_of_batch(true, predicted):
     return dice(true, predicted)
 
 
+def f1_score():
+    """Has one value per class."""
+    return keras.metrics.F1Score(threshold=0.5)
+
+
 CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "weights_in_the_loss": (with_scale, {}),
     "own_step": (OwnStep, {}),
@@ -227,7 +232,7 @@ CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "mask": (of_words, {"loss": Masked()}),
     "xla": (dense, {"loss": LOSSES["bce_and_dice"], "jit_compile": True, "metrics": [MaxError]}),
     "xla_with_mask": (of_words, {"loss": "mse", "jit_compile": True}),
-    "metrics": (dense, {"loss": "mse", "metrics": [MaxError, metric_of_batch, "mae"]}),
+    "metrics": (dense, {"loss": "mse", "metrics": [MaxError, metric_of_batch, "mae", f1_score]}),
     "weighted": (dense, {"loss": Nested(), "metrics": ["mae"]}),
 }
 
@@ -251,7 +256,7 @@ def train(name, cluster):
         model, options = model
     options = dict(options)
     if "metrics" in options:
-        options["metrics"] = [one() if isinstance(one, type) else one for one in options["metrics"]]
+        options["metrics"] = [one() if one in (MaxError, f1_score) else one for one in options["metrics"]]
     model.compile(keras.optimizers.SGD(0.1), **options)
     x, y, *weights = data_of(name)
     weights = weights[0] if weights else None
@@ -264,7 +269,9 @@ def train(name, cluster):
         ).history
         values = [] if name in OWN_STEPS else tfdist.evaluate(cluster, model, x, y, batch_size=7, verbose=0)
     weights = [weight.tolist() for weight in model.get_weights()]
-    return {"history": history, "values": np.ravel(values).tolist(), "weights": weights}
+    history = {name: np.asarray(value).tolist() for name, value in history.items()}
+    values = [np.ravel(value) for value in np.atleast_1d(np.asarray(values, dtype=object))]
+    return {"history": history, "values": np.concatenate([[], *values]).tolist(), "weights": weights}
 
 
 if __name__ == "__main__":

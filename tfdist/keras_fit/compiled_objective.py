@@ -82,7 +82,7 @@ class CompiledObjective:
                 continue
             result = metric.result()
             logs |= result if isinstance(result, dict) else {metric.name: result}
-        return {name: float(keras.ops.convert_to_numpy(value)) for name, value in logs.items()}
+        return {name: _as_keras(value) for name, value in logs.items()}
 
     def finalise_weights(self) -> None:
         """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
@@ -183,6 +183,12 @@ def _communicates(model: keras.Model) -> bool:
 def _may_mask(layer: keras.Layer) -> bool:
     overrides = type(layer).compute_mask is not keras.Layer.compute_mask
     return overrides and not isinstance(layer, keras.layers.RNN) and getattr(layer, "mask_zero", True)
+
+
+def _as_keras(value: Any) -> Any:
+    """Returns a metric's result as Keras keeps it: a float, or an array of one value per class."""
+    array = keras.ops.convert_to_numpy(value)
+    return float(array) if array.ndim == 0 else array
 
 
 def _weight(element: Element) -> tf.Tensor:

@@ -26,6 +26,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfdist.report import files, formats, lines, metrics_file, tensorboard_events, time_shares
 from tfdist.report.console import Console
 from tfdist.report.lines import Row
@@ -270,7 +272,7 @@ def _floats(values: dict[str, float]) -> dict[str, float]:
             f"The objective returns a value named {reserved[0]!r}, which is reserved in metrics.jsonl: rename it. "
             f"Received: {sorted(values)}"
         )
-    return {name: float(value) for name, value in values.items()}
+    return {name: float(np.mean(value)) for name, value in values.items()}
 
 
 def _per_second(count: int, seconds: float) -> float:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 # The names of fields in checkpoints, where they are others.
 _SAVED_AS = {"last_evaluated_step": "evaluated", "last_scheduled_step": "regular", "completed_epochs": "epochs"}
 
@@ -68,7 +70,8 @@ class TrainingState:
     completed_epochs: int = 0
     steps_per_epoch: int = 0
     epoch_totals: dict[str, float] = dataclasses.field(default_factory=dict)
-    logs: dict[str, float] = dataclasses.field(default_factory=dict)
+    # A metric may have a value per class: float32 [classes].
+    logs: dict[str, float | np.ndarray] = dataclasses.field(default_factory=dict)
     # The objective's state within an epoch; see `Objective.state`.
     metrics: list[Any] = dataclasses.field(default_factory=list)
     # The learning rate that was configured, if callbacks may change it; None: a schedule computes it.
@@ -85,13 +88,19 @@ class TrainingState:
         values = {_SAVED_AS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
         best = values.pop("best")
         values |= {"best": best["value"], "best_step": best["step"], "best_of": best["of"]}
+        values["logs"] = {name: np.asarray(value).tolist() for name, value in self.logs.items()}
         return values | values.pop("interval")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingState":
         """Returns what `to_json` saved; fields of another release are ignored, missing ones have their defaults."""
         best = BestValue(value=values.get("best"), step=values.get("best_step", 0), of=values.get("best_of", ""))
-        return cls(**_known(cls, values), best=best, interval=IntervalTotals(**_known(IntervalTotals, values)))
+        state = cls(**_known(cls, values), best=best, interval=IntervalTotals(**_known(IntervalTotals, values)))
+        state.logs = {
+            name: np.array(value, np.float32) if isinstance(value, list) else value
+            for name, value in state.logs.items()
+        }
+        return state
 
     def start_epoch(self) -> None:
         """Resets the totals of the epoch."""

@@ -6,6 +6,7 @@ example, and are not padded; a replica without examples gets one example with co
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -242,6 +243,18 @@ class DataOptions:
     as_given: bool = False
     # preprocess(x, y, sample_weight) -> a batch for the model; None: the data is one.
     preprocess: Callable[..., Any] | None = None
+
+
+def steps_of_epoch(options: DataOptions, batches: int) -> int:
+    """Returns the steps of an epoch over data of `batches`: as in Keras, an epoch ends where the data ends."""
+    if options.steps is None or options.steps <= batches:
+        return options.steps or batches
+    warnings.warn(
+        f"The data ends after {batches} batches, and so does each epoch, as in Keras. Received: {options.steps} as "
+        "steps_per_epoch, validation_steps or steps. Call repeat() on a tf.data.Dataset to read it again in an epoch.",
+        stacklevel=2,
+    )
+    return batches
 
 
 def finish(batch: Any, options: DataOptions) -> tuple:

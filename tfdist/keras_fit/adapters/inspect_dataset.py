@@ -15,6 +15,20 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset
 
 
+def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
+    """Returns whether the elements of `dataset` seem to be batches; in doubt they are, as Keras takes them to be."""
+    waiting = [dataset]
+    while waiting:
+        one = waiting.pop()
+        kind = type(one).__name__
+        if "Batch" in kind and "Unbatch" not in kind:
+            return True
+        if "Unbatch" not in kind:
+            waiting += stateful_ops.inputs(one)
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    return all(shape.rank != 0 and (shape.rank is None or shape[0] in (None, batch_size)) for shape in shapes)
+
+
 def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the shuffles that order each pass; none if a cache after them keeps the order of the first."""
     found, waiting = [], [dataset]

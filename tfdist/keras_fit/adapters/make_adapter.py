@@ -173,7 +173,7 @@ def _examples(read: Any, num_examples: int, options: DataOptions) -> RandomAcces
         read=read,
         num_examples=num_examples,
         batch_size=batch_size,
-        steps=options.steps or steps,
+        steps=base.steps_of_epoch(options, steps),
         seed=options.seed,
         shuffle=options.shuffle,
     )
@@ -185,8 +185,7 @@ def _batched(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
     if not options.as_given:
         inputs = keras.utils.unpack_x_y_sample_weight(inputs)[0]
     ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(inputs))
-    # If the input ranks are unknown, batch_size means that the dataset is not batched.
-    single = options.batch_size is not None
+    single = options.batch_size is not None and not inspect_dataset.is_batched(dataset, options.batch_size)
     if options.input_ranks is not None and None not in ranks and len(ranks) == len(options.input_ranks):
         single = sorted(rank + 1 for rank in ranks) == sorted(options.input_ranks)
         if single and options.batch_size is None:
@@ -248,7 +247,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     return BatchAdapter(
         stream=passes,
-        steps=options.steps or length,
+        steps=options.steps if length is None else base.steps_of_epoch(options, length),
         batch_size=known or inspect_dataset.first_batch_size(plain),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,

@@ -73,7 +73,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
 
     return BatchAdapter(
         stream=stream,
-        steps=options.steps or length,
+        steps=options.steps if length is None else base.steps_of_epoch(options, length),
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=stream(0, 1).element_spec,
         smallest_batch=1,
