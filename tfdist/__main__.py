@@ -6,6 +6,8 @@
 
 import difflib
 import importlib
+import importlib.metadata
+import os
 import runpy
 import sys
 
@@ -32,6 +34,10 @@ TRAINING = {
     "run": ("tfdist.run", "Run an unchanged Keras script on all workers: python -m tfdist.run."),
     "launch": ("tfdist.launch.__main__", "Train with several workers on this machine: python -m tfdist.launch."),
 }
+_BEGIN = (
+    "  $ tfdist train digits       trains a small network on images that come with it, in half a minute",
+    "  $ tfdist run my_script.py   trains with a Keras script of yours, unchanged",
+)
 _HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}
 
 
@@ -41,6 +47,11 @@ def main() -> None:
     if name in _HELP:
         print(overview())
         return
+    if name == "--version":
+        print(f"tfdist {importlib.metadata.version('tfdist')}")
+        return
+    if os.getcwd() not in sys.path:  # As `python -m`: modules of the user are there.
+        sys.path.insert(0, os.getcwd())
     commands = [*TRAINING, *TOOLS, "completion"]
     if name not in commands:
         near = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
@@ -71,7 +82,8 @@ def overview() -> str:
     training, tools = ([f"  {name:<13} {line}" for name, (_, line) in each.items()] for each in (TRAINING, TOOLS))
     return "\n".join(
         [
-            *("usage: python -m tfdist COMMAND [flags]", "", "training:", *training, "", "tools:", *tools),
+            *("usage: python -m tfdist COMMAND [flags]", "", "to begin:", *_BEGIN, ""),
+            *("training:", *training, "", "tools:", *tools),
             *("  completion    Complete commands, flags, configs and fields in bash and zsh.", ""),
             "python -m tfdist COMMAND --help shows the flags of a command.",
         ]

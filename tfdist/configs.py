@@ -13,8 +13,8 @@ __path__ = [str(FOLDER)]
 def find(path: str) -> str:
     """Returns the path of a config, with the argument that may follow it: "configs/digits.py:argument".
 
-    A path that names no file becomes that of the shipped config of this name, if there is one.
+    A path that names no file becomes that of the shipped config of this name, with or without ".py", if there is one.
     """
     name, colon, argument = path.partition(":")
-    shipped = FOLDER / name.removeprefix("configs/")
+    shipped = FOLDER / f"{name.removeprefix('configs/').removesuffix('.py')}.py"
     return path if Path(name).is_file() or not shipped.is_file() else f"{shipped}{colon}{argument}"

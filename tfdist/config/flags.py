@@ -126,6 +126,8 @@ def run(
         parser: parses sys.argv; None: `parse`.
     """
     sys.argv[1:] = with_config_flag(sys.argv[1:])
+    if path := flag_errors.config_path(sys.argv):  # A config may name a module beside it, however it is started.
+        sys.path.append(os.path.dirname(os.path.abspath(path.partition(":")[0])))
     if flag_help.is_requested(sys.argv):
         print(flag_help.text(purpose, usage, RUN_FLAGS))
         path = flag_errors.config_path(sys.argv)
@@ -137,7 +139,7 @@ def run(
 
 
 def with_config_flag(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with `--config=` before a config file that is given without it: `configs/digits.py`.
+    """Returns the arguments with `--config=` before a config that is given without it: `configs/digits.py`, `digits`.
 
     A file that does not exist becomes that of the shipped config, if there is one.
     """
@@ -145,7 +147,8 @@ def with_config_flag(arguments: Sequence[str]) -> list[str]:
         found = configs.find(path)
         return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in arguments]
     for index, word in enumerate(arguments):
-        if re.fullmatch(r"[^-].*\.py(:.*)?", word) and not (index and _takes_a_value(arguments[index - 1])):
+        named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
+        if named and not (index and _takes_a_value(arguments[index - 1])):
             return [*arguments[:index], f"--config={configs.find(word)}", *arguments[index + 1 :]]
     return list(arguments)
 

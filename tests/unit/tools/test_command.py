@@ -1,6 +1,7 @@
 """`python -m tfdist`: the list of tools, a tool's own help, and names that do not exist."""
 
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 
@@ -21,7 +22,8 @@ def tfdist(*arguments):
 def test_the_list_has_a_line_for_each_tool(arguments):
     code, output, error = tfdist(*arguments)
     assert (code, error) == (0, "")
-    names = [line.split()[0] for line in output.splitlines() if line.startswith("  ")]
+    names = [line.split()[0] for line in output.splitlines() if line.startswith("  ") and "$" not in line]
+    assert "  $ tfdist train digits" in output
     assert names == [*command.TRAINING, *command.TOOLS, "completion"] and "python -m tfdist COMMAND --help" in output
     assert all(len(line) <= 100 for line in output.splitlines())
 
@@ -79,3 +81,30 @@ def test_a_flag_that_a_tool_does_not_have_is_one_message():
 def test_the_nearest_flag_is_one_that_help_shows():
     _, _, error = tfdist("plot", "runs/digits", "--workdir=x")  # absl has a --log_dir.
     assert error == "There is no flag --workdir. --help lists all flags. Received: --workdir=x\n"
+
+
+def test_the_version_is_that_of_the_package():
+    assert tfdist("--version") == (0, f"tfdist {importlib.metadata.version('tfdist')}\n", "")
+
+
+def test_a_shipped_config_is_named_without_its_folder_and_suffix():
+    from tfdist import configs
+    from tfdist.config import flags as config_flags
+
+    found = f"--config={configs.FOLDER / 'digits.py'}"
+    assert config_flags.with_config_flag(["digits"]) == [found]
+    assert config_flags.with_config_flag(["--config=digits"]) == [found]
+    assert config_flags.with_config_flag(["--workdir", "digits"]) == ["--workdir", "digits"]
+
+
+def test_a_config_may_name_a_module_beside_it(tmp_path):
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "my_model.py").write_text("SEED = 5\n")
+    (tmp_path / "beside" / "mine.py").write_text(
+        "from tfdist import config as c\n\n\ndef get_config():\n    import my_model\n\n"
+        '    return c.Config(seed=my_model.SEED, model={"target": "my_model:none"})\n'
+    )
+    script = "from tfdist.__main__ import main; main()"  # As the installed command, without the folder in the path.
+    words = [sys.executable, "-P", "-c", script, "train", "beside/mine.py", "--help"]
+    done = subprocess.run(words, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "my_model:none" in done.stdout, done.stdout + done.stderr
