@@ -95,6 +95,7 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "get_tensor_spec": ("batches",),
     },
     f"{ADAPTERS}.tf_dataset_adapter": {"make_class_weight_map_fn": ("class_weight",)},
+    "keras.src.backend.common.masking": {"get_keras_mask": ("x",), "set_keras_mask": ("x", "mask")},
     "keras.src.ops": {"cond": ("pred", "true_fn", "false_fn")},
     "keras.src.random.seed_generator": {"global_seed_generator": ()},
     "tensorflow.python.ops.gen_random_ops": {
