@@ -48,6 +48,12 @@ def built():
     return model()
 
 
+def replicated_metric_variable() -> tf.Variable:
+    """The variable of a Keras metric that was made in the scope of a strategy."""
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        return keras.metrics.Mean().total.value
+
+
 def dataset(kind: str) -> tf.data.Dataset:
     """A dataset whose last transformation is `kind`."""
     source = tf.data.Dataset.range(8)
@@ -109,6 +115,10 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # Private attributes: how to get the object from a model, and what must be true of it; a tuple: its parameters.
 ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
+    "_aggregation": (
+        lambda m: replicated_metric_variable()._aggregation,
+        lambda found: found == tf.VariableAggregation.SUM,
+    ),
     "_all_reduce_sum_gradients": (lambda m: m.optimizer._all_reduce_sum_gradients, ("grads_and_vars",)),
     "_apply_weight_decay": (lambda m: m.optimizer._apply_weight_decay, ("variables",)),
     "_backend_apply_gradients": (lambda m: m.optimizer._backend_apply_gradients, ("grads", "trainable_variables")),
@@ -149,7 +159,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda m: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9))._learning_rate,
         lambda found: isinstance(found, keras.optimizers.schedules.LearningRateSchedule),
     ),
-    "_loss_tracker": (lambda m: m._loss_tracker, lambda found: isinstance(found, keras.metrics.Mean)),
     "_map_func": (lambda m: dataset("map")._map_func.function, lambda found: "graph" in dir(found)),
     "_model_variables_moving_average": (
         lambda m: averaging(m)._model_variables_moving_average,
@@ -169,7 +178,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda found: len(found) == 1 and isinstance(found[0], keras.random.SeedGenerator),
     ),
     "_should_trace": (lambda m: keras.callbacks.TensorBoard()._should_trace, lambda found: found is False),
-    "_symbolic_build": (lambda m: m._symbolic_build, ("data_batch",)),
     "_trainable_variables": (lambda m: len(m.optimizer._trainable_variables), lambda found: found == 6),
     "_use_weight_decay": (lambda m: m.optimizer._use_weight_decay, ("variable",)),
     "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
