@@ -3,62 +3,82 @@
 Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The workers connect first. `fit`, `evaluate` and
 `predict` of the script's models use all of them; only the chief prints and writes. See docs/scripts.md.
 
-  --workdir=DIR  saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command resumes.
+  --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
+                       resumes.
+  --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.cluster import malloc, process_exit
 
 # For the completion of a shell.
-FLAGS = ("--workdir=",)
-_USAGE = "usage: python -m tfdist.run [--workdir=DIR] SCRIPT.py [its own flags]"
+FLAGS = ("--workdir=", "--logical_devices=")
+_USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
 
 
-def parse(arguments: list[str]) -> tuple[Path | None, Path, list[str]]:
-    """Returns the workdir, the script and the script's own arguments.
+@dataclasses.dataclass
+class Command:
+    """What the command line says; `arguments` are the script's own."""
+
+    script: Path
+    arguments: list[str]
+    workdir: Path | None = None
+    logical_devices: int = 1
+
+
+def parse(arguments: list[str]) -> Command:
+    """Reads the command line.
 
     Raises:
         SystemExit: there is no such script, or a flag before it is unknown; code 0 after --help.
     """
-    workdir = None
+    given: dict[str, Any] = {}
     while arguments and arguments[0].startswith("-"):
         flag, *arguments = arguments
         name, _, value = flag.partition("=")
         if name in ("--help", "-h"):
             print(f"{_USAGE}\n\n{__doc__.strip()}")
             sys.exit(0)
-        if name != "--workdir":
+        if f"{name}=" not in FLAGS:
             sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")
         if not value and arguments:
             value, *arguments = arguments
-        workdir = Path(value).expanduser()
+        if name == "--workdir":
+            given["workdir"] = Path(value).expanduser()
+        elif value.isdecimal() and int(value):
+            given["logical_devices"] = int(value)
+        else:
+            sys.exit(f"tfdist.run: --logical_devices must be a whole number and at least 1. Received: {value!r}")
     if not arguments:
         sys.exit(f"tfdist.run needs a script. {_USAGE}")
     script, *rest = arguments
     if not Path(script).is_file():
         meant = f" Did you mean {script}.py?" if Path(f"{script}.py").is_file() else ""
         sys.exit(f"tfdist.run: there is no file {script}.{meant} {_USAGE}")
-    return workdir, Path(script), rest
+    return Command(Path(script), rest, **given)
 
 
-def run_script(workdir: Path | None, script: Path, arguments: list[str]) -> int:
+def run_script(command: Command) -> int:
     """Connects the workers and runs the script as `__main__`; returns the exit code."""
     import runpy
 
     from tfdist.keras_fit import connect
     from tfdist.keras_fit.script import chief_output, model_methods
 
-    cluster = connect.connect()
-    sys.argv[:] = [str(script), *arguments]
+    script = command.script
+    cluster = connect.connect(config_lib.ClusterOptions(logical_devices=command.logical_devices))
+    sys.argv[:] = [str(script), *command.arguments]
     sys.path[0] = str(script.resolve().parent)
     try:
-        with model_methods.distributed(cluster, workdir), chief_output.only_from_chief(cluster, script):
+        with model_methods.distributed(cluster, command.workdir), chief_output.only_from_chief(cluster, script):
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):
@@ -75,9 +95,9 @@ def run_script(workdir: Path | None, script: Path, arguments: list[str]) -> int:
 
 def main() -> None:
     """Runs the script that the command line names, and exits the process."""
-    workdir, script, arguments = parse(sys.argv[1:])
+    command = parse(sys.argv[1:])
     malloc.keep_freed(config_lib.ClusterOptions(), os.environ)  # Before TensorFlow is imported and allocates.
-    process_exit.run_and_exit(lambda: run_script(workdir, script, arguments))
+    process_exit.run_and_exit(lambda: run_script(command))
 
 
 if __name__ == "__main__":

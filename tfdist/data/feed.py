@@ -60,6 +60,10 @@ class Feed:
     training: Callable[[int, int], tf.data.Dataset]
     # (start, stop) -> an iterator over them, with an element for all local replicas in each step.
     open_training: Callable[[int, int], Iterator[Any]]
+    # (the present iterator, step) -> the iterator for `step`: another one where an epoch is read by itself.
+    iterator_at: Callable[[Iterator[Any], int], Iterator[Any]] = lambda present, step: present
+    # Called after the last step of an epoch.
+    end_epoch: Callable[[], None] = lambda: None
     # None: no evaluation.
     evaluation: Evaluation | None
     # (count) -> examples of the splits, at positions that depend on the sizes only.

@@ -127,7 +127,9 @@ def _train(
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
     made = sizes.first_step + _steps_made(run) - steps_before
-    base.count_passes(data, made, ended_early=made < sizes.total_steps)
+    base.end_passes(data, made, ended_early=made < sizes.total_steps)
+    if validation is not None and validation.epoch_hooks is not None:
+        validation.epoch_hooks.end()
     return run.callbacks.history
 
 
@@ -192,7 +194,7 @@ def evaluate(
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
-    base.count_passes(data, data.steps)
+    base.end_passes(data, data.steps)
     cluster.pause()
     return logs if return_dict else compiled_model.in_order(model, logs)
 
@@ -235,6 +237,8 @@ def predict(
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     data = _data_adapter(model, x, None, None, batch_size, steps, as_given=False)
     same_data.check_same_data(cluster, data)
+    if data.epoch_hooks is not None:
+        data.epoch_hooks.begin_pass(reset=False)
     dataset = data.dataset(trainer.replica_shard(cluster), 0, data.steps)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
@@ -244,7 +248,7 @@ def predict(
         step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
     with data_errors.shapes_named(model, data.element_spec):
         found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
-    base.count_passes(data, data.steps)
+    base.end_passes(data, data.steps)
     cluster.pause()
     return found
 

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit.script import chief_output
 from tfdist.training import api as trainer
 
 
@@ -44,13 +45,17 @@ def make_callbacks(
             )
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
             callbacks.append(callback)
-        elif workdir is None:
+        elif workdir is None and not chief_output.in_script():
             raise ValueError(
                 "BackupAndRestore is not needed: pass workdir to tfdist.fit, and the same script resumes. "
                 f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
             )
         elif cluster.is_chief and verbose:
-            print(f"BackupAndRestore is ignored: tfdist.fit saves and resumes in {workdir}.", flush=True)
+            where = f"tfdist saves and resumes in {workdir}" if workdir else "to save and resume, start with --workdir=DIR"
+            print(f"BackupAndRestore is ignored: {where}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
+    placement = chief_output.callback_placement()
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    return trainer.CallbackRunner(cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params)
+    return trainer.CallbackRunner(
+        cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params, placement
+    )

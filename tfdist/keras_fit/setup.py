@@ -22,7 +22,7 @@ from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model, optimizer_branches, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
-from tfdist.keras_fit.adapters.base import DataAdapter
+from tfdist.keras_fit.adapters.base import DataAdapter, EpochHooks
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import eager_steps
 from tfdist.keras_fit.own_step import objective as own_objective
@@ -103,22 +103,42 @@ def _make_feed(
     """Makes the input of a run; `compares`: whether a run that resumes compares the data with those of before."""
     shard = trainer.replica_shard(cluster)
     training = functools.partial(adapter.dataset, shard)
+    sizes = Sizes(
+        global_batch=adapter.batch_size,
+        replicas=cluster.num_replicas,
+        steps_per_epoch=adapter.steps,
+        total_steps=round(config.train.epochs * adapter.steps),
+        first_step=initial_epoch * adapter.steps,
+    )
+    by_epoch: dict[str, Callable] = {}
+    if adapter.epoch_hooks is not None and validation is not adapter:
+        by_epoch = _read_by_epoch(cluster, training, adapter.epoch_hooks, sizes)
     return Feed(
-        sizes=Sizes(
-            global_batch=adapter.batch_size,
-            replicas=cluster.num_replicas,
-            steps_per_epoch=adapter.steps,
-            total_steps=round(config.train.epochs * adapter.steps),
-            first_step=initial_epoch * adapter.steps,
-        ),
+        sizes=sizes,
         spec=adapter.element_spec,
         training=training,
-        open_training=lambda start, stop: cluster.distribute(training(start, stop)),
+        **{"open_training": lambda start, stop: cluster.distribute(training(start, stop)), **by_epoch},
         evaluation=None if validation is None else functools.partial(_one_pass, validation, shard),
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
         first_nonfinite=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
         find_label=functools.partial(rows_of_steps.with_label, {"": adapter, "validation_data: ": validation}, shard),
     )
+
+
+def _read_by_epoch(
+    cluster: Cluster, training: Callable[[int, int], tf.data.Dataset], hooks: EpochHooks, sizes: Sizes
+) -> dict[str, Callable]:
+    """Returns functions of a Feed that read nothing of an epoch before it begins, and call the hooks of the data."""
+
+    def iterator_at(present: Any, step: int) -> Any:
+        epoch, step_in_epoch = divmod(step, sizes.steps_per_epoch)
+        if present is not None and step_in_epoch:
+            return present
+        hooks.begin_epoch(epoch)
+        return cluster.distribute(training(step, (epoch + 1) * sizes.steps_per_epoch))
+
+    hooks.reset(sizes.first_step // sizes.steps_per_epoch)
+    return {"open_training": lambda start, stop: None, "iterator_at": iterator_at, "end_epoch": hooks.end}
 
 
 def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:
@@ -136,6 +156,8 @@ def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:
 
 def _one_pass(adapter: DataAdapter, shard: ReplicaShard) -> tuple[tf.data.Dataset, int]:
     """Returns this worker's shard of a pass over the data, and its steps."""
+    if adapter.epoch_hooks is not None:
+        adapter.epoch_hooks.begin_pass(reset=True)
     return adapter.dataset(shard, 0, adapter.steps), adapter.steps
 
 

@@ -3,6 +3,7 @@
 Nothing else imports this module: inside the wing, modules import each other.
 """
 
+from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.progress_bar import open_bar
 from tfdist.training.consistency.replicas import ReplicaMismatchError

@@ -88,6 +88,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
     run_due_actions(tools, state)  # What was due when the run was interrupted.
     while state.step < run.total_steps and not run.callbacks.stop():
         begin_execution(run, state)
+        batches = run.feed.iterator_at(batches, state.step)
         started = time.perf_counter()
         execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
         state.step += execution.steps
@@ -168,6 +169,8 @@ def end_execution(run: Run, state: TrainingState) -> None:
     step_in_epoch = (state.step - 1) % run.steps_per_epoch
     ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or state.step == run.total_steps
     ends_batch = run.callbacks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
+    if ends_epoch:
+        run.feed.end_epoch()
     if not (ends_epoch or ends_batch or run.callbacks.wants_progress("train") or run.callbacks.stopped_on_nan):
         return
     logs = run.objective.results(state.epoch_totals)

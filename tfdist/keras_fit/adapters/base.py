@@ -37,9 +37,49 @@ class DataAdapter(Protocol):
     resume_caveat: str | None
     # Whether an earlier call may have left workers at different passes over a shuffle.
     order_unknown: bool
+    # Hooks of the data around each epoch, which is read by itself; None: steps are read on into the next epoch.
+    epoch_hooks: "EpochHooks | None"
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         """Returns this worker's elements of the steps [start, stop), and more after them."""
+
+
+class EpochHooks:
+    """Calls a data object's on_epoch_begin and on_epoch_end when Keras calls them, and as often.
+
+    So what the hooks and a script's callbacks change in the object holds for the whole next epoch.
+    """
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]):
+        self._begin, self._end = begin, end
+        self._epoch, self._within = -1, False
+
+    def reset(self, first: int) -> None:
+        """Called before a training, whose first epoch is `first`: as Keras, which calls on_epoch_end there."""
+        self._end()
+        self._epoch = first - 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begins an epoch of training; those before it are repeated on resume, because they may change the data."""
+        while self._epoch < epoch:
+            self.end()
+            self._epoch += 1
+            self._begin()
+            self._within = True
+
+    def begin_pass(self, *, reset: bool) -> None:
+        """Begins an evaluation, which Keras resets the data for, or a prediction."""
+        self.end()
+        if reset:
+            self._end()
+        self._begin()
+        self._within = True
+
+    def end(self) -> None:
+        """Ends the present epoch or pass, if there is one."""
+        if self._within:
+            self._within = False
+            self._end()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +96,7 @@ class RandomAccessAdapter:
     shuffle: bool
     resume_caveat: str | None = None
     order_unknown: bool = False
+    epoch_hooks: EpochHooks | None = None
 
     @property
     def pass_steps(self) -> int:
@@ -178,6 +219,7 @@ class BatchAdapter:
     # count_passes(steps, ended_early): counts the passes over a shuffle in a finished call; None: nothing is shuffled.
     count_passes: Callable[[int, bool], None] | None = None
     order_unknown: bool = False
+    epoch_hooks: EpochHooks | None = None
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For batches that may be others when they are read once more.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None
@@ -219,8 +261,10 @@ class BatchAdapter:
         return elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
 
 
-def count_passes(adapter: DataAdapter, steps: int, *, ended_early: bool = False) -> None:
-    """Counts the passes over a shuffle in a finished call of `steps` steps, for the calls that follow."""
+def end_passes(adapter: DataAdapter, steps: int, *, ended_early: bool = False) -> None:
+    """Ends a call of `steps` steps: calls the last epoch hook, and counts the passes over a shuffle for later calls."""
+    if adapter.epoch_hooks is not None and not ended_early:
+        adapter.epoch_hooks.end()
     if isinstance(adapter, BatchAdapter) and adapter.count_passes is not None:
         adapter.count_passes(steps, ended_early)
 

@@ -35,7 +35,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         raise ValueError(f"The {type(data).__name__} never ends: pass steps_per_epoch (or validation_steps, or steps).")
     samples = [_numpy_batch(data[index]) for index in range(min(2, length or 2))]
     spec = data_adapter_utils.get_tensor_spec(samples)
-    batches = _EpochReader(data, length, options)
+    batches = _Reader(data)
 
     def place(step: tf.Tensor) -> tf.Tensor:
         if length is None:
@@ -52,14 +52,11 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         return base.finish(tf.nest.pack_sequence_as(spec, shaped), options)
 
     def stream(start: int, stop: int) -> tf.data.Dataset:
-        del stop
-        numbers = tf.data.Dataset.range(start, np.iinfo(np.int64).max)
+        numbers = tf.data.Dataset.range(start, stop)
         load = tf.autograph.experimental.do_not_convert(lambda step: call(batches.read, step))
         return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
     def sharded(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        del stop
-
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
             total = tf.ensure_shape(tf.numpy_function(batches.num_rows, [step, place(step)], tf.int64), [])
@@ -67,7 +64,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
             data = call(batches.read_rows, step, low, low + tf.maximum(count, 1))
             return {"data": data, "count": count, "total": total}
 
-        numbers = tf.data.Dataset.range(start * shard.local_replicas, np.iinfo(np.int64).max)
+        numbers = tf.data.Dataset.range(start * shard.local_replicas, stop * shard.local_replicas)
         load = tf.autograph.experimental.do_not_convert(load)
         return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
@@ -80,15 +77,17 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         sample=lambda: base.named_columns(_numpy_batch(samples[0])),
         resume_caveat=batches.resume_caveat(),
         sharded=sharded if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
+        stops=True,
+        epoch_hooks=base.EpochHooks(data.on_epoch_begin, data.on_epoch_end),
         first_nonfinite=batches.watch.first if batches.epoch_hooks else None,
     )
 
 
-class _EpochReader:
-    """Reads batches of a PyDataset, and calls its epoch hooks as Keras does."""
+class _Reader:
+    """Reads batches of a PyDataset."""
 
-    def __init__(self, data: keras.utils.PyDataset, length: int | None, options: DataOptions):
-        self._data, self._per_epoch, self._epoch = data, length or options.steps, -1
+    def __init__(self, data: keras.utils.PyDataset):
+        self._data = data
         self.epoch_hooks = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
         self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
         self.watch = batch_watch.BatchWatch()
@@ -99,7 +98,6 @@ class _EpochReader:
         return f"{name}.{self.epoch_hooks[-1]} {does_the_same}" if self.epoch_hooks else None
 
     def read(self, step: np.int64, index: np.int64) -> list[np.ndarray]:
-        self._call_epoch_hooks(step)
         return self._arrays(step, self._data[int(index)])
 
     def _arrays(self, step: np.int64, batch: Any, low: np.int64 = 0) -> list[np.ndarray]:
@@ -109,11 +107,10 @@ class _EpochReader:
         return [np.asarray(part) for part in keras.tree.flatten(batch)]
 
     def num_rows(self, step: np.int64, index: np.int64) -> np.int64:
-        self._call_epoch_hooks(step)
+        del step
         return np.int64(self._data.num_rows(int(index)))
 
     def read_rows(self, step: np.int64, index: np.int64, low: np.int64, high: np.int64) -> list[np.ndarray]:
-        self._call_epoch_hooks(step)
         arrays = self._arrays(step, self._data.read_rows(int(index), int(low), int(high)), low)
         if any(len(array) != high - low for array in arrays):
             name, sizes = type(self._data).__name__, sorted({len(array) for array in arrays})
@@ -121,14 +118,6 @@ class _EpochReader:
                 f"{name}.read_rows({index}, {low}, {high}) must return {high - low} rows. Received: {sizes}"
             )
         return arrays
-
-    def _call_epoch_hooks(self, step: np.int64) -> None:
-        # In order of the steps. A resume repeats the hooks of earlier epochs, because they may change the order.
-        while self.epoch_hooks and self._epoch < int(step) // self._per_epoch:
-            if self._epoch >= 0:
-                self._data.on_epoch_end()
-            self._epoch += 1
-            self._data.on_epoch_begin()
 
 
 def _overrides(data: keras.utils.PyDataset, name: str) -> bool:

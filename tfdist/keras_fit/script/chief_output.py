@@ -20,7 +20,9 @@ import keras
 import numpy as np
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import user_code
 from tfdist.config.patching import replaced
+from tfdist.training import api as trainer
 
 # Module, class or None, functions.
 _SAVING = (
@@ -29,14 +31,20 @@ _SAVING = (
     ("matplotlib.figure", "Figure", ("savefig",)),
     ("keras.utils", None, ("plot_model", "save_img")),
 )
+# Callbacks of Keras that write files of their own.
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("CSVLogger", "TensorBoard", "RemoteMonitor", "OrbaxCheckpoint")
+    if hasattr(keras.callbacks, name)
+)
 # The chief saves, and the others wait: the next line may load the file.
 _KERAS_SAVING = (
     (keras.Model, ("save", "save_weights", "export")),
     (keras.saving, ("save_model",)),
     (keras.models, ("save_model",)),
 )
-# Whether tfdist's fit, evaluate or predict runs, which saves on the chief only.
-_running = False
+# Whether tfdist's fit, evaluate or predict runs, which saves on the chief only; None: no script runs by tfdist.run.
+_running: bool | None = None
 
 
 @contextlib.contextmanager
@@ -48,6 +56,7 @@ def only_from_chief(cluster: Cluster, script: pathlib.Path) -> Iterator[None]:
         script: code in this file's directory and below is the script's own.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_script_runs())
         if cluster.num_workers > 1:
             for owner, names in _KERAS_SAVING:
                 for name in names:
@@ -72,19 +81,55 @@ def _saving_functions() -> Iterator[tuple[Any, tuple[str, ...]]]:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[None]:
-    """Runs tfdist's own code: what it saves, and the variables that Keras makes for it, are of this worker only."""
+def running(own: bool = True) -> Iterator[None]:
+    """Runs tfdist's own code: what it saves, and the variables that Keras makes for it, are of this worker only.
+
+    Args:
+        own: False: code of the script, such as a callback, is called within tfdist's own.
+    """
     global _running
-    _running = True
+    before, _running = _running, own
     try:
         yield
     finally:
-        _running = False
+        _running = before
+
+
+@contextlib.contextmanager
+def _script_runs() -> Iterator[None]:
+    global _running
+    _running = False
+    try:
+        yield
+    finally:
+        _running = None
 
 
 def is_running() -> bool:
     """Returns True within `running`."""
-    return _running
+    return bool(_running)
+
+
+def in_script() -> bool:
+    """Returns True if tfdist.run runs a script."""
+    return _running is not None
+
+
+def callback_placement() -> trainer.Placement:
+    """Returns where callbacks run: in a script of tfdist.run on all workers, except for those that only write."""
+    if not in_script():
+        return trainer.Placement()
+    return trainer.Placement(_runs_on_all_workers, lambda: running(own=False))
+
+
+def _runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
+    """The script's own callbacks, and Keras' except for those whose files Keras does not write by `model.save`."""
+    if trainer.runs_on_all_workers(callback) or isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return True
+    if hasattr(callback, "on_all_workers") or isinstance(callback, _WRITERS):
+        return False
+    kind = type(callback)
+    return kind.__module__.startswith("keras.") or user_code.defines(kind)
 
 
 def _saved_by_chief(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

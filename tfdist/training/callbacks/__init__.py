@@ -1,4 +1,4 @@
-"""keras.callbacks on several workers: the chief runs them, and what they change is broadcast to all workers.
+"""keras.callbacks on several workers: what they do to the model is the chief's word, broadcast to all workers.
 
     CallbackRunner          callback_runner.py: calls the hooks, synchronises the workers after them
     from_config.py          the callbacks of `config.callbacks`

@@ -43,9 +43,14 @@ def _is_idle(callback: keras.callbacks.Callback, name: str) -> bool:
     )
 
 
+def only_writes(callback: keras.callbacks.Callback) -> bool:
+    """Returns True for Keras' callbacks that only read and write files."""
+    return type(callback) in _READ_ONLY
+
+
 def is_active(callback: keras.callbacks.Callback, hook: str) -> bool:
     """Returns True if `hook` of a callback may change what must be the same on all workers."""
     names = [hook, hook.replace("on_train_batch", "on_batch")]  # Keras' older names, called by the newer hooks.
-    return type(callback) not in _READ_ONLY and not all(
+    return not only_writes(callback) and not all(
         getattr(getattr(callback, name), "_is_default", False) for name in names
     )

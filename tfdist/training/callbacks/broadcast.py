@@ -1,14 +1,16 @@
 """Broadcasts to all workers what callbacks change on the chief.
 
-Callbacks of users are written for one process. Run on the chief only, they write each file once and make each decision
-once. After a hook, its changes are broadcast: weights, optimizer variables, the learning rate, `model.stop_training`,
-and variables that the callback or its functions refer to, such as an annealed loss weight. When training ends, its
-attributes are broadcast, because scripts read them. A callback with `on_all_workers = True` runs on all workers.
+After a hook, its changes are broadcast: weights, optimizer variables, the learning rate, `model.stop_training`, and
+variables that the callback or its functions refer to, such as an annealed loss weight. When training ends, the
+attributes of callbacks that run on the chief only are broadcast, because scripts read them.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import json
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,10 +19,14 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.liveness import peer_loss
 from tfdist.training.callbacks import state as state_lib
 
-# Keras' callbacks that have the same effect on all workers and change all weights, twice per epoch.
-_EVERYWHERE = (keras.callbacks.SwapEMAWeights,)
+# Keras' callbacks that write no files: they decide the same on all workers.
+_EVERYWHERE = (
+    *(keras.callbacks.EarlyStopping, keras.callbacks.History, keras.callbacks.LearningRateScheduler),
+    *(keras.callbacks.ReduceLROnPlateau, keras.callbacks.SwapEMAWeights, keras.callbacks.TerminateOnNaN),
+)
 # Larger arrays are not broadcast when training ends: mostly copies of the weights.
 _LARGEST_BROADCAST_BYTES = 2**20
 
@@ -28,6 +34,15 @@ _LARGEST_BROADCAST_BYTES = 2**20
 def runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
     """Returns True if a callback runs on all workers, False if on the chief only."""
     return getattr(callback, "on_all_workers", type(callback) in _EVERYWHERE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """Which callbacks run on all workers, and how: the others run on the chief only."""
+
+    everywhere: Callable[[keras.callbacks.Callback], bool] = runs_on_all_workers
+    # The context of hooks that run on all workers.
+    context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
 def find_referenced_variables(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> list[Any]:
@@ -70,17 +85,17 @@ class VariableBroadcast:
         self._changed = False
 
     def begin(self) -> None:
-        """Stores the variables' values; called on the chief, before a hook."""
+        """Stores the variables' values; called before a hook."""
         self._before = self._values()
 
     def end(self) -> None:
-        """Compares the variables with their stored values; called on the chief, after a hook."""
+        """Compares the variables with their stored values; called after a hook."""
         self._changed |= bool(self._before) and bool(_any_changed(self._before, self._values()))
         self._before = []
 
     @property
     def changed(self) -> bool:
-        """True if the chief's variables have changed since the last broadcast."""
+        """True if this worker's variables have changed since the last broadcast."""
         return self._changed
 
     def copy(self) -> None:
@@ -100,11 +115,14 @@ def _any_changed(before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
 
 
 def broadcast_attributes(
-    cluster: Cluster, callbacks: list[keras.callbacks.Callback], before: state_lib.InitialState
+    cluster: Cluster,
+    callbacks: list[keras.callbacks.Callback],
+    before: state_lib.InitialState,
+    everywhere: Callable[[keras.callbacks.Callback], bool],
 ) -> None:
     """Sets the attributes that changed on the chief since `before` on all workers. Collective: all workers call it.
 
-    Attributes of callbacks that run on all workers stay as they are.
+    Attributes of callbacks that run `everywhere` stay as they are.
     """
     content = b""
     if cluster.is_chief:
@@ -120,10 +138,34 @@ def broadcast_attributes(
         for name, (dtype, shape, values) in encoded.items()
     }
     named = state_lib.named(callbacks).items()
-    on_chief = {name for name, callback in named if not runs_on_all_workers(callback)}
+    on_chief = {name for name, callback in named if not everywhere(callback)}
     state_lib.restore(callbacks, {name: value for name, value in state.items() if name in on_chief}, arrays)
 
 
 def _dtype_name(array: np.ndarray) -> str:
     # NumPy finds bfloat16 and similar dtypes by their names only.
     return array.dtype.name if array.dtype.kind == "V" else array.dtype.str
+
+
+def raise_as_chief(cluster: Cluster, error: Exception | None) -> None:
+    """Raises the chief's error on every worker, so that all leave `fit`. Collective: all workers call it.
+
+    Args:
+        error: on the chief, what a callback raised there alone.
+
+    Raises:
+        Exception: of the same class and with the same text, if the class is known here and takes a text.
+        ChiefFailedError: otherwise.
+    """
+    content = b""
+    if error is not None:
+        content = json.dumps([type(error).__module__, type(error).__qualname__, str(error)]).encode()
+    module, name, text = json.loads(cluster.broadcast_bytes(content))
+    if error is not None:
+        raise error
+    kind = getattr(sys.modules.get(module), name, None)
+    cause = peer_loss.ChiefFailedError(f"a callback failed on worker 0, the chief: {name}: {text}")
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with contextlib.suppress(TypeError):  # Its constructor takes other arguments.
+            cause = kind(text)
+    raise cause

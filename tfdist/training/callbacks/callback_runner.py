@@ -1,8 +1,8 @@
 """Calls keras.callbacks during a run: Keras' order and keys, one decision for all workers, files only by the chief.
 
-Callbacks run on the chief, with values over all workers, and their effects are broadcast: see broadcast.py. A callback
-with `on_all_workers = True` runs on all workers. Training then stops if any worker sets `model.stop_training`, and the
-chief's learning rate is used on all workers.
+Hooks get values over all workers. Callbacks that write files run on the chief, the others on all workers; `Placement`
+says which. What they do to the model is the chief's: see broadcast.py. Training stops if the chief's callbacks set
+`model.stop_training`, and its learning rate and variables are used on all workers, also if clocks or files differ.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ class CallbackRunner:
         callbacks: list[keras.callbacks.Callback] | None = None,
         bar: ProgressBar | None = None,
         params: dict[str, Any] | None = None,
+        placement: broadcast.Placement | None = None,
     ):
         """Collective: all workers create it.
 
@@ -46,8 +47,11 @@ class CallbackRunner:
             callbacks: the user's callbacks; a History is added if there is none. None: no callbacks, no History.
             bar: the progress bar; None: no bar on this worker.
             params: Keras' `params` of callbacks.
+            placement: which callbacks run on all workers; None: those with `on_all_workers = True`, and those of
+                Keras that write no files.
         """
         self._cluster, self._model, self._bar = cluster, model, bar
+        self._placement = placement or broadcast.Placement()
         # "train", "test" or "predict" -> interval of its batch hooks, in steps; without batch hooks there is no entry.
         self.batch_interval: dict[str, int] = {}
         # True if TerminateOnNaN stopped training: the last state is not saved.
@@ -68,7 +72,7 @@ class CallbackRunner:
             self.history = histories[0] if histories else keras.callbacks.History()
             self._saved = [*(one for one in callbacks if one is not self.history), self.history]
             self._gather_hooks(callbacks, [*model.weights, *(optimizer.variables if optimizer else [])])
-        mine = [one for one in self._saved if cluster.is_chief or broadcast.runs_on_all_workers(one)]
+        mine = [one for one in self._saved if cluster.is_chief or self._placement.everywhere(one)]
         with _quiet_unless(cluster.is_chief):
             # The bar is last: it shows what the callbacks add to the logs.
             listed = [*mine, *([bar] if bar else [])]
@@ -144,21 +148,33 @@ class CallbackRunner:
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_rounded(logs or {})]
         synchronised = hook in self._synchronised and self._cluster.num_workers > 1
-        watched = synchronised and self._cluster.is_chief
-        if watched:
+        if synchronised:
             self._variables.begin()
         with self._cluster.paused(), _quiet_unless(self._cluster.is_chief):
-            for callback in self._list.callbacks:
-                with self._without_collectives(callback, hook):
-                    getattr(callback, hook)(*arguments)
+            failed = self._call_each(hook, arguments)
         if hook == "on_epoch_end":
             self._check_watched()
-        if watched:
-            self._variables.end()
         if synchronised:
-            self._synchronise()
+            self._variables.end()
+            self._synchronise(failed)
+        if failed is not None:
+            raise failed
         if hook in ("on_test_end", "on_predict_end"):
             self._broadcast_attributes()
+
+    def _call_each(self, hook: str, arguments: list[Any]) -> Exception | None:
+        """Calls a hook of each callback; returns what one raised that runs on the chief only."""
+        for callback in self._list.callbacks:
+            if self._cluster.num_workers == 1 or self._placement.everywhere(callback):
+                with self._placement.context():
+                    getattr(callback, hook)(*arguments)
+                continue
+            try:
+                with self._without_collectives(callback, hook):
+                    getattr(callback, hook)(*arguments)
+            except Exception as error:
+                return error
+        return None
 
     @property
     def held(self) -> list[Any]:
@@ -179,10 +195,11 @@ class CallbackRunner:
         self._watched = state.WatchedVariables()
         text = (
             f"callbacks change variables that the training step reads, and that no checkpoint holds: "
-            f"{', '.join(names)}. Other workers and a resumed run do not get their values. Make each an attribute of "
-            "the callback or of the model"
+            f"{', '.join(names)}. A resumed run does not get their values, nor other workers those of callbacks that "
+            "run on the chief only. Make each an attribute of the callback or of the model"
         )
-        if self._cluster.num_workers > 1 and not any(map(broadcast.runs_on_all_workers, self._saved)):
+        alone = [one for one in self._saved if not (self._placement.everywhere(one) or active_hooks.only_writes(one))]
+        if self._cluster.num_workers > 1 and alone:
             raise ValueError(f"C{text[1:]}.")
         self._warn(text)
 
@@ -262,30 +279,30 @@ class CallbackRunner:
 
     @contextlib.contextmanager
     def _without_collectives(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
-        if self._cluster.num_workers == 1 or broadcast.runs_on_all_workers(callback):
-            yield
-            return
         alone = collective_guard.local(self._model)
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
         with collective_guard.on_one_worker(f"{type(callback).__name__}.{hook}", advice), alone:
             yield
 
-    def _synchronise(self) -> None:
-        """Stops all workers if one stops, and broadcasts the chief's variables and learning rate."""
+    def _synchronise(self, failed: Exception | None = None) -> None:
+        """Stops all workers if the chief stops or `failed`, and gives them its variables and learning rate."""
         if self._cluster.num_workers == 1:
             return
         rate = self._settable_rate()
         mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
-        workers = self._cluster.all_gather([float(self.stop()), mine, float(self._variables.changed)])
-        self._model.stop_training = bool(np.any(workers[:, 0]))
-        if workers[0, 2]:
+        state = [float(self.stop()), mine, float(self._variables.changed), float(failed is not None)]
+        workers = self._cluster.all_gather(state)
+        if workers[0, 3]:
+            broadcast.raise_as_chief(self._cluster, failed)
+        self._model.stop_training = bool(workers[0, 0])
+        if np.any(workers[:, 2]):
             self._variables.copy()
         if rate is not None and workers[0, 1] != mine:
             rate.assign(workers[0, 1])
 
     def _broadcast_attributes(self) -> None:
         if self.active and self._cluster.num_workers > 1 and not self._training:
-            broadcast.broadcast_attributes(self._cluster, self._saved, self._initial)
+            broadcast.broadcast_attributes(self._cluster, self._saved, self._initial, self._placement.everywhere)
 
     def _settable_rate(self) -> keras.Variable | None:
         rate = getattr(getattr(self._model, "optimizer", None), "learning_rate", None)

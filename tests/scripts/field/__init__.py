@@ -1,0 +1,12 @@
+"""Scripts as users write them, run by Keras alone and by tfdist.run: do they give the same?
+
+    python -m tests.scripts.field [NAME...]      # all, or those whose names contain one of these
+
+Each script trains with plain Keras on one device, with one worker, with two workers and with one worker of two devices.
+It calls `record(name=value, ...)` with everything that it has found: histories, weights, predictions, files that it has
+read back. The first lines of a script may say what else than equal numbers is expected:
+
+    # draws: dropout             random numbers differ from Keras, so values are compared roughly
+    # per replica: batch norm    values of several replicas may differ, and the run says so with these words
+    # refused: MirroredStrategy  the run ends with a message that has these words
+"""
