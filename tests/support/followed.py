@@ -83,13 +83,13 @@ class Killer(Interrupter):
 
 
 class Disagreeing(keras.callbacks.Callback):
-    """Stops training on the last worker only, and sets the learning rate on the chief only."""
+    """Stops training on the last worker after an epoch, on the chief after two, and sets the rate on the chief only."""
 
     on_all_workers = True
 
-    def __init__(self, rank: int, last_rank: int):
+    def __init__(self, rank: int):
         super().__init__()
-        self.rank, self.last_rank, self.rates = rank, last_rank, []
+        self.rank, self.rates = rank, []
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.rank == 0:
@@ -97,7 +97,7 @@ class Disagreeing(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.rates.append(float(self.model.optimizer.learning_rate))
-        if self.rank == self.last_rank and epoch == 1:
+        if epoch == (1 if self.rank == 0 else 0):
             self.model.stop_training = True
 
 
@@ -247,7 +247,7 @@ class Trials:
     def writers(self) -> dict:
         """Keras' callbacks that write files, one folder per worker, and a callback that differs between workers."""
         mine = self.directory / f"rank{self.rank}"
-        disagreeing = Disagreeing(self.rank, self.last_rank)
+        disagreeing = Disagreeing(self.rank)
         kept = keras.callbacks
         found = self.fit(
             self.model(),

@@ -379,7 +379,7 @@ def test_a_variable_that_is_not_found_and_changes_is_named(cluster, tmp_path, ca
     lower = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: holder.weight.assign(0.5 * holder.weight))
     tfdist.fit(cluster, model, np.ones((8, 2)), np.ones((8, 1)), epochs=3, callbacks=[lower], verbose=0)
     said = (
-        "callbacks change variables that the training step reads, and that no checkpoint holds: weight. Other workers"
+        "callbacks change variables that the training step reads, and that no checkpoint holds: weight. A resumed run"
     )
     assert capsys.readouterr().err.count(said) == 1
 
