@@ -6,10 +6,13 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
   --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
                        resumes.
   --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
+  --subprocesses=everywhere
+                       runs commands that the script starts on each worker, not on the chief for all.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -20,8 +23,9 @@ from tfdist import config as config_lib
 from tfdist.cluster import malloc, process_exit
 
 # For the completion of a shell.
-FLAGS = ("--workdir=", "--logical_devices=")
+FLAGS = ("--workdir=", "--logical_devices=", "--subprocesses=")
 _USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
+_SUBPROCESSES = ("chief", "everywhere")
 
 
 @dataclasses.dataclass
@@ -32,6 +36,7 @@ class Command:
     arguments: list[str]
     workdir: Path | None = None
     logical_devices: int = 1
+    subprocesses: str = "chief"
 
 
 def parse(arguments: list[str]) -> Command:
@@ -53,6 +58,10 @@ def parse(arguments: list[str]) -> Command:
             value, *arguments = arguments
         if name == "--workdir":
             given["workdir"] = Path(value).expanduser()
+        elif name == "--subprocesses":
+            if value not in _SUBPROCESSES:
+                sys.exit(f"tfdist.run: --subprocesses must be chief or everywhere. Received: {value!r}")
+            given["subprocesses"] = value
         elif value.isdecimal() and int(value):
             given["logical_devices"] = int(value)
         else:
@@ -71,14 +80,18 @@ def run_script(command: Command) -> int:
     import runpy
 
     from tfdist.keras_fit import connect
-    from tfdist.keras_fit.script import chief_output, model_methods
+    from tfdist.keras_fit.script import context, entropy, files, model_methods
 
     script = command.script
-    cluster = connect.connect(config_lib.ClusterOptions(logical_devices=command.logical_devices))
+    cluster = connect.connect(config_lib.ClusterOptions(logical_devices=command.logical_devices), seed=None)
     sys.argv[:] = [str(script), *command.arguments]
     sys.path[0] = str(script.resolve().parent)
     try:
-        with model_methods.distributed(cluster, command.workdir), chief_output.only_from_chief(cluster, script):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(model_methods.distributed(cluster, command.workdir))
+            stack.enter_context(entropy.shared(cluster, command.workdir))
+            stack.enter_context(context.script_runs(cluster, script))
+            stack.enter_context(files.written_once(cluster, subprocesses=command.subprocesses))
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):
@@ -96,6 +109,8 @@ def run_script(command: Command) -> int:
 def main() -> None:
     """Runs the script that the command line names, and exits the process."""
     command = parse(sys.argv[1:])
+    if "PYTHONHASHSEED" not in os.environ:  # Python reads it as it starts: sets of texts have one order on all workers.
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     malloc.keep_freed(config_lib.ClusterOptions(), os.environ)  # Before TensorFlow is imported and allocates.
     process_exit.run_and_exit(lambda: run_script(command))
 

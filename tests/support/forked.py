@@ -187,6 +187,8 @@ class _Server:
     def __init__(self, number: int) -> None:
         self.open = True
         self._address = f"tfdist-tests-{_OWNER}-{number}"
+        # Each server's strings have other hashes.
+        self._hashes = str(number + 1)
         self._starting = threading.Lock()
 
     def ask(self, question: tuple[str, Any], files: Sequence[int] = ()) -> int:
@@ -224,7 +226,7 @@ class _Server:
                     process = subprocess.Popen(
                         [sys.executable, __file__, self._address, str(_OWNER)],
                         stdin=subprocess.DEVNULL,
-                        env=_ENVIRONMENT | _QUIET | {"CUDA_VISIBLE_DEVICES": ""},
+                        env=_ENVIRONMENT | _QUIET | {"CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": self._hashes},
                     )
                 elif code is not None:
                     raise RuntimeError(f"the server of forked processes ended with {code}")
@@ -320,8 +322,9 @@ def _become(request: Request, files: list[int]) -> None:
     if request.new_session:
         os.setsid()
     os.umask(request.umask)
+    hashes = os.environ["PYTHONHASHSEED"]
     os.environ.clear()
-    os.environ.update(request.env)
+    os.environ.update({"PYTHONHASHSEED": hashes, **request.env})
     os.chdir(request.cwd)
     at_once = bool(request.env.get("PYTHONUNBUFFERED"))
     for number, (name, mode) in enumerate((("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb"))):

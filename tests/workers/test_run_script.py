@@ -110,10 +110,16 @@ def test_errors_show_the_script(tmp_path, fail, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], r"tfdist\.run needs a script\. usage: python -m tfdist\.run \[--workdir=DIR\] \[--logical_devices=N\] SCRIPT\.py"),
+        (
+            [],
+            r"tfdist\.run needs a script\. usage: python -m tfdist\.run \[--workdir=DIR\] \[--logical_devices=N\] SCR",
+        ),
         (["missing.py"], r"there is no file missing\.py"),
         ([SCRIPT.removesuffix(".py")], r"there is no file .*\. Did you mean \S+\.py\? usage: "),
-        (["--logical_devices=two", SCRIPT], r"--logical_devices must be a whole number and at least 1\. Received: 'two'"),
+        (
+            ["--logical_devices=two", SCRIPT],
+            r"--logical_devices must be a whole number and at least 1\. Received: 'two'",
+        ),
         (["--epochs=3", SCRIPT], r"has no flag --epochs: flags of the script follow its name"),
     ],
 )

@@ -84,7 +84,13 @@ def install_handlers() -> StopRequest:
 
     for number in _SIGNALS:
         signal.signal(number, record)
+    os.register_at_fork(after_in_child=_restore_handlers)  # A process pool ends its processes by SIGTERM.
     return request
+
+
+def _restore_handlers() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def end_at_second_signal(end: Callable[[int], None]) -> None:

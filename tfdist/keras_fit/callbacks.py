@@ -5,8 +5,33 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.script import chief_output
+from tfdist.config import user_code
+from tfdist.keras_fit.script import context
 from tfdist.training import api as trainer
+
+# Callbacks of Keras that write files of their own.
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("CSVLogger", "TensorBoard", "RemoteMonitor", "OrbaxCheckpoint")
+    if hasattr(keras.callbacks, name)
+)
+
+
+def callback_placement() -> trainer.Placement:
+    """Returns where callbacks run: in a script of tfdist.run on all workers, except for those that only write."""
+    if not context.in_script():
+        return trainer.Placement()
+    return trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False))
+
+
+def _runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
+    """The script's own callbacks, and Keras' except for those whose files Keras does not write by `model.save`."""
+    if trainer.runs_on_all_workers(callback) or isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return True
+    if hasattr(callback, "on_all_workers") or isinstance(callback, _WRITERS):
+        return False
+    kind = type(callback)
+    return kind.__module__.startswith("keras.") or user_code.defines(kind)
 
 
 def make_callbacks(
@@ -45,16 +70,18 @@ def make_callbacks(
             )
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
             callbacks.append(callback)
-        elif workdir is None and not chief_output.in_script():
+        elif workdir is None and not context.in_script():
             raise ValueError(
                 "BackupAndRestore is not needed: pass workdir to tfdist.fit, and the same script resumes. "
                 f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
             )
         elif cluster.is_chief and verbose:
-            where = f"tfdist saves and resumes in {workdir}" if workdir else "to save and resume, start with --workdir=DIR"
+            where = (
+                f"tfdist saves and resumes in {workdir}" if workdir else "to save and resume, start with --workdir=DIR"
+            )
             print(f"BackupAndRestore is ignored: {where}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
-    placement = chief_output.callback_placement()
+    placement = callback_placement()
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     return trainer.CallbackRunner(
         cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params, placement

@@ -45,15 +45,18 @@ def scripts(names: list[str]) -> list[pathlib.Path]:
     return [path for path in every if not names or any(name in f"{path.parent.name}/{path.name}" for name in names)]
 
 
-def run(script: pathlib.Path, way: str, start=forked.Popen) -> Outcome:
+def run(script: pathlib.Path, way: str) -> Outcome:
     """Runs a script in a directory of its own; `way`: "keras", or one of WAYS."""
+    # All processes that are forked from one have the same hashes of texts.
+    start = subprocess.Popen if "# own process" in script.read_text() else forked.Popen
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder) / "work"
         place.mkdir()
         (place / script.name).write_text(script.read_text())
         flags = ["--logical_devices=2"] if way == "two devices" else []
         command = [sys.executable, *([] if way == "keras" else ["-m", "tfdist.run", *flags]), script.name]
-        env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{HERE.parent}"}
+        (place.parent / "tmp").mkdir()
+        env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{HERE.parent}", "TMPDIR": f"{folder}/tmp"}
         each = environments(2) if way == "two workers" else [worker_environment()]
         processes = []
         for rank, environment in enumerate(each):
@@ -140,12 +143,12 @@ def last_line(text: str) -> str:
     return (own or lines or [""])[-1][:300]
 
 
-def trial(script: pathlib.Path, start=forked.Popen) -> dict[str, tuple[str, str]]:
+def trial(script: pathlib.Path) -> dict[str, tuple[str, str]]:
     """Way -> verdict and reason."""
-    keras = run(script, "keras", start)
+    keras = run(script, "keras")
     if keras.codes != [0] and "# exits" not in script.read_text():
         return {"keras": ("wrong", last_line(keras.outputs[0]))}
-    return {way: verdict(script, keras, run(script, way, start), way) for way in WAYS}
+    return {way: verdict(script, keras, run(script, way), way) for way in WAYS}
 
 
 def main(names: list[str]) -> int:

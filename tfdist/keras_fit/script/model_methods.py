@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import replaced
 from tfdist.keras_fit import api, connect
 from tfdist.keras_fit.adapters import preprocess
-from tfdist.keras_fit.script import chief_output
+from tfdist.keras_fit.script import context
 
 # Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
-_DEVICE_SETTINGS = (
-    *("set_visible_devices", "set_logical_device_configuration", "set_virtual_device_configuration"),
-    "set_memory_growth",
+_DEVICE_SETTINGS = ("set_visible_devices", "set_logical_device_configuration", "set_virtual_device_configuration")
+# The same, and a run without them is right: they are ignored, with what sets them instead.
+_IGNORED_SETTINGS = (
+    (tf.config.experimental, "set_memory_growth", "TF_FORCE_GPU_ALLOW_GROWTH=true"),
+    (tf.config.threading, "set_intra_op_parallelism_threads", "TF_NUM_INTRAOP_THREADS"),
+    (tf.config.threading, "set_inter_op_parallelism_threads", "TF_NUM_INTEROP_THREADS"),
 )
 
 
@@ -57,6 +61,9 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
             for name in _DEVICE_SETTINGS:
                 if hasattr(module, name):
                     stack.enter_context(replaced(module, name, functools.partial(_refuse_device_setting, name)))
+        for module, name, variable in _IGNORED_SETTINGS:
+            ignore = functools.partial(_ignore_setting, cluster, variable)
+            stack.enter_context(replaced(module, name, ignore))
         stack.enter_context(strategy.refuse_others())
         stack.enter_context(replaced(connect, "connect", _refuse_connect))
         # The scope is one of the default graph, which keras.utils.clear_session replaces.
@@ -79,17 +86,18 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
         place = None if workdir is None else workdir / f"fit{next(calls)}"
-        with chief_output.running():
+        with context.running():
             return api.fit(cluster, model, **given, workdir=place)
 
     def evaluate(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        with chief_output.running():
+        with context.running():
             return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         if collective_guard.on_this_worker_only():  # In a callback.
             return original(model, *args, **keywords)
-        return api.predict(cluster, model, **_arguments(original, model, args, keywords))
+        with context.running():
+            return api.predict(cluster, model, **_arguments(original, model, args, keywords))
 
     def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         if cluster.num_replicas > 1:
@@ -126,7 +134,7 @@ def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, ke
 
 def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     # While fit runs, tfdist enters the scope itself, and callbacks on the chief may make objects of their own.
-    if chief_output.is_running():
+    if context.is_running():
         return original(*args, **keywords)
     with cluster.scope():
         return original(*args, **keywords)
@@ -145,13 +153,24 @@ def _refuse_device_setting(name: str, original: Callable[..., Any], *args: Any, 
     )
 
 
+def _ignore_setting(cluster: Cluster, variable: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+    del args, keywords
+    if cluster.is_chief:
+        print(
+            f"tfdist: {original.__name__} is ignored: TensorFlow has started before the script. Set {variable} in the "
+            "environment instead.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def _creator(cluster: Cluster) -> Callable[..., tf.Variable]:
     """Returns a variable creator that enters the cluster's scope."""
     entered = False
 
     def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
         nonlocal entered
-        if entered or chief_output.is_running() or strategy.in_any_scope():
+        if entered or context.is_running() or strategy.in_any_scope():
             return next_creator(**keywords)
         entered = True
         try:

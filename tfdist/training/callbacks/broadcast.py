@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import inspect
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.liveness import peer_loss
 from tfdist.training.callbacks import state as state_lib
 
 # Keras' callbacks that write no files: they decide the same on all workers.
@@ -145,27 +143,3 @@ def broadcast_attributes(
 def _dtype_name(array: np.ndarray) -> str:
     # NumPy finds bfloat16 and similar dtypes by their names only.
     return array.dtype.name if array.dtype.kind == "V" else array.dtype.str
-
-
-def raise_as_chief(cluster: Cluster, error: Exception | None) -> None:
-    """Raises the chief's error on every worker, so that all leave `fit`. Collective: all workers call it.
-
-    Args:
-        error: on the chief, what a callback raised there alone.
-
-    Raises:
-        Exception: of the same class and with the same text, if the class is known here and takes a text.
-        ChiefFailedError: otherwise.
-    """
-    content = b""
-    if error is not None:
-        content = json.dumps([type(error).__module__, type(error).__qualname__, str(error)]).encode()
-    module, name, text = json.loads(cluster.broadcast_bytes(content))
-    if error is not None:
-        raise error
-    kind = getattr(sys.modules.get(module), name, None)
-    cause = peer_loss.ChiefFailedError(f"a callback failed on worker 0, the chief: {name}: {text}")
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(TypeError):  # Its constructor takes other arguments.
-            cause = kind(text)
-    raise cause

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import collective_guard
+from tfdist.cluster import chief_call, collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.callbacks import active_hooks, broadcast, state
 from tfdist.training.callbacks.progress_bar import ProgressBar
@@ -292,8 +292,11 @@ class CallbackRunner:
         mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
         state = [float(self.stop()), mine, float(self._variables.changed), float(failed is not None)]
         workers = self._cluster.all_gather(state)
+        if workers[0, 3] and not self._cluster.is_chief:
+            chief_call.result(self._cluster)
         if workers[0, 3]:
-            broadcast.raise_as_chief(self._cluster, failed)
+            chief_call.announce(self._cluster, chief_call.Outcome(raised=failed))
+            raise failed
         self._model.stop_training = bool(workers[0, 0])
         if np.any(workers[:, 2]):
             self._variables.copy()

@@ -18,9 +18,7 @@ def build(units, rate):
 results = {}
 for units, rate in itertools.product([4, 8], [0.1, 0.01]):
     keras.utils.set_random_seed(1)
-    history = build(units, rate).fit(
-        x, y, validation_split=0.25, epochs=2, batch_size=12, shuffle=False, verbose=0
-    )
+    history = build(units, rate).fit(x, y, validation_split=0.25, epochs=2, batch_size=12, shuffle=False, verbose=0)
     results[f"{units} {rate}"] = history.history["val_loss"][-1]
 best = min(results, key=results.get)
 print("best:", best)

@@ -3,6 +3,7 @@ import numpy as np
 from recording import record
 
 # draws: the order of a set of strings differs between starts of Python
+# own process
 labels = ["cat", "dog", "bird", "fish", "horse"] * 12
 names = list(set(labels))
 y = np.array([names.index(label) for label in labels])

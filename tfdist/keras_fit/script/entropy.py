@@ -1,0 +1,163 @@
+"""One entropy and one clock for all workers of a script: each draws what the others draw, and reads the same time.
+
+All workers share what a process draws by itself: `random` and `np.random` without a seed, `np.random.default_rng()`,
+`random.Random()`, `uuid.uuid4`, and TensorFlow's unseeded operations. They come from one value, which is drawn anew in
+each start, or saved in the workdir, so that a resumed script draws the same. Seeded draws are those of Keras alone.
+`secrets` and `os.urandom` stay as they are. The time that a line of the script reads outside of callbacks is the
+chief's: paths are often named by it.
+"""
+
+import contextlib
+import datetime as datetime_lib
+import hashlib
+import os
+import random
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.random import bit_generator
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.config.patching import put, replaced, restored
+from tfdist.keras_fit.script import context
+
+_BYTES = 16
+# The module whose function TensorFlow's operations call.
+_SEEDS = sys.modules[tf.compat.v1.random.get_seed.__module__]
+_Datetime = datetime_lib.datetime
+
+
+@contextlib.contextmanager
+def shared(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
+    """Shares entropy and time among the workers in the block. Collective: all workers enter it.
+
+    Args:
+        cluster: the workers.
+        workdir: where the value is saved and found again; None: it is drawn anew.
+
+    Raises:
+        OSError: the value cannot be saved.
+    """
+    value = cluster.broadcast_bytes(_read_or_draw(workdir) if cluster.is_chief else b"")
+    draws = _Draws(value)
+    random.seed(draws.bits(64))
+    np.random.seed(draws.bits(32))
+    tf.random.set_global_generator(tf.random.Generator.from_seed(draws.bits(63)))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(bit_generator, "randbits", draws.random_bits))
+        stack.enter_context(replaced(random.Random, "seed", draws.seed))
+        stack.enter_context(replaced(random, "seed", draws.seed))
+        stack.enter_context(replaced(uuid, "uuid4", draws.uuid4))
+        stack.enter_context(replaced(_SEEDS, "get_seed", draws.operation_seeds))
+        stack.enter_context(_common_time(cluster))
+        yield
+
+
+def _read_or_draw(workdir: Path | None) -> bytes:
+    if workdir is None:
+        return os.urandom(_BYTES)
+    path = workdir / "entropy"
+    if path.exists():
+        return bytes.fromhex(path.read_text())
+    workdir.mkdir(parents=True, exist_ok=True)
+    value = os.urandom(_BYTES)
+    unfinished = path.with_name("entropy.unfinished")
+    unfinished.write_text(value.hex())
+    os.replace(unfinished, path)
+    return value
+
+
+class _Draws:
+    """Numbers that depend on a value and on how many were drawn before; code of one worker alone has its own."""
+
+    def __init__(self, value: bytes):
+        self._value, self._count = value, 0
+
+    def bits(self, count: int) -> int:
+        """Returns `count` random bits."""
+        self._count += 1
+        found = hashlib.shake_256(self._value + self._count.to_bytes(8, "little")).digest(-(-count // 8))
+        return int.from_bytes(found, "little") >> (-count % 8)
+
+    def random_bits(self, original: Callable[[int], int], count: int) -> int:
+        return self.bits(count) if context.draws_for_all() else original(count)
+
+    def seed(self, original: Callable[..., None], *args: Any, **keywords: Any) -> None:
+        # `random.seed()`, or `seed(generator)` as a method.
+        given = [*(args[1:] if args and isinstance(args[0], random.Random) else args), *keywords.values()]
+        if not context.draws_for_all() or (given and given[0] is not None):
+            original(*args, **keywords)
+        else:
+            original(*(one for one in args if one is not None), self.bits(64))
+
+    def uuid4(self, original: Callable[[], uuid.UUID]) -> uuid.UUID:
+        return uuid.UUID(int=self.bits(128), version=4) if context.draws_for_all() else original()
+
+    def operation_seeds(self, original: Callable[[Any], tuple[Any, Any]], op_seed: Any) -> tuple[Any, Any]:
+        """The seeds of an operation of TensorFlow; without any, it would draw its own in each process."""
+        try:
+            seeds = original(op_seed)
+        except RuntimeError:  # Of enable_op_determinism, which wants a seed: here is one.
+            seeds = (None, None)
+        return seeds if seeds != (None, None) else (self.bits(30) + 1, self.bits(30) + 1)
+
+
+@contextlib.contextmanager
+def _common_time(cluster: Cluster) -> Iterator[None]:
+    """Gives the chief's time to lines of the script."""
+    if cluster.num_workers == 1:
+        yield
+        return
+    seconds = time.time
+
+    def common() -> float:
+        """The chief's time where a line of the script asks for it, outside of callbacks."""
+        return float(cluster.all_gather([seconds()])[0, 0]) if context.reads_clock_for_all() else seconds()
+
+    def read(original: Callable[..., Any]) -> float:
+        del original
+        return common()
+
+    def of_seconds(original: Callable[..., Any], given: float | None = None) -> Any:
+        return original(common() if given is None else given)
+
+    def formatted(original: Callable[..., str], form: str, *given: Any) -> str:
+        return original(form, *(given or [time.localtime(common())]))
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, _Datetime)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, _Datetime)
+
+    class datetime(_Datetime, metaclass=Meta):
+        def __new__(cls, *args: Any, **keywords: Any) -> Any:
+            if cls is datetime:
+                return _Datetime(*args, **keywords)
+            return super().__new__(cls, *args, **keywords)
+
+        @classmethod
+        def now(cls, tz: Any = None) -> _Datetime:
+            return _Datetime.fromtimestamp(common(), tz)
+
+        today = now
+
+        @classmethod
+        def utcnow(cls) -> _Datetime:
+            return _Datetime.fromtimestamp(common(), datetime_lib.timezone.utc).replace(tzinfo=None)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(time, "time", read))
+        for name in ("localtime", "gmtime", "ctime"):
+            stack.enter_context(replaced(time, name, of_seconds))
+        stack.enter_context(replaced(time, "strftime", formatted))
+        stack.enter_context(restored([datetime_lib], ["datetime"]))
+        put(datetime_lib, "datetime", datetime)
+        yield
