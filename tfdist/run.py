@@ -80,7 +80,7 @@ def run_script(command: Command) -> int:
     import runpy
 
     from tfdist.keras_fit import connect
-    from tfdist.keras_fit.script import context, entropy, files, model_methods
+    from tfdist.keras_fit.script import context, entropy, files, model_methods, processes
 
     script = command.script
     cluster = connect.connect(config_lib.ClusterOptions(logical_devices=command.logical_devices), seed=None)
@@ -91,7 +91,9 @@ def run_script(command: Command) -> int:
             stack.enter_context(model_methods.distributed(cluster, command.workdir))
             stack.enter_context(entropy.shared(cluster, command.workdir))
             stack.enter_context(context.script_runs(cluster, script))
-            stack.enter_context(files.written_once(cluster, subprocesses=command.subprocesses))
+            stack.enter_context(files.written_once(cluster))
+            if command.subprocesses == "chief":
+                stack.enter_context(processes.run_once(cluster))
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):

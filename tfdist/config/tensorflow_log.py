@@ -4,8 +4,6 @@ TensorFlow writes some lines at every import, whatever its settings are. Imports
 """
 
 import contextlib
-import importlib.abc
-import importlib.machinery
 import os
 import re
 import signal
@@ -13,7 +11,9 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
+
+from tfdist.config import import_hook
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # The level that hides all lines except those of a crash; with another one, nothing is hidden here.
@@ -95,29 +95,12 @@ def quiet() -> Iterator[None]:
         yield
 
 
-class _QuietImport(importlib.abc.MetaPathFinder):
-    """Hides the lines of the first `import tensorflow`, also if Keras imports it."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "tensorflow":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None or not hide(os.environ):
-            return None
-        execute = spec.loader.exec_module
-
-        def quietly(module: types.ModuleType) -> None:
-            with hidden():
-                execute(module)
-
-        spec.loader.exec_module = quietly
-        return spec
+def _quietly(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+    with quiet():
+        execute(module)
 
 
 def hide_at_import() -> None:
     """Hides the lines of the first `import tensorflow` that follows in this process."""
     if "tensorflow" not in sys.modules:
-        sys.meta_path.insert(0, _QuietImport())
+        sys.meta_path.insert(0, import_hook.ImportHook({"tensorflow"}, _quietly))

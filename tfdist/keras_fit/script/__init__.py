@@ -3,5 +3,6 @@
 model_methods.py    Model.fit, evaluate and predict become tfdist's; variables are made in the cluster's scope
 context.py          whether the script's own code runs, and what the chief does for all workers
 files.py            only the chief prints and writes; the other workers wait until a file is written
+processes.py        commands that the script starts run on the chief
 entropy.py          what a process draws by itself, and the time, are the same on all workers
 """

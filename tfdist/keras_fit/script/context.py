@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.cluster import chief_call, collective_guard
+from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 
 # Modules of Python whose calls are those of the script that calls them.
@@ -165,11 +165,11 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     """
     meet(place)
     if not owns(path):
-        return chief_call.result(_script.cluster)
+        return collective_guard.result(_script.cluster)
     with running(), collective_guard.on_one_worker(f"what {place} writes", "call it outside"):
-        found = chief_call.tried(function)
+        found = collective_guard.tried(function)
     if _script.cluster.is_chief:
-        chief_call.announce(_script.cluster, found)
+        collective_guard.announce(_script.cluster, found)
     else:
-        chief_call.result(_script.cluster)
+        collective_guard.result(_script.cluster)
     return found.value()

@@ -2,9 +2,9 @@
 
 What a line of the script writes, in the main thread, is written once: by `open`, `pathlib`, `os`, `shutil`, `zipfile`,
 `tempfile`, NumPy, h5py, Pillow, Matplotlib, pandas, Keras, `tf.io`, `tf.train.Checkpoint` and `tf.summary`. All workers
-meet before it and after it, or when a file is closed or flushed, so the next line finds the file on every worker. If it
-fails on the chief, it fails on all. What another worker "opens for writing" is private. Paths in the temporary directory
-are those of a host, and its first worker writes them.
+meet before it and after it, or when a file is closed or flushed: so the next line finds the file on every worker. If it
+fails on the chief, it fails on all. What another worker "opens for writing" is private. Paths in the temporary
+directory are those of a host, and its first worker writes them.
 
 Not caught: writes of other threads, of input functions and of child processes, files that other libraries write,
 `tempfile.NamedTemporaryFile`, standard error, and `os.open`.
@@ -13,13 +13,10 @@ Not caught: writes of other threads, of input functions and of child processes, 
 import builtins
 import contextlib
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
 import io
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -34,6 +31,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import import_hook
 from tfdist.config.patching import replaced
 from tfdist.keras_fit.script import context
 
@@ -73,17 +71,11 @@ _KERAS_SAVING = (
     (keras.saving, ("save_model",), "filepath"),
     (keras.models, ("save_model",), "filepath"),
 )
-_PROCESSES = ("run", "call", "check_call", "check_output")
 
 
 @contextlib.contextmanager
-def written_once(cluster: Cluster, *, subprocesses: str = "chief") -> Iterator[None]:
-    """Lets one worker print and write for all in the block, which runs a script.
-
-    Args:
-        cluster: the workers.
-        subprocesses: "chief": `subprocess.run` and its relatives run there, for all workers; "everywhere": on each.
-    """
+def written_once(cluster: Cluster) -> Iterator[None]:
+    """Lets one worker print and write for all in the block, which runs a script."""
     if cluster.num_workers == 1:
         yield
         return
@@ -108,10 +100,6 @@ def written_once(cluster: Cluster, *, subprocesses: str = "chief") -> Iterator[N
             stack.enter_context(replaced(tf.train.Checkpoint, name, _save_checkpoint))
         stack.enter_context(replaced(tf.train.CheckpointManager, "__init__", _make_manager))
         stack.enter_context(replaced(tf.train.CheckpointManager, "save", _save_by_manager))
-        if subprocesses == "chief":
-            for name in _PROCESSES:
-                stack.enter_context(replaced(subprocess, name, _process))
-            stack.enter_context(replaced(os, "system", _process))
         stack.enter_context(_on_import(stack))
         if not cluster.is_chief:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
@@ -364,51 +352,6 @@ def _save_by_manager(original: Callable[..., Any], manager: tf.train.CheckpointM
     return path
 
 
-def _process(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Runs a command on the chief, for all workers."""
-    global _told
-    place = context.calling_line()
-    if not place:
-        return original(*args, **keywords)
-    here = []
-
-    def run() -> dict[str, Any]:
-        global _told
-        if not _told:
-            _told = True
-            print(
-                f"tfdist: {place}: {original.__name__} runs on the chief only, for all workers; with "
-                "--subprocesses=everywhere it runs on each.",
-                file=sys.stderr,
-                flush=True,
-            )
-        here.append(original(*args, **keywords))
-        found = here[0]
-        if not isinstance(found, subprocess.CompletedProcess):
-            return {"value": _encoded(found)}
-        return {"code": found.returncode, "stdout": _encoded(found.stdout), "stderr": _encoded(found.stderr)}
-
-    told = context.once(place, run)
-    if here:
-        return here[0]
-    if "value" in told:
-        return _decoded(told["value"])
-    command = args[0] if args else keywords.get("args")
-    return subprocess.CompletedProcess(command, told["code"], _decoded(told["stdout"]), _decoded(told["stderr"]))
-
-
-# Whether a line has said where commands run.
-_told = False
-
-
-def _encoded(value: Any) -> dict[str, Any]:
-    return {"bytes": value.hex()} if isinstance(value, bytes) else {"value": value}
-
-
-def _decoded(value: dict[str, Any]) -> Any:
-    return bytes.fromhex(value["bytes"]) if "bytes" in value else value["value"]
-
-
 def _null_writer(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     if context.is_running():
         return original(*args, **keywords)
@@ -430,33 +373,16 @@ def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
                 for function in functions:
                     stack.enter_context(replaced(owner, function, functools.partial(_once, parameter)))
 
+    def around(execute: Callable[[Any], None], module: Any) -> None:
+        execute(module)
+        replace(module)
+
     names = {name for name, *_ in _WRITING_IF_IMPORTED}
     for name in names & set(sys.modules):
         replace(sys.modules[name])
-    finder = _Finder(names - set(sys.modules), replace)
-    sys.meta_path.insert(0, finder)
+    hook = import_hook.ImportHook(names - set(sys.modules), around)
+    sys.meta_path.insert(0, hook)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Calls a function with some modules when they have been imported."""
-
-    def __init__(self, names: set[str], imported: Callable[[Any], None]):
-        self._names, self._imported = names, imported
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Finds a module as Python does."""
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in self._names else None
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            self._imported(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
+        sys.meta_path.remove(hook)

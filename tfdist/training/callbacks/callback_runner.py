@@ -6,6 +6,7 @@ says which. What they do to the model is the chief's: see broadcast.py. Training
 """
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,10 +15,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import chief_call, collective_guard
+from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.callbacks import active_hooks, broadcast, state
 from tfdist.training.callbacks.progress_bar import ProgressBar
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Needed:
+    """What the callbacks of any worker need."""
+
+    shows_progress: bool = False
+    # Hooks after which stop flag, learning rate and variables are synchronised.
+    synchronised: frozenset[str] = frozenset()
 
 
 class CallbackRunner:
@@ -64,9 +74,8 @@ class CallbackRunner:
         self._held = state.WatchedVariables()
         # Variables that the training step reads and that no checkpoint holds.
         self._watched = state.WatchedVariables()
-        # Hooks after which stop flag, learning rate and variables are synchronised.
-        self._synchronised: set[str] = set()
-        self._shows_progress = self._training = False
+        self._needed = _Needed()
+        self._training = False
         if callbacks is not None:
             histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
             self.history = histories[0] if histories else keras.callbacks.History()
@@ -96,11 +105,12 @@ class CallbackRunner:
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
         acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
         workers = self._cluster.all_gather([float(value) for value in (shown, *batches, *acting, len(found))])
-        self._shows_progress, *needed = np.any(workers[:, :-1], axis=0).tolist()
+        shows_progress, *needed = np.any(workers[:, :-1], axis=0).tolist()
         steps = getattr(self._model, "steps_per_execution", 1)
         by_kind, by_hook = needed[: len(batches)], needed[len(batches) :]
         self.batch_interval = {kind: steps for kind, need in zip(active_hooks.KINDS, by_kind, strict=True) if need}
-        self._synchronised = {hook for hook, need in zip(active_hooks.HOOKS, by_hook, strict=True) if need}
+        synchronised = {hook for hook, need in zip(active_hooks.HOOKS, by_hook, strict=True) if need}
+        self._needed = _Needed(shows_progress=shows_progress, synchronised=frozenset(synchronised))
         variables = [variable for variable in trained if variable is not self._settable_rate()]
         if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
             variables += found
@@ -125,7 +135,9 @@ class CallbackRunner:
 
     def wants_progress(self, kind: str) -> bool:
         """Returns True if `progress` of "train", "test" or "predict" shows anything; values are computed for it."""
-        return self._shows_progress and not (kind == "test" and self._training)  # As in Keras: one bar per epoch.
+        return self._needed.shows_progress and not (
+            kind == "test" and self._training
+        )  # As in Keras: one bar per epoch.
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
         """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
@@ -147,7 +159,7 @@ class CallbackRunner:
         """
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_rounded(logs or {})]
-        synchronised = hook in self._synchronised and self._cluster.num_workers > 1
+        synchronised = hook in self._needed.synchronised and self._cluster.num_workers > 1
         if synchronised:
             self._variables.begin()
         with self._cluster.paused(), _quiet_unless(self._cluster.is_chief):
@@ -293,9 +305,9 @@ class CallbackRunner:
         state = [float(self.stop()), mine, float(self._variables.changed), float(failed is not None)]
         workers = self._cluster.all_gather(state)
         if workers[0, 3] and not self._cluster.is_chief:
-            chief_call.result(self._cluster)
+            collective_guard.result(self._cluster)
         if workers[0, 3]:
-            chief_call.announce(self._cluster, chief_call.Outcome(raised=failed))
+            collective_guard.announce(self._cluster, collective_guard.Outcome(raised=failed))
             raise failed
         self._model.stop_training = bool(workers[0, 0])
         if np.any(workers[:, 2]):

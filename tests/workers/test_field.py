@@ -1,0 +1,57 @@
+"""Scripts as users write them give under tfdist.run what they give under Keras; `python -m tests.scripts.field` runs all."""
+
+import sys
+
+import pytest
+from launching import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.scripts.field import trial
+
+# Of each kind, the scripts that have most to do with several workers.
+QUICK = {
+    "callbacks/batch_hooks",
+    "callbacks/curriculum_in_dataset",
+    "callbacks/evaluate_in_callback",
+    "callbacks/lambda_list",
+    "callbacks/pruned",
+    "around/h5py_file",
+    "around/pickle_and_json",
+    "around/set_order",
+    "around/tempdir_save_load",
+    "around/unseeded_everything",
+}
+
+
+def name(script):
+    return f"{script.parent.name}/{script.stem}"
+
+
+@pytest.mark.parametrize("script", [one for one in trial.scripts([]) if name(one) in QUICK], ids=name)
+def test_two_workers_give_what_keras_gives(script):
+    verdict, why = trial.verdict(script, trial.run(script, "keras"), trial.run(script, "two workers"), "two workers")
+    assert verdict in ("equal", "equal draws"), why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", trial.scripts([]), ids=name)
+def test_all_ways_give_what_keras_gives(script):
+    wrong = {way: why for way, (verdict, why) in trial.trial(script).items() if verdict == "wrong"}
+    assert not wrong
+
+
+def test_workers_that_do_not_run_the_same_lines_are_told(tmp_path):
+    script = tmp_path / "script.py"
+    lines = ["import os", "other = '\"index\": 1' in os.environ['TF_CONFIG']", "if other:", "    os.mkdir('a')"]
+    script.write_text("\n".join([*lines, "else:", "    os.mkdir('b')", ""]))
+    found = trial.run(script, "two workers")
+    assert found.codes[0] == 1 and "does not run the same lines of the script as worker 0" in found.outputs[0]
+    assert "script.py:6" in found.outputs[0]
+
+
+def test_a_difference_is_seen():
+    assert trial.difference([1.0, {"a": 2.0}], [1.0, {"a": 2.0}]) == 0.0
+    assert trial.difference({"a": [1.0, 2.0]}, {"a": [1.0, 2.2]}) == pytest.approx(0.1)
+    assert trial.difference({"a": 1.0}, {"b": 1.0}) == trial.difference("x", "y") == float("inf")
+    assert trial.difference([1.0, float("nan")], [1.0, 1.0]) == float("inf")
