@@ -1,4 +1,4 @@
-"""Scripts as users write them give under tfdist.run what they give under Keras; `python -m tests.scripts.field` runs all."""
+"""Scripts as users write them give under tfdist.run what they give under Keras: a part of `tests.scripts.field`."""
 
 import sys
 
