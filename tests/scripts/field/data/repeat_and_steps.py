@@ -1,0 +1,12 @@
+import keras
+import numpy as np
+import tensorflow as tf
+from recording import record
+
+keras.utils.set_random_seed(0)
+x = np.random.rand(24, 3).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(7).repeat()
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+history = model.fit(data, steps_per_epoch=5, epochs=3)
+record(history=history.history, weights=model.get_weights())
