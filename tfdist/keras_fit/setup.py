@@ -20,7 +20,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, optimizer_branches, same_data
+from tfdist.keras_fit import compiled_model, optimizer_branches, per_replica, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter, EpochHooks
 from tfdist.keras_fit.compiled_objective import CompiledObjective
@@ -68,6 +68,9 @@ def make_run(
     else:
         context = _compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
         train_step, more = trainer.train_step, {}
+    more = {**more, **per_replica.recurrent_states(cluster, model)}
+    if validation is not adapter:
+        per_replica.tell(cluster, model)
     trainer.make_stateless(model, context.step_count, replicas_lib.replica_id, config.seed)
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}

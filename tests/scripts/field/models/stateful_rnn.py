@@ -2,7 +2,7 @@ import keras
 import numpy as np
 from recording import record
 
-# refused: stateful
+# refused on several replicas: stateful
 keras.utils.set_random_seed(0)
 x = np.random.rand(32, 3, 2).astype("float32")
 model = keras.Sequential(

@@ -2,6 +2,7 @@ import keras
 import numpy as np
 from recording import record
 
+keras.config.set_floatx("float64")  # The bias of keys has no gradient but roundings.
 keras.utils.set_random_seed(0)
 x, y = np.random.randint(0, 20, (36, 6)), np.random.randint(0, 2, 36)
 inputs = keras.Input((6,), dtype="int32")

@@ -1,0 +1,73 @@
+"""Says which layers see the examples of one replica only, and refuses those that cannot."""
+
+import sys
+from typing import Any
+
+import keras
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.training import api as trainer
+
+# What was said.
+_told: set[str] = set()
+
+
+def tell(cluster: Cluster, model: keras.Model) -> None:
+    """Says once, on the chief, which layers compute something from the examples of each replica alone."""
+    if cluster.num_replicas == 1 or not cluster.is_chief:
+        return
+    normalizing, others = [], []
+    statistics = {id(variable) for variable in trainer.find_statistics(model)}
+    for layer in trainer.layers_of_all_depths(model):
+        # Other layers of Keras, such as Normalization, do not change such variables in a step.
+        if isinstance(layer, keras.layers.BatchNormalization):
+            if layer.trainable and not layer.synchronized:
+                normalizing.append(layer.name)
+        elif not type(layer).__module__.startswith("keras."):
+            # A keras.Model has those of its layers, too.
+            own = {id(one) for one in layer.non_trainable_variables}
+            inner = (one for one in trainer.layers_of_all_depths(layer) if one is not layer)
+            own -= {id(variable) for one in inner for variable in one.variables}
+            if own & statistics:
+                others.append(f"{type(layer).__name__} ({layer.name})")
+    if normalizing:
+        _say(
+            f"BatchNormalization ({_listed(normalizing)}) takes the statistics of each replica's examples; "
+            "synchronized=True takes those of the whole batch, as on one device"
+        )
+    if others:
+        _say(
+            f"{_listed(others)}: variables that such a layer updates from its batch are those of each replica's "
+            "examples, averaged over the replicas after each step"
+        )
+
+
+def _say(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        print(f"tfdist: {text}.", file=sys.stderr, flush=True)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def recurrent_states(cluster: Cluster, model: keras.Model) -> dict[str, Any]:
+    """Returns the states of stateful recurrent layers by name, which Keras does not count as the layers' variables.
+
+    Raises:
+        ValueError: there are several replicas.
+    """
+    found: dict[str, Any] = {}
+    for layer in trainer.layers_of_all_depths(model):
+        if not getattr(layer, "stateful", False) or not getattr(layer, "states", None):
+            continue
+        if cluster.num_replicas > 1:
+            raise ValueError(
+                f"The layer {layer.name!r} is stateful: each row of a batch continues the same row of the last batch, so "
+                f"a batch cannot be divided among {cluster.num_replicas} replicas. Start one worker with one device, or "
+                "set stateful=False."
+            )
+        states = [one for one in keras.tree.flatten(layer.states) if isinstance(one, keras.Variable)]
+        found |= {f"states/{layer.name}/{index}": one for index, one in enumerate(states)}
+    return found
