@@ -6,29 +6,34 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.training import api as trainer
 
 # What was said.
 _told: set[str] = set()
 
 
-def tell(cluster: Cluster, model: keras.Model) -> None:
-    """Says once, on the chief, which layers compute something from the examples of each replica alone."""
+def tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
+    """Says once, on the chief, which layers compute something from the examples of each replica alone.
+
+    Args:
+        layers: of all depths.
+        statistics: variables that layers may update in each step.
+    """
     if cluster.num_replicas == 1 or not cluster.is_chief:
         return
     normalizing, others = [], []
-    statistics = {id(variable) for variable in trainer.find_statistics(model)}
-    for layer in trainer.layers_of_all_depths(model):
+    updated = {id(variable) for variable in statistics}
+    for layer in layers:
         # Other layers of Keras, such as Normalization, do not change such variables in a step.
         if isinstance(layer, keras.layers.BatchNormalization):
             if layer.trainable and not layer.synchronized:
                 normalizing.append(layer.name)
         elif not type(layer).__module__.startswith("keras."):
-            # A keras.Model has those of its layers, too.
+            # A layer also has the variables of its layers.
             own = {id(one) for one in layer.non_trainable_variables}
-            inner = (one for one in trainer.layers_of_all_depths(layer) if one is not layer)
-            own -= {id(variable) for one in inner for variable in one.variables}
-            if own & statistics:
+            for inner in layers:
+                if inner is not layer and {id(one) for one in inner.variables} <= {id(one) for one in layer.variables}:
+                    own -= {id(one) for one in inner.variables}
+            if own & updated:
                 others.append(f"{type(layer).__name__} ({layer.name})")
     if normalizing:
         _say(
@@ -52,21 +57,21 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def recurrent_states(cluster: Cluster, model: keras.Model) -> dict[str, Any]:
+def recurrent_states(cluster: Cluster, layers: list[keras.Layer]) -> dict[str, Any]:
     """Returns the states of stateful recurrent layers by name, which Keras does not count as the layers' variables.
 
     Raises:
         ValueError: there are several replicas.
     """
     found: dict[str, Any] = {}
-    for layer in trainer.layers_of_all_depths(model):
+    for layer in layers:
         if not getattr(layer, "stateful", False) or not getattr(layer, "states", None):
             continue
         if cluster.num_replicas > 1:
             raise ValueError(
-                f"The layer {layer.name!r} is stateful: each row of a batch continues the same row of the last batch, so "
-                f"a batch cannot be divided among {cluster.num_replicas} replicas. Start one worker with one device, or "
-                "set stateful=False."
+                f"The layer {layer.name!r} is stateful: each row of a batch continues the same row of the last batch, "
+                f"so a batch cannot be divided among {cluster.num_replicas} replicas. Start one worker with one "
+                "device, or set stateful=False."
             )
         states = [one for one in keras.tree.flatten(layer.states) if isinstance(one, keras.Variable)]
         found |= {f"states/{layer.name}/{index}": one for index, one in enumerate(states)}

@@ -68,9 +68,10 @@ def make_run(
     else:
         context = _compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
         train_step, more = trainer.train_step, {}
-    more = {**more, **per_replica.recurrent_states(cluster, model)}
+    layers = trainer.layers_of_all_depths(model)
+    more = {**more, **per_replica.recurrent_states(cluster, layers)}
     if validation is not adapter:
-        per_replica.tell(cluster, model)
+        per_replica.tell(cluster, layers, trainer.find_statistics(model))
     trainer.make_stateless(model, context.step_count, replicas_lib.replica_id, config.seed)
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
