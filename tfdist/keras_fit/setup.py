@@ -20,14 +20,14 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, optimizer_branches, per_replica, same_data
+from tfdist.keras_fit import compiled_model, optimizer_branches, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter, EpochHooks
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import eager_steps
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
-from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
+from tfdist.keras_fit.whole_batch import batch_metrics, metric_state, shard_layers
 from tfdist.training import api as trainer
 
 
@@ -68,10 +68,7 @@ def make_run(
     else:
         context = _compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
         train_step, more = trainer.train_step, {}
-    layers = trainer.layers_of_all_depths(model)
-    more = {**more, **per_replica.recurrent_states(cluster, layers)}
-    if validation is not adapter:
-        per_replica.tell(cluster, layers, trainer.find_statistics(model))
+    more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), trainer.find_statistics(model))}
     trainer.make_stateless(model, context.step_count, replicas_lib.replica_id, config.seed)
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}

@@ -11,13 +11,25 @@ from tfdist.cluster.cluster import Cluster
 _told: set[str] = set()
 
 
-def tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
+def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> dict[str, Any]:
     """Says once, on the chief, which layers compute something from the examples of each replica alone.
 
     Args:
+        cluster: the workers.
         layers: of all depths.
         statistics: variables that layers may update in each step.
+
+    Returns:
+        The states of stateful recurrent layers by name, which Keras does not count as the layers' variables.
+
+    Raises:
+        ValueError: a layer is stateful, and there are several replicas.
     """
+    _tell(cluster, layers, statistics)
+    return _recurrent_states(cluster, layers)
+
+
+def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
     if cluster.num_replicas == 1 or not cluster.is_chief:
         return
     normalizing, others = [], []
@@ -57,12 +69,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def recurrent_states(cluster: Cluster, layers: list[keras.Layer]) -> dict[str, Any]:
-    """Returns the states of stateful recurrent layers by name, which Keras does not count as the layers' variables.
-
-    Raises:
-        ValueError: there are several replicas.
-    """
+def _recurrent_states(cluster: Cluster, layers: list[keras.Layer]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in layers:
         if not getattr(layer, "stateful", False) or not getattr(layer, "states", None):
