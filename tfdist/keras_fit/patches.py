@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import replaced, restored
 from tfdist.keras_fit import optimizer_branches
-from tfdist.keras_fit.own_step import replica_step
+from tfdist.keras_fit.own_step import explain, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import shard_losses
 from tfdist.training import api as trainer
@@ -98,7 +98,9 @@ def _gradient(
     if step.without_effect:
         return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
     if output_gradients is None and step.rows.replicas > 1:
-        output_gradients = [step.upstream(tf.convert_to_tensor(one)) for one in tf.nest.flatten(target)]
+        targets = [tf.convert_to_tensor(one) for one in tf.nest.flatten(target)]
+        explain.tell_reductions(targets, step.rows.losses)
+        output_gradients = [step.upstream(one) for one in targets]
     found = original(tape, target, sources, output_gradients, *args, **options)
     return step.average_gradients(tape, found, sources)
 

@@ -16,7 +16,6 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import export
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
@@ -24,7 +23,7 @@ from tfdist.keras_fit import compiled_model, optimizer_branches, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter, EpochHooks
 from tfdist.keras_fit.compiled_objective import CompiledObjective
-from tfdist.keras_fit.own_step import eager_steps
+from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.whole_batch import batch_metrics, metric_state, shard_layers
@@ -69,7 +68,7 @@ def make_run(
         context = _compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
         train_step, more = trainer.train_step, {}
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), trainer.find_statistics(model))}
-    trainer.make_stateless(model, context.step_count, replicas_lib.replica_id, config.seed)
+    trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **lengths)

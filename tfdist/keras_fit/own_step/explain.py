@@ -1,6 +1,7 @@
-"""Errors about a user's step, with the line of the script."""
+"""Errors and notes about a user's step, with the line of the script."""
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfdist.cluster.devices import replicas as replicas_lib
 
 # Directories whose frames are not the user's: tfdist, Keras, TensorFlow, Python.
 _LIBRARIES = tuple(
@@ -50,3 +53,53 @@ def undistributable(step_name: str, differing: Sequence[str], assigned: Mapping[
         "\nGradients of variables, which a tape returns, are equal on all replicas, and losses are not: assign "
         "variables only from equal values, such as those gradients, weights or tfdist.all_gather(tensor)."
     )
+
+
+# Operations that make one number of many, and sources that do not depend on the examples.
+_REDUCTIONS = {"Mean", "Sum", "Max", "Min", "Prod"}
+_CONSTANT = {"Const", "ReadVariableOp", "VarHandleOp"}
+_told: set[str] = set()
+
+
+def tell_reductions(targets: list[tf.Tensor], losses: list[Any]) -> None:
+    """Says once where a step reduces examples to a number by itself, not by one of the loss objects.
+
+    Args:
+        targets: of a gradient of variables.
+        losses: what loss objects returned.
+    """
+    if tf.executing_eagerly() or tf.get_static_value(replicas_lib.replica_id()) != 0:
+        return
+    waiting, seen = [one.op for one in targets], {one.op for one in losses if isinstance(one, tf.Tensor)}
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type in _REDUCTIONS and op.outputs[0].shape.rank == 0 and _depends_on_data(op):
+            line = user_line(op.traceback)
+            if line not in _told:
+                _told.add(line)
+                print(
+                    f"tfdist: {line}: a loss is reduced to a number without a loss object. Each replica reduces its "
+                    "own examples, which is right for a mean over examples. If it is another one, compute it in a "
+                    "keras.losses.Loss, which sees the whole batch (docs/own_step.md).",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return
+        waiting += [one.op for one in op.inputs]
+
+
+def _depends_on_data(op: tf.Operation) -> bool:
+    waiting, seen = [op], set()
+    while waiting:
+        one = waiting.pop()
+        if one in seen or one.type in _CONSTANT:
+            continue
+        seen.add(one)
+        values = [each for each in one.inputs if each.dtype != tf.resource]
+        if not values and one.outputs and one.outputs[0].dtype not in (tf.resource, tf.variant):
+            return True  # An input of the step, or an element of an iterator.
+        waiting += [each.op for each in one.inputs]
+    return False

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.keras_fit.own_step import explain
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
@@ -111,6 +112,18 @@ class ReplicaStep:
         """Records the line that assigns `variable`."""
         if not self.applying:
             self.assigned.setdefault(variable.path, set()).add(explain.user_line())
+
+
+def replica_of_draws() -> tf.Tensor:
+    """Returns the replica whose random numbers are drawn: int32 [].
+
+    Noise that is added to averaged gradients must be the same on all replicas: what is drawn between `tape.gradient` of
+    variables and the optimizer's `apply`, and is not recorded by a tape.
+    """
+    step = current()
+    if step is not None and step.averaged and not step.recording:
+        return tf.constant(0)
+    return replicas_lib.replica_id()
 
 
 # The replicas of a process are traced in threads of their own, in turn.

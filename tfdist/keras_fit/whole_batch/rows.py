@@ -35,6 +35,8 @@ class Rows:
     replicas: int
     # What was gathered in this trace of a step: id(tensor) -> the tensor, and its rows of all replicas.
     gathered: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    # What loss objects returned in this trace.
+    losses: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def weight(self) -> tf.Tensor:

@@ -129,14 +129,21 @@ def _call(
     if shard is None:
         return original(loss, y_true, y_pred, sample_weight)
     if is_per_example(loss):
+        if shard.means:
+            _tell_if_compared(loss.name, y_pred, shard)
         with mode(shard=None, reduced=shard):
-            return original(loss, y_true, y_pred, sample_weight)
+            result = original(loss, y_true, y_pred, sample_weight)
+        shard.rows.losses.append(result)
+        return result
     bytes_before = shard.rows.gathered_bytes()
     given = shard.rows.gather_all((y_true, y_pred, sample_weight))
     _tell(loss.name, shard.rows.gathered_bytes() - bytes_before)
     with mode(shard=None):
         result = original(loss, *given)
-    return result if shard.means else result * tf.cast(shard.rows.weight, result.dtype)
+    if not shard.means:
+        result *= tf.cast(shard.rows.weight, result.dtype)
+    shard.rows.losses.append(result)
+    return result
 
 
 # Losses that were named.
@@ -154,6 +161,22 @@ def _tell(name: str, number: int) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def _tell_if_compared(name: str, y_pred: Any, shard: Shard) -> None:
+    """Says once if a step's loss gets a value for each pair of examples: those of the replica."""
+    shape = getattr(y_pred, "shape", ())
+    rows = shape[0] if len(shape) > 1 else 0
+    first = tf.get_static_value(replicas_lib.replica_id()) == 0
+    if rows != 0 and shape[1] == rows and shard.rows.replicas > 1 and first and name not in _told:
+        _told.add(name)
+        print(
+            f"tfdist: the loss {name!r} in a train_step gets predictions of shape {tuple(shape)}. If it compares the "
+            "examples of a batch, each replica compares its own only: tfdist.all_gather in the step gives it those of "
+            "the whole batch (docs/own_step.md).",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _reduce_weighted_values(

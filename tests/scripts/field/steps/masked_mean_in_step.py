@@ -4,7 +4,7 @@ import tensorflow as tf
 from recording import record
 
 
-# per replica: reduces
+# per replica: without a loss object
 class Masked(keras.Model):
     def train_step(self, data):
         x, y = data

@@ -11,11 +11,11 @@ class Plain(keras.Model):
             loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
+        return {"error": loss}
 
     def test_step(self, data):
         x, y = data
-        return {"loss": tf.reduce_mean(tf.abs(self(x, training=False) - y))}
+        return {"error": tf.reduce_mean(tf.abs(self(x, training=False) - y))}
 
 
 keras.utils.set_random_seed(0)

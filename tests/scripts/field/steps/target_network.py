@@ -11,7 +11,7 @@ class DQN(keras.Model):
         self.huber = keras.losses.Huber()
 
     def train_step(self, data):
-        state, action, reward = data[0]["s"], data[0]["a"], data[0]["r"]
+        state, action, reward = data["s"], data["a"], data["r"]
         wanted = reward + 0.9 * tf.reduce_max(self.target(state), axis=1)
         with tf.GradientTape() as tape:
             q = tf.reduce_sum(self.net(state) * tf.one_hot(action, 3), axis=1)
@@ -26,7 +26,12 @@ class DQN(keras.Model):
 keras.utils.set_random_seed(0)
 data = {"s": np.random.rand(40, 4).astype("float32"), "a": np.random.randint(0, 3, 40)}
 data["r"] = np.random.rand(40).astype("float32")
-make = lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+
+
+def make():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+
+
 net, target = make(), make()
 target.set_weights(net.get_weights())
 model = DQN(net, target)
