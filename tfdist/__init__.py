@@ -25,6 +25,8 @@ _FUNCTIONS = {
     "fit": "tfdist.keras_fit.api",
     "evaluate": "tfdist.keras_fit.api",
     "predict": "tfdist.keras_fit.api",
+    "batches": "tfdist.keras_fit.own_step.own_loop",
+    "step": "tfdist.keras_fit.own_step.own_loop",
     "all_gather": "tfdist.keras_fit.own_step.replica_step",
     "per_example": "tfdist.keras_fit.whole_batch.per_example",
 }

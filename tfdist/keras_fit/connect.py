@@ -28,6 +28,15 @@ _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 _PACKAGE = str(Path(__file__).parents[1])
 
 
+# What `connect` returned.
+_connected: Cluster | None = None
+
+
+def connected() -> Cluster | None:
+    """Returns the workers, if this process has connected to them."""
+    return _connected
+
+
 def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0) -> Cluster:
     """Connects to all other workers of this job: the first call of a script.
 
@@ -45,7 +54,8 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
     Raises:
         TimeoutError, ValueError, OSError: as `strategy.connect`.
     """
-    cluster = strategy.connect(options)
+    global _connected
+    _connected = cluster = strategy.connect(options)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and strategy.global_seed() is None:

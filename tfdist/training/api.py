@@ -35,6 +35,7 @@ from tfdist.training.step.random_numbers.seed_generators import (
     make_stateless,
 )
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
+from tfdist.training.step.random_numbers.stateful_random import made_stateless as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order

@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -11,9 +12,10 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, explain, objective
+from tfdist.keras_fit.own_step import discover, explain, objective, replica_step
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
 from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
 from tfdist.training import api as trainer
@@ -94,6 +96,31 @@ def prepare(
         context=context,
         variables=_more_variables(cluster, model, optimizers, context, steps),
     )
+
+
+def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
+    """Traces one step without a loop; called within `patches.patched_for_run`.
+
+    Args:
+        kind: "train" or "test".
+
+    Returns:
+        A function of an element of `Cluster.distribute`; it returns when the step is made.
+    """
+    step = functools.partial(objective.train_step, context) if kind == "train" else context.objective.evaluate
+    trainer.make_stateless(context.model, context.step_count, replica_step.replica_of_draws, context.config.seed)
+
+    @tf.function(autograph=False)
+    def run(element: Any) -> None:
+        with trainer.stateless_draws():
+            cluster.strategy.run(step, args=(element,))
+
+    return run.get_concrete_function(element_spec)
+
+
+def replica_shard(cluster: Cluster) -> ReplicaShard:
+    """See `trainer.replica_shard`."""
+    return trainer.replica_shard(cluster)
 
 
 def _per_replica(size: int) -> keras.Variable:

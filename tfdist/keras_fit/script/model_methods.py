@@ -11,12 +11,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfdist.cluster import collective_guard, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import replaced
-from tfdist.keras_fit import api, connect
+from tfdist.keras_fit import api, compiled_model, connect
 from tfdist.keras_fit.adapters import preprocess
+from tfdist.keras_fit.own_step import own_loop
 from tfdist.keras_fit.script import context
 
 # Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
@@ -57,6 +59,7 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
             stack.enter_context(replaced(keras.Model, name, functools.partial(_preprocessed, method)))
         for name in ("__init__", "add_variable_from_reference"):
             stack.enter_context(replaced(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
+        stack.enter_context(replaced(keras.optimizers.Optimizer, "apply", functools.partial(_tell_loop, cluster)))
         for module in (tf.config, tf.config.experimental):
             for name in _DEVICE_SETTINGS:
                 if hasattr(module, name):
@@ -100,14 +103,22 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
             return api.predict(cluster, model, **_arguments(original, model, args, keywords))
 
     def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        if cluster.num_replicas > 1:
-            raise ValueError(
-                f"{original.__name__} trains or evaluates on one device only. tfdist.run supports fit, evaluate and "
-                f"predict: use one of them, or one device. Received: {cluster.num_replicas} replicas"
-            )
-        return original(model, *args, **keywords)
+        given = _arguments(original, model, args, keywords)
+        data = [given["x"], given.get("y"), given.get("sample_weight")]
+        if given.get("class_weight") is not None:
+            data[2] = data_adapter_utils.class_weight_to_sample_weights(data[1], given["class_weight"])
+        kind = original.__name__.partition("_")[0]
+        model.reset_metrics()
+        logs = own_loop.on_batch(cluster, model, kind, tuple(data))
+        return logs if given.get("return_dict") else compiled_model.in_order(model, logs)
 
-    methods = {"fit": fit, "evaluate": evaluate, "predict": predict}
+    def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
+        del original
+        size = int(keras.tree.flatten(x)[0].shape[0])
+        with context.running():
+            return api.predict(cluster, model, x, batch_size=size, verbose=0)
+
+    methods = {"fit": fit, "evaluate": evaluate, "predict": predict, "predict_on_batch": predict_on_batch}
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
 
 
@@ -138,6 +149,24 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
         return original(*args, **keywords)
     with cluster.scope():
         return original(*args, **keywords)
+
+
+# Whether a line has said that the script's own loop is not distributed.
+_told = False
+
+
+def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    global _told
+    if cluster.num_replicas > 1 and not _told and not context.is_running() and context.in_script():
+        _told = True
+        if cluster.is_chief:
+            print(
+                "tfdist: the script applies gradients in a loop of its own, which every worker runs as a whole on one "
+                "device: tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops).",
+                file=sys.stderr,
+                flush=True,
+            )
+    return original(*args, **keywords)
 
 
 def _reset_graph(cluster: Cluster, stack: contextlib.ExitStack, original: Callable[[], None]) -> None:

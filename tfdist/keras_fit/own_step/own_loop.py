@@ -1,0 +1,360 @@
+"""`tfdist.step` and `tfdist.batches`: a training loop of one's own, distributed.
+
+    @tfdist.step
+    def train(batch):                      # holds the tape, the losses and optimizer.apply
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return {"loss": loss}
+
+    for epoch in range(3):
+        for batch in tfdist.batches(dataset, workdir="runs/mine"):
+            values = train(batch)
+
+The function is the `train_step` of a model that holds what it refers to, so all that holds for such a step holds here.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import restore
+from tfdist.cluster import interruption
+from tfdist.cluster.cluster import Cluster
+from tfdist.config import user_code
+from tfdist.data import autograph
+from tfdist.keras_fit import compiled_model, connect, patches, same_data
+from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.script import context
+
+_TRACKED = (keras.Layer, keras.Optimizer, keras.Metric, keras.Loss, keras.Variable, keras.random.SeedGenerator)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """A global batch, of which each replica has its rows; for the functions that `tfdist.step` makes."""
+
+    element: Any
+    # Of `element`, and as a text, which is a key.
+    spec: Any
+    kind: str
+    data: base.DataAdapter
+
+
+class _Loop(keras.Model):
+    """Holds what a step refers to; its `train_step` is the step."""
+
+    def __init__(self, function: Callable[[Any], Any], parts: list[Any]):
+        super().__init__()
+        self.function, self.parts = function, parts
+        self.built = True
+
+    def train_step(self, data: Any) -> Any:
+        """Calls the function with a shard of a batch."""
+        return self.function(data)
+
+
+class OneStep:
+    """A step of a model on one batch, on all replicas: its `train_step`, or its `test_step` with `kind="test"`."""
+
+    def __init__(self, model: keras.Model, kind: str = "train"):
+        self._model, self._kind = model, kind
+        self._own: own_setup.OwnStep | None = None
+        self._traced: dict[str, Callable[[Any], None]] = {}
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
+        cluster = _cluster()
+        with context.running():
+            if batch.kind not in self._traced:
+                self._trace(cluster, batch)
+            with cluster.collective("a step"):
+                self._traced[batch.kind](batch.element)
+            return self._own.context.objective.results({"trained": float(self._kind == "train")})
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What a checkpoint holds, by name; empty before the first step."""
+        if self._own is None:
+            return {}
+        context = self._own.context
+        return checkpoint_format.named_variables(context.model, context.optimizer, self._own.variables)
+
+    def _trace(self, cluster: Cluster, batch: Batch) -> None:
+        """Makes the variables of the step, and its function for batches of one kind."""
+        with patches.patched_for_run(self._model) as stack:
+            config = config_lib.Config(
+                model={"class": type(self._model).__name__},
+                data=config_lib.Data(batch_size=batch.data.batch_size),
+                train=config_lib.Train(epochs=1),
+            )
+            adapters = {self._kind: batch.data}
+            self._own = own_setup.prepare(cluster, self._model, config, adapters, may_be_empty=True, stack=stack)
+            self._traced[batch.kind] = own_setup.trace(cluster, self._own.context, self._kind, batch.spec)
+
+
+class Step(OneStep):
+    """A function that trains on one batch, on all replicas; made by `step`."""
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function, updated=())
+        plain = getattr(function, "python_function", None)  # Decorated with tf.function.
+        self._function = function if plain is None else autograph.convert(plain, plain.__name__)
+        self._parts = _parts_of(plain or function)
+        super().__init__(None)
+
+    def __call__(self, batch: Batch) -> Any:
+        """Makes one step. Collective: every worker calls it with its part of the batch.
+
+        Args:
+            batch: of `batches`.
+
+        Returns:
+            What the function returns, as numbers: means over the examples of the global batch, and results of metrics.
+
+        Raises:
+            ValueError: the function cannot be distributed, or `batch` is not one of `batches`.
+        """
+        if not isinstance(batch, Batch):
+            raise ValueError(
+                "A function of tfdist.step takes a batch of tfdist.batches: `for batch in tfdist.batches(dataset): "
+                f"values = step(batch)`. Received: {type(batch).__name__}"
+            )
+        values = super().__call__(batch)
+        if set(values) == {"value"}:
+            return values["value"]
+        return tuple(values.values()) if all(name.isdecimal() for name in values) else values
+
+    def _trace(self, cluster: Cluster, batch: Batch) -> None:
+        if self._model is None:
+            with cluster.scope():
+                self._model = self._make_model()
+        super()._trace(cluster, batch)
+        _restore(cluster, self)
+
+    def _make_model(self) -> _Loop:
+        optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
+        model = _Loop(self._named, [one for one in self._parts if not isinstance(one, keras.Optimizer)])
+        model.compile(optimizer=optimizers[0] if optimizers else "sgd")
+        return model
+
+    def _named(self, data: Any) -> dict[str, Any]:
+        """Calls the function, and returns its results by name."""
+        several = len(inspect.signature(self._function).parameters) > 1
+        values = self._function(*data) if several and isinstance(data, tuple) else self._function(data)
+        if values is None or isinstance(values, dict):
+            return values or {}
+        if isinstance(values, list | tuple):
+            return {str(index): value for index, value in enumerate(values)}
+        return {"value": values}
+
+
+def step(function: Callable[..., Any]) -> Step:
+    """Makes a function that trains on one batch run on all replicas, each with its rows of the batch.
+
+    The function holds gradient tapes, losses and `optimizer.apply`, as a `train_step` (docs/own_step.md). It takes a
+    batch, or the parts of a batch that is a tuple, and returns scalars: a dict, a tuple or one. Models, optimizers and
+    metrics that it refers to, by closures or globals, are found; make them after `tfdist.connect()`, in its scope.
+
+    Args:
+        function: called once to be traced, not once a step.
+
+    Returns:
+        A function of a batch of `tfdist.batches`.
+    """
+    made = Step(function)
+    _steps.append(made)
+    return made
+
+
+def batches(
+    dataset: Any, *, batch_size: int | None = None, workdir: os.PathLike | str | None = None
+) -> Iterator[Batch]:
+    """Yields the global batches of one pass over `dataset`, which every worker passes alike. Collective.
+
+    Args:
+        dataset: a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, or arrays.
+        batch_size: examples of a step over all replicas, for arrays.
+        workdir: shared directory of the loop. After each pass, and after a stop signal, all that the steps use is saved
+            there; the same script then skips the passes and batches that were finished. None: nothing is saved.
+
+    Raises:
+        ValueError: the data is not supported, or workers have other data.
+        SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
+    """
+    cluster = _cluster()
+    options = base.DataOptions(as_given=True, continues=True, batch_size=batch_size)
+    with context.running():
+        data = make_adapter.make_data_adapter(dataset, None, None, options)
+        same_data.check_same_data(cluster, data)
+        place = None if workdir is None else _Place.open(cluster, Path(workdir))
+        first = 0 if place is None else place.first_step()
+        if first >= data.steps:
+            base.end_passes(data, data.steps)
+            return
+        elements = cluster.distribute(data.dataset(own_setup.replica_shard(cluster), first, data.steps))
+        spec = elements.element_spec
+        kind = str(spec)
+    with interruption.handlers_if(place is not None) as stop:
+        for index in range(first, data.steps):
+            with context.running():
+                element = next(elements)
+            yield Batch(element, spec, kind, data)
+            cluster.heartbeat(index + 1)
+            if place is not None and cluster.any_worker(stop.requested()) and index + 1 < data.steps:
+                place.save(cluster, index + 1)
+                raise SystemExit(interruption.EXIT_STOPPED)
+    cluster.pause()
+    base.end_passes(data, data.steps)
+    if place is not None:
+        place.finish_pass(cluster)
+
+
+def on_batch(cluster: Cluster, model: keras.Model, kind: str, data: tuple) -> dict[str, Any]:
+    """Makes a step of `model` on a global batch, as Keras' train_on_batch and test_on_batch. Collective.
+
+    Args:
+        kind: "train" or "test".
+        data: (x, y, sample_weight), the same on every worker; None for parts that are not given.
+
+    Returns:
+        The model's metrics by name, since they were reset.
+    """
+    dataset = tf.data.Dataset.from_tensors(tuple(part for part in data if part is not None))
+    with context.running():
+        adapter = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(as_given=True))
+        elements = cluster.distribute(adapter.dataset(own_setup.replica_shard(cluster), 0, 1))
+        spec = elements.element_spec
+        made_for = (compiled_model.losses(model), compiled_model.metrics(model), getattr(model, "optimizer", None))
+        kept = vars(model).setdefault("_tfdist_on_batch", {})  # Keras does not track what is set in this way.
+        if kind not in kept or any(old is not new for old, new in zip(kept[kind][0], made_for, strict=True)):
+            kept[kind] = (made_for, OneStep(model, kind))
+        return kept[kind][1](Batch(next(elements), spec, str(spec), adapter))
+
+
+@dataclasses.dataclass
+class _Place:
+    """A workdir: how many passes are finished there, and how many this process has begun."""
+
+    directory: Path
+    # What is saved there, until all of it is restored.
+    saved: checkpoint_format.Saved | None = None
+    restored: set[int] = dataclasses.field(default_factory=set)
+    passes: int = -1
+
+    @classmethod
+    def open(cls, cluster: Cluster, workdir: Path) -> "_Place":
+        """Returns the place of a workdir; the first time, with what is saved there."""
+        if workdir not in _places:
+            directory, saved = workdir / "checkpoints", None
+            if cluster.is_chief:
+                workdir.mkdir(parents=True, exist_ok=True)
+                saved = checkpoint_format.newest_valid(directory, _warn)
+            _places[workdir] = cls(directory, restore.broadcast_saved(cluster, saved))
+        return _places[workdir]
+
+    def first_step(self) -> int:
+        """Returns the first step to make in the next pass."""
+        self.passes += 1
+        finished, steps = (0, 0) if self.saved is None else (self.saved.state["passes"], self.saved.state["steps"])
+        if self.passes < finished:
+            return sys.maxsize
+        return steps if self.passes == finished else 0
+
+    def save(self, cluster: Cluster, steps: int) -> None:
+        """Saves the variables of all steps after `steps` of this pass. Collective."""
+        with context.running(), cluster.paused():
+            if cluster.is_chief:
+                state = {"passes": self.passes, "steps": steps}
+                number = next(_numbers) if self.saved is None else self.saved.step + next(_numbers)
+                arrays = checkpoint_format.snapshot(_variables())
+                checkpoint_format.write(self.directory, number, arrays, state)
+            cluster.barrier()
+
+    def finish_pass(self, cluster: Cluster) -> None:
+        """Saves after a pass. Collective."""
+        self.passes += 1
+        self.save(cluster, 0)
+        self.passes -= 1
+
+
+def _warn(text: str) -> None:
+    print(f"tfdist: {text}", file=sys.stderr, flush=True)
+
+
+_steps: list[Step] = []
+_places: dict[Path, _Place] = {}
+_numbers = itertools.count(1)
+
+
+def _variables() -> dict[str, Any]:
+    return {f"step{i}/{name}": one for i, made in enumerate(_steps) for name, one in made.variables.items()}
+
+
+def _restore(cluster: Cluster, made: Step) -> None:
+    """Gives the variables of a step that was just made their saved values, if no other step has got them."""
+    prefix = f"step{_steps.index(made)}/" if made in _steps else None
+    for place in _places.values():
+        if place.saved is None or prefix is None:
+            continue
+        named = {f"{prefix}{name}": one for name, one in made.variables.items()}
+        named = {name: one for name, one in named.items() if id(one) not in place.restored}
+        missing = [name for name in named if name not in place.saved.arrays]
+        if missing:
+            raise ValueError(
+                f"The checkpoints in {place.directory} are of another script: there is no {missing[0]}. Choose another "
+                "workdir."
+            )
+        for name, array in restore.read(cluster, place.saved, named):
+            checkpoint_format.tf_variable(named[name]).assign(array)
+        place.restored |= {id(one) for one in named.values()}
+
+
+def _cluster() -> Cluster:
+    cluster = connect.connected()
+    if cluster is None:
+        raise ValueError(
+            "tfdist.step and tfdist.batches need the workers: call tfdist.connect() at the start of the script, and "
+            "make models in its scope, or start the script by `python -m tfdist.run`."
+        )
+    return cluster
+
+
+def _parts_of(function: Callable[..., Any]) -> list[Any]:
+    """Returns the models, layers, optimizers, metrics, losses and variables that a function refers to."""
+    found, seen, waiting = [], set(), [function]
+    while waiting:
+        value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (*_TRACKED, tf.Variable)):
+            found.append(value)
+        elif isinstance(value, types.MethodType):
+            waiting += [value.__func__, value.__self__]
+        elif isinstance(value, types.FunctionType):
+            with contextlib.suppress(ValueError):  # A name of a closure that has no value yet.
+                used = inspect.getclosurevars(value)
+                waiting += [*used.nonlocals.values(), *used.globals.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif user_code.defines(type(value)) and hasattr(value, "__dict__"):
+            waiting += vars(value).values()
+    return found
