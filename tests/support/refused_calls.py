@@ -14,7 +14,6 @@ import tensorflow as tf
 import tfdist
 from tfdist import config
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.script import model_methods
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
 WORDS = np.array([[1, 2, 0], [3, 0, 0]] * 4)
@@ -94,10 +93,6 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
 
         return made(build, **keywords)
 
-    def on_batch(name: str) -> None:
-        with model_methods.distributed(cluster, None):
-            getattr(plain(), name)(X, Y)
-
     def two_outputs() -> keras.Model:
         inputs = keras.Input((3,))
         return keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(2)(inputs)])
@@ -121,8 +116,6 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
             plain(), tf.data.Dataset.from_tensor_slices(X).batch(4), class_weight={0: 1.0, 1: 2.0}
         ),
         "class_weight_of_two": lambda: fit(made(two_outputs), X, [Y, Y], class_weight={0: 1.0, 1: 2.0}),
-        "train_on_batch": lambda: on_batch("train_on_batch"),
-        "test_on_batch": lambda: on_batch("test_on_batch"),
         "outputs": lambda: tfdist.predict(cluster, plain(), X, outputs="some"),
         "no_batches": lambda: fit(plain(), iter([]), steps_per_epoch=2),
         "batch_of_text": lambda: fit(plain(), iter(["text", "text"]), steps_per_epoch=2),

@@ -25,8 +25,6 @@ REFUSED = {
     "weights_alone": r"^Weights need targets\. Received: y=None",
     "class_weight_alone": r"^class_weight needs targets, but the data has none\.",
     "class_weight_of_two": r"^class_weight is for models with a single output\. Received: 2 arrays of targets",
-    "train_on_batch": r"^train_on_batch trains or evaluates on one device only\. .* Received: 2 replicas",
-    "test_on_batch": r"^test_on_batch trains or evaluates on one device only\. .* Received: 2 replicas",
     "outputs": r'^outputs must be "all" or "chief"\. Received: \'some\'',
     "no_batches": r"^The generator has no batches\.",
     "batch_of_text": r"^A batch must be x, \(x,\), \(x, y\) or \(x, y, sample_weight\) of arrays\. Received: str",

@@ -1,4 +1,4 @@
-"""A class that holds the model and its step, with batch normalisation and regularisation: plain, or with tfdist's lines."""
+"""A class that holds the model and its step, with batch normalisation: plain, or with tfdist's lines."""
 
 import sys
 
@@ -19,7 +19,10 @@ class Images(keras.utils.PyDataset):
 
 class Trainer:
     def __init__(self):
-        middle = [keras.layers.Dense(4, kernel_regularizer="L2"), keras.layers.BatchNormalization(synchronized=True)]
+        middle = [
+            keras.layers.Dense(4, use_bias=False, kernel_regularizer="L2"),
+            keras.layers.BatchNormalization(synchronized=True),
+        ]
         self.model = keras.Sequential([keras.Input((6,)), *middle, keras.layers.ReLU(), keras.layers.Dense(6)])
         self.optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 20), momentum=0.9)
         self.error = keras.metrics.MeanAbsoluteError()

@@ -54,6 +54,8 @@ class Batch:
     spec: Any
     kind: str
     data: base.DataAdapter
+    # Whether a batch is an array, which a PyDataset's adapter passes in a tuple.
+    bare: bool = False
 
 
 class _Loop(keras.Model):
@@ -115,7 +117,7 @@ class Step(OneStep):
         functools.update_wrapper(self, function, updated=())
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
-        self._parts = _parts_of(plain or function)
+        self._parts, self._bare = _parts_of(plain or function), False
         super().__init__(None)
 
     def __call__(self, batch: Batch) -> Any:
@@ -141,6 +143,7 @@ class Step(OneStep):
         return tuple(values.values()) if all(name.isdecimal() for name in values) else values
 
     def _trace(self, cluster: Cluster, batch: Batch) -> None:
+        self._bare = batch.bare
         if self._model is None:
             with cluster.scope():
                 self._model = self._make_model()
@@ -155,6 +158,7 @@ class Step(OneStep):
 
     def _named(self, data: Any) -> dict[str, Any]:
         """Calls the function, and returns its results by name."""
+        data = data[0] if self._bare else data
         several = len(inspect.signature(self._function).parameters) > 1
         values = self._function(*data) if several and isinstance(data, tuple) else self._function(data)
         if values is None or isinstance(values, dict):
@@ -210,11 +214,12 @@ def batches(
         elements = cluster.distribute(data.dataset(own_setup.replica_shard(cluster), first, data.steps))
         spec = elements.element_spec
         kind = str(spec)
+        bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list)
     with interruption.handlers_if(place is not None) as stop:
         for index in range(first, data.steps):
             with context.running():
                 element = next(elements)
-            yield Batch(element, spec, kind, data)
+            yield Batch(element, spec, kind, data, bare)
             cluster.heartbeat(index + 1)
             if place is not None and cluster.any_worker(stop.requested()) and index + 1 < data.steps:
                 place.save(cluster, index + 1)
@@ -225,19 +230,24 @@ def batches(
         place.finish_pass(cluster)
 
 
-def on_batch(cluster: Cluster, model: keras.Model, kind: str, data: tuple) -> dict[str, Any]:
+def on_batch(
+    cluster: Cluster, model: keras.Model, kind: str, data: tuple, class_weight: dict[int, float] | None = None
+) -> dict[str, Any]:
     """Makes a step of `model` on a global batch, as Keras' train_on_batch and test_on_batch. Collective.
 
     Args:
         kind: "train" or "test".
         data: (x, y, sample_weight), the same on every worker; None for parts that are not given.
+        class_weight: as in Keras.
 
     Returns:
         The model's metrics by name, since they were reset.
     """
     dataset = tf.data.Dataset.from_tensors(tuple(part for part in data if part is not None))
     with context.running():
-        adapter = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(as_given=True))
+        adapter = make_adapter.make_data_adapter(
+            dataset, None, None, base.DataOptions(as_given=True, class_weight=class_weight)
+        )
         elements = cluster.distribute(adapter.dataset(own_setup.replica_shard(cluster), 0, 1))
         spec = elements.element_spec
         made_for = (compiled_model.losses(model), compiled_model.metrics(model), getattr(model, "optimizer", None))

@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tfdist.cluster import collective_guard, strategy
 from tfdist.cluster.cluster import Cluster
@@ -104,12 +103,10 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
 
     def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
-        data = [given["x"], given.get("y"), given.get("sample_weight")]
-        if given.get("class_weight") is not None:
-            data[2] = data_adapter_utils.class_weight_to_sample_weights(data[1], given["class_weight"])
+        data = (given["x"], given.get("y"), given.get("sample_weight"))
         kind = original.__name__.partition("_")[0]
         model.reset_metrics()
-        logs = own_loop.on_batch(cluster, model, kind, tuple(data))
+        logs = own_loop.on_batch(cluster, model, kind, data, given.get("class_weight"))
         return logs if given.get("return_dict") else compiled_model.in_order(model, logs)
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:

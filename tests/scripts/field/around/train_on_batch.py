@@ -10,6 +10,7 @@ losses = []
 for epoch in range(2):
     for first in range(0, 48, 16):
         losses.append(model.train_on_batch(x[first : first + 16], y[first : first + 16]))
+weighted = model.train_on_batch(x, (y > 0.5).astype("int32"), class_weight={0: 1.0, 1: 3.0}, return_dict=True)
 tested = model.test_on_batch(x, y)
 predicted = model.predict_on_batch(x[:5])
-record(losses=losses, tested=tested, predicted=predicted, weights=model.get_weights())
+record(losses=losses, weighted=weighted, tested=tested, predicted=predicted, weights=model.get_weights())

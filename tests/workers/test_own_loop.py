@@ -1,0 +1,71 @@
+"""`tfdist.step` and `tfdist.batches`: loops of one's own give on several replicas what they give alone."""
+
+import json
+import signal
+import sys
+
+import processes
+import pytest
+from launching import REPOSITORY, worker_environment
+from topologies import environments
+
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.scripts.field import trial
+
+LOOPS = ("classifier", "gan", "policy", "autoencoder")
+
+
+def run(place, name, *words, workers=1, devices=1, plain=False):
+    """Exit codes, output, and what each process has recorded."""
+    place.mkdir(exist_ok=True)
+    script = [str(REPOSITORY / "tests/scripts/loops" / f"{name}.py"), *words]
+    tool = [] if plain else ["-m", "tfdist.run", f"--logical_devices={devices}"]
+    command = [sys.executable, *tool, *script, *(["--plain"] if plain else [])]
+    each = environments(workers) if workers > 1 else [worker_environment()]
+    paths = f"{REPOSITORY}:{REPOSITORY / 'tests/scripts'}"
+    each = [{**env, "PYTHONPATH": paths, "FIELD_OUT": str(place / f"out{rank}")} for rank, env in enumerate(each)]
+    codes, outputs = processes.run([command] * workers, each, timeout=600.0, cwd=place)
+    files = sorted(place.glob("out*.jsonl"))
+    found = [json.loads(file.read_text()) for file in files]
+    for file in files:
+        file.unlink()
+    return codes, "\n".join(outputs), found
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_two_workers_make_the_steps_of_one_process_without_tfdist(tmp_path, name):
+    _, output, (expected,) = run(tmp_path / "plain", name, plain=True)
+    for topology in ({"workers": 2}, {"devices": 2}) if name == "classifier" else ({"workers": 2},):
+        codes, output, found = run(tmp_path / "ours", name, **topology)
+        assert not any(codes) and len(found) == len(codes), output
+        assert max(trial.difference(expected, one) for one in found) < 2e-5
+
+
+def test_a_loop_resumes_after_signals_and_kills_to_the_same_bits(tmp_path):
+    _, output, (whole,) = run(tmp_path / "whole", "classifier", "--workdir=runs/whole")
+    assert len(whole["losses"]) == 12, output
+    place = tmp_path / "resumed"
+    codes, output, found = run(place, "classifier", "--workdir=run", "--fail_at=6", "--term")
+    assert codes == [75] and not found, output  # In the second of three passes.
+    codes, output, found = run(place, "classifier", "--workdir=run", "--fail_at=4")
+    assert codes == [-signal.SIGKILL] and not found, output  # In the third one.
+    codes, output, (rest,) = run(place, "classifier", "--workdir=run")
+    assert codes == [0] and rest["weights"] == whole["weights"], output
+    assert rest["losses"] == whole["losses"][8:]
+    codes, output, (nothing,) = run(place, "classifier", "--workdir=run")
+    assert codes == [0] and nothing["losses"] == [], output
+
+
+def test_a_loop_without_these_lines_is_told_where_to_read(tmp_path):
+    (tmp_path / "loop.py").write_text(
+        "import keras, tensorflow as tf\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "optimizer = keras.optimizers.SGD(0.1)\n"
+        "with tf.GradientTape() as tape:\n    loss = tf.reduce_mean(model(tf.ones([4, 2])) ** 2)\n"
+        "optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)\n"
+    )
+    command = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "loop.py"]
+    paths = {"PYTHONPATH": str(REPOSITORY)}
+    codes, (output,) = processes.run([command], [worker_environment(**paths)], timeout=300.0, cwd=tmp_path)
+    assert codes == [0] and output.count("tfdist.step and tfdist.batches distribute it") == 1, output
