@@ -6,7 +6,7 @@ from recording import record
 cities = np.array(["Oslo", "Rome", "Bern", "Rome", "Oslo", "Lima"] * 6)
 prices = np.arange(36, dtype="float32") / 36
 lookup = keras.layers.StringLookup(vocabulary=["Oslo", "Rome", "Bern"], output_mode="one_hot")
-data = tf.data.Dataset.from_tensor_slices((cities, prices)).map(lambda c, p: (lookup(c), p)).batch(7)
+data = tf.data.Dataset.from_tensor_slices((cities, prices)).batch(7).map(lambda c, p: (lookup(c), p))
 keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("adam", "mse")
