@@ -34,7 +34,7 @@ EXAMPLES = {
     "wgan_gp:8": ("d_loss", "g_loss"),
 }
 PANELS = [(name, loss) for name, losses in EXAMPLES.items() for loss in losses]
-WAYS = {"Keras, one device": [], "tfdist.run, two devices": [str(ROOT / "tests/support/run_on_devices.py"), "2"]}
+WAYS = {"Keras, one device": [], "tfdist.run, two devices": ["-m", "tfdist.run", "--logical_devices=2"]}
 
 
 def train(directory: pathlib.Path, way: str, seed: int) -> dict[str, dict[str, list[float]]]:

@@ -15,7 +15,6 @@ from launching import REPOSITORY, run_all, worker_environment
 from topologies import environments
 
 RUN_EACH = REPOSITORY / "tests/scripts/examples/run_each.py"
-ON_DEVICES = REPOSITORY / "tests/support/run_on_devices.py"
 # In these nothing is drawn at random on a replica, and the data is not shuffled.
 EXACT = ("distillation", "simsiam", "simclr", "siamese", "metric_learning", "ocr_ctc", "seq2seq_transformer")
 # How far losses may be from Keras' in the last epoch, relative to it.
@@ -51,7 +50,7 @@ def found(tmp_path_factory):
     ) -> dict[str, tuple[dict, list[np.ndarray]]]:
         out = tmp_path_factory.mktemp("examples")
         workers, devices = TOPOLOGIES.get(how, (1, 1))
-        launcher = [] if how == "keras" else [str(ON_DEVICES), str(devices)]
+        launcher = [] if how == "keras" else ["-m", "tfdist.run", f"--logical_devices={devices}"]
         line = [sys.executable, *launcher, str(RUN_EACH), str(out), *options, *names]
         paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
         where = [worker_environment()] if how == "keras" else environments(workers)

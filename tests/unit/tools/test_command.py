@@ -54,7 +54,7 @@ def test_a_tool_shows_its_own_flags(word):
     ("name", "usage"),
     [
         ("train", "tfdist.main --config"),
-        ("run", "tfdist.run [--workdir=DIR] SCRIPT.py"),
+        ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py"),
         ("launch", "tfdist.launch --workers=N"),
     ],
 )

@@ -26,7 +26,7 @@ def test_commands_and_config_files_are_completed(monkeypatch):
     assert completion.words(["train", "--config=conf"], COMMANDS) == ["--config=configs/"]
     assert completion.words(["train", "configs/dig"], COMMANDS) == ["configs/digits.py"]
     assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []
-    assert completion.words(["run", "--"], COMMANDS) == ["--workdir="]
+    assert completion.words(["run", "--"], COMMANDS) == ["--logical_devices=", "--subprocesses=", "--workdir="]
     assert completion.words(["run", "tests/scripts/auto"], COMMANDS) == ["tests/scripts/autoencoder.py"]
 
 
