@@ -11,7 +11,9 @@ indices = list(range(256))
 random.shuffle(indices)
 x = x[indices] + tf.random.uniform((256, 4), maxval=0.1).numpy()
 y = (x.sum(1) > 2.2).astype("int32")
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.1), keras.layers.Dense(2, "softmax", kernel_initializer="zeros")])
+model = keras.Sequential(
+    [keras.Input((4,)), keras.layers.Dropout(0.1), keras.layers.Dense(2, "softmax", kernel_initializer="zeros")]
+)
 model.compile("adam", "sparse_categorical_crossentropy")
 history = model.fit(x, y, epochs=2, batch_size=16)
 record(loss=history.history["loss"])
