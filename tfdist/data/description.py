@@ -9,6 +9,9 @@ import tensorflow as tf
 
 from tfdist.config import specs
 
+# Characters in a line of `usage`.
+_WIDTH = 110
+
 
 def check_batch(batch: Any, name: str, rows: int | None) -> None:
     """Checks what a user's function returned while it was traced.
@@ -63,11 +66,33 @@ def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> s
     return f"config.data.prepare: {_call(prepare)}  returns per replica {_columns(spec)}"
 
 
+def saved(source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
+    """Returns what data.json in the workdir says about the examples, for people and for tools.
+
+    Args:
+        source: of the training split. It may have `classes`, the name of each class in the order of the labels, and
+            `columns`, a dict that says what each number of an example is.
+        spec: shapes and dtypes of a batch on one replica, as `prepare` returns it.
+
+    Returns:
+        "examples", the source in words; "classes", a list of names or None; "columns", a dict or None; "prepared",
+        {key: {"dtype", "shape"}} of an example as `prepare` returns it.
+    """
+    classes, columns = getattr(source, "classes", None), getattr(source, "columns", None)
+    return {
+        "examples": repr(source),
+        "classes": None if classes is None else [str(name) for name in classes],
+        "columns": None if columns is None else dict(columns),
+        "prepared": {key: {"dtype": one.dtype.name, "shape": one.shape.as_list()[1:]} for key, one in spec.items()},
+    }
+
+
 def usage(
     prepare: Mapping[str, Any],
     finish: Mapping[str, Any] | None,
     objective: Mapping[str, Any],
     spec: Mapping[str, tf.TensorSpec],
+    meaning: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns a text about the input that an exported model expects, with the code that prepares it.
 
@@ -76,14 +101,17 @@ def usage(
         finish: `config.data.finish`.
         objective: `config.objective`, which calls the model; its keyword `inputs` is the key of the model's input.
         spec: shapes and dtypes of a batch on one replica, as `prepare` returns it.
+        meaning: what `saved` returns; None: not known.
     """
     parameter = inspect.signature(specs.resolve(objective, field="config.objective")).parameters.get("inputs")
     key = objective.get("inputs", parameter.default) if parameter else None
     known = isinstance(key, str) and key in spec
     first = key if known else next(iter(spec))
     steps = [*_code(prepare, "prepare", "batch, seeds"), *(_code(finish, "finish", "batch") if finish else ())]
+    ours = any(line.startswith("from tfdist.") for line in steps)
     call = f'outputs = keras.models.load_model("model.keras")(batch[{key!r}])'
     lines = [
+        *(["import tfdist  # First: it hides the lines that TensorFlow writes at its import."] if ours else []),
         "import keras",
         "import tensorflow as tf",
         *(line for line in steps if line.startswith("from ")),
@@ -99,6 +127,7 @@ def usage(
             "",
             f"The examples were prepared by {', '.join(prepared)}.",
             f"The function prepare returned {_columns(spec, batch='n')}.",
+            *_meaning(meaning or {}),
             "",
             "With `batch`, a dict of tensors as the source of the data returns it:",
             "",
@@ -106,6 +135,16 @@ def usage(
             "",
         ]
     )
+
+
+def _meaning(meaning: Mapping[str, Any]) -> list[str]:
+    """Returns lines with the names of the classes and columns."""
+    lines = []
+    if classes := meaning.get("classes"):
+        lines.append(f"Class numbers: {', '.join(f'{number} {name}' for number, name in enumerate(classes))}.")
+    if columns := meaning.get("columns"):
+        lines.append(f"Columns of the data: {', '.join(map(str, columns))}. data.json says what each number is.")
+    return [line for text in lines for line in ("", *textwrap.wrap(text, _WIDTH))]
 
 
 def _call(spec: Mapping[str, Any]) -> str:

@@ -49,6 +49,20 @@ class Examples:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the log and the workdir say about the data."""
+
+    # The chosen preparation and what it returns; "" if there is none.
+    preparation: str = ""
+    # The name of examples.
+    example_name: str = "examples"
+    # Warnings.
+    notes: tuple[str, ...] = ()
+    # The content of data.json; see `description.saved`. Empty: no such file is written.
+    saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
     """The input of a run; made by `pipelines.make_feed` from a config, or from the data of a script."""
 
@@ -79,7 +93,4 @@ class Feed:
     first_examples: Callable[..., dict[str, tf.Tensor]] | None = None
     # step(context, batch) -> the same step, whose batches have the shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
-    # For the log: the chosen preparation and what it returns, "" if there is none; the name of examples; warnings.
-    preparation: str = ""
-    example_name: str = "examples"
-    notes: tuple[str, ...] = ()
+    about: About = About()

@@ -111,6 +111,7 @@ def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int) -> 
             f"config.data.batch_size={batch} is more than the {len(train)} examples of the split "
             f"{config.data.train_split!r}: an epoch would have no step."
         )
+    _check_classes(config, train, evaluation)
     for split, source in ((config.data.train_split, train), (config.data.evaluation_split, evaluation)):
         classes, configured = getattr(source, "num_classes", None), config.model.get("num_classes")
         if classes is not None and configured is not None and classes != configured:
@@ -126,4 +127,22 @@ def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int) -> 
         evaluation_batch=batches.evaluation_batch_size(config),
         training_examples=len(train),
         evaluation_examples=None if evaluation is None else len(evaluation),
+    )
+
+
+def _check_classes(config: config_lib.Config, train: Any, evaluation: Any) -> None:
+    """Checks that labels mean the same classes in both splits, if the sources name their classes."""
+    names = [getattr(source, "classes", None) for source in (train, evaluation)]
+    if any(one is None for one in names) or list(names[0]) == list(names[1]):
+        return
+    only = [sorted(set(one) - set(other)) for one, other in (names, names[::-1])]
+    here, there = config.data.train_split, config.data.evaluation_split
+    if only[0] or only[1]:
+        name, has, lacks = (only[0][0], here, there) if only[0] else (only[1][0], there, here)
+        difference = f"the split {lacks!r} lacks the class {name!r}, which {has!r} has"
+    else:
+        difference = f"the splits {here!r} and {there!r} have the same classes in another order"
+    raise ValueError(
+        f"{config.data.source['target']}: {difference}. Labels are numbers of classes, so both splits must have the "
+        "same ones: correct the data, or name the classes in config.data.source, such as classes=[...]."
     )

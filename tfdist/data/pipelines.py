@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import cache, description, fixed_shards, inspection, stream, textbook
-from tfdist.data.feed import Batch, Feed, Sizes
+from tfdist.data.feed import About, Batch, Feed, Sizes
 from tfdist.data.inputs import Inputs
 from tfdist.data.stream import ReplicaShard
 
@@ -57,6 +57,7 @@ def _combine(
     *,
     spec: dict[str, tf.TensorSpec],
     reads_files: bool,
+    notes: tuple[str, ...],
     **fields: Any,
 ) -> Feed:
     """Makes a `Feed` of the parts in which the two pipelines differ.
@@ -69,6 +70,7 @@ def _combine(
         rows_of_steps: (first_number, last_number), counted from 1 -> this worker's examples of these steps.
         spec: shapes and dtypes of the batch of a replica.
         reads_files: whether this worker looks at the sizes and times of files.
+        notes: warnings.
         fields: other fields of the `Feed`.
     """
     options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
@@ -86,8 +88,12 @@ def _combine(
         first_nonfinite=lambda *numbers: inspection.first_nonfinite(rows_of_steps(*numbers)),
         find_label=functools.partial(inspection.example_with_label, by_name, config.objective.get("labels", "label")),
         verify=verify,
-        preparation=description.describe(options.prepare, spec),
-        example_name="images" if "image" in spec else "examples",
+        about=About(
+            preparation=description.describe(options.prepare, spec),
+            example_name="images" if "image" in spec else "examples",
+            notes=notes,
+            saved=description.saved(inputs.train_source, spec),
+        ),
         **fields,
     )
 

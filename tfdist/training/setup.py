@@ -74,7 +74,7 @@ def build_run(
         steps=sizes.steps_per_epoch,
     )
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
-    notes = (*feed.notes, *precision_notes, warmup_note)
+    notes = (*feed.about.notes, *precision_notes, warmup_note)
     return Run(
         config=config,
         workdir=workdir,
@@ -94,7 +94,9 @@ def build_run(
 def _make_export(config: config_lib.Config, inputs: Inputs, feed: Feed, model: keras.Model) -> Callable[[Path], str]:
     """Returns the function that exports `model`, with its preprocessing or with a text about its input."""
     if not config.checkpoint.export_preprocessing:
-        about = description.usage(config.data.prepare, config.data.finish, config.objective, feed.spec)
+        about = description.usage(
+            config.data.prepare, config.data.finish, config.objective, feed.spec, feed.about.saved
+        )
         return functools.partial(export.export, model, about=about)
     preprocess, about = preprocessing.make(config, feed.first_examples, inputs.prepare_all)
     return lambda path: export.export(preprocessing.before(preprocess, model), path, about)

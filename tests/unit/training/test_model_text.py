@@ -1,5 +1,6 @@
 """model.txt says how the input of model.keras is prepared, in code that gives the run's own results."""
 
+import json
 import textwrap
 
 import keras
@@ -34,6 +35,9 @@ def test_the_code_of_the_text_gives_the_accuracy_of_the_run(tmp_path, parts, mon
     text = (tmp_path / "model.txt").read_text()
     assert text.startswith("model.keras expects prepared examples.")
     assert "prepare:image" in text and ("finish" in text) == ("finish" in parts)
+    assert "Class numbers: 0 0, 1 1, 2 2" in text
+    data = json.loads((tmp_path / "data.json").read_text())
+    assert data["classes"] == [*"0123456789"] and data["prepared"]["image"]["shape"] == [8, 8, 1]
     expected = topologies.records(tmp_path, "evaluation")[-1]["accuracy"]
     test = sources.digits("test")
     stored = test.read(tf.range(len(test), dtype=tf.int64))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist import config as c
+from tfdist.data import inputs
 from tfdist.zoo import sources
 from tfdist.zoo.sources import folder
 
@@ -387,9 +389,12 @@ def test_missing_folders_splits_and_classes_are_named(tmp_path):
     make_folder(tmp_path, {"train": {"a": 2, "b": 2, "c": 2}, "test": {"a": 2, "c": 2}})
     with pytest.raises(ValueError, match=r"no split 'valid'. It has: test, train"):
         sources.image_folder("valid", path=str(tmp_path))
-    for split in ("train", "test"):
-        with pytest.raises(ValueError, match=r"the split 'test' has no folder for the class 'b', which 'train' has"):
-            sources.image_folder(split, path=str(tmp_path))
+    with pytest.raises(ValueError, match=r"the split 'test' lacks the class 'b', which 'train' has"):
+        open_both(tmp_path, "train", "test")
+    with pytest.raises(ValueError, match=r"the split 'test' lacks the class 'b', which 'train' has"):
+        open_both(tmp_path, "test", "train")
+    (tmp_path / "runs" / "other").mkdir(parents=True)  # Not a split of the config.
+    assert len(sources.image_folder("train", path=str(tmp_path))) == 6
     chosen = sources.image_folder("train", path=str(tmp_path), classes=["c", "a"])
     assert chosen.num_classes == 2 and len(chosen) == 4
     batch = read_all(chosen)
@@ -399,6 +404,49 @@ def test_missing_folders_splits_and_classes_are_named(tmp_path):
     }
     with pytest.raises(ValueError, match=r"'test' has no folder for the class 'b', which classes names"):
         sources.image_folder("test", path=str(tmp_path), classes=["a", "b"])
+
+
+def open_both(path, train, evaluation):
+    data = c.Data(
+        source={"target": "tfdist.zoo.sources:image_folder", "path": str(path)},
+        train_split=train,
+        evaluation_split=evaluation,
+        batch_size=2,
+    )
+    config = c.Config(model={"target": "keras:Sequential"}, data=data, train=c.Train(epochs=1))
+    inputs.make_sizes(config, inputs.open_inputs(config), 1)
+
+
+def test_class_folders_without_splits_are_divided_by_ratio(tmp_path):
+    make_folder(tmp_path, {"shapes": {"a": 10, "b": 5, "c": 2}})
+    (tmp_path / "shapes" / "runs" / "first").mkdir(parents=True)  # No images: not a class.
+    path = str(tmp_path / "shapes")
+    parts = {part: sources.image_folder(part, path=path) for part in ("train", "test", "all")}
+    found = {part: read_all(source) for part, source in parts.items()}
+    assert {part: np.bincount(batch["label"]).tolist() for part, batch in found.items()} == {
+        "train": [8, 4, 1],
+        "test": [2, 1, 1],
+        "all": [10, 5, 2],
+    }
+    assert parts["train"].classes == ["a", "b", "c"]
+
+    def bag(*names):
+        return sorted(image.tobytes() for name in names for image in found[name]["image"])
+
+    assert bag("train", "test") == bag("all")
+    half = sources.image_folder("test", path=path, test_fraction=0.5)
+    assert np.bincount(read_all(half)["label"]).tolist() == [5, 2, 1]
+    open_both(path, "train", "test")
+    open_both(path, "train[:90%]", "train[90%:]")
+    with pytest.raises(ValueError, match=r"no split 'valid'. It has: all, test, train"):
+        sources.image_folder("valid", path=path)
+
+
+def test_a_single_folder_of_a_split_says_how_it_is_divided(tmp_path):
+    make_folder(tmp_path, {"train": {"a": 5, "b": 5}})
+    words = r"no split 'test'. It has: train. To divide 'train', set config.data.train_split=\"train\[:80%\]\" and"
+    with pytest.raises(ValueError, match=words):
+        sources.image_folder("test", path=str(tmp_path))
 
 
 def test_a_class_without_images_and_a_split_without_classes_are_named(tmp_path):

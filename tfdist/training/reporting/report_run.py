@@ -8,10 +8,13 @@ from typing import Any
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import gpu_software
 from tfdist.config import diff
-from tfdist.report import opening, run_info, summary
+from tfdist.report import files, opening, run_info, summary
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
+
+# What the numbers of an example mean: class names, columns; see `tfdist.data.description.saved`.
+DATA = "data.json"
 
 
 def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
@@ -27,13 +30,13 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
         console=run.log.console,
         verbose=run.config.report.verbose,
         evaluates=run.feed.evaluation is not None,
-        examples=run.feed.example_name,
+        examples=run.feed.about.example_name,
         **resumed,
     )
     roster = run.cluster.roster
     report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=run.config.report.verbose))
-    if run.feed.preparation:
-        report.event(run.feed.preparation)
+    if run.feed.about.preparation:
+        report.event(run.feed.about.preparation)
     for note in run.log.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
@@ -55,6 +58,8 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         report.text(resumed_step or run.feed.sizes.first_step, "config", _table(config))
     if old is None:  # Otherwise with the next checkpoint.
         run_info.write_config(workdir, run.config)
+    if run.feed.about.saved:
+        files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
     described = {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":

@@ -5,7 +5,8 @@ import os
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,8 +25,16 @@ _WHOLE_BYTES, _FINGERPRINT_ROWS = 2**26, 256
 class Arrays:
     """Examples [start, stop) of arrays of equal length; see `arrays`."""
 
-    def __init__(self, features: Mapping[str, np.ndarray], part: Slice, num_classes: int | None, name: str):
-        self.num_classes = num_classes
+    def __init__(
+        self,
+        features: Mapping[str, np.ndarray],
+        part: Slice,
+        num_classes: int | None,
+        name: str,
+        classes: Sequence[str] | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ):
+        self.num_classes, self.classes, self.columns = num_classes, classes, columns
         self._part = part
         self._name = name
         features = {key: values[part.start : part.stop] for key, values in features.items()}
@@ -57,7 +66,12 @@ class Arrays:
 
 
 def arrays(
-    split: str, *, splits: Mapping[str, Mapping[str, np.ndarray]], num_classes: int | None = None, name: str = "arrays"
+    split: str,
+    *,
+    splits: Mapping[str, Mapping[str, np.ndarray]],
+    num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
+    name: str = "arrays",
 ) -> Arrays:
     """Examples from arrays in memory.
 
@@ -67,6 +81,7 @@ def arrays(
             "label" must be class numbers: integers [examples] or [examples, 1], from 0. The arrays are not copied: do
             not modify them.
         num_classes: the number of classes; None: the largest label of all splits + 1.
+        classes: the name of each class, for data.json in the workdir; None: not known.
         name: the name of the dataset in messages.
 
     Returns:
@@ -78,7 +93,7 @@ def arrays(
     """
     checked = {key: _check_features(features, f"{name}, split {key!r}") for key, features in splits.items()}
     labels = {key: features["label"] for key, features in checked.items() if "label" in features}
-    return _slice(split, checked, _count_classes(labels, num_classes, name), name)
+    return _slice(split, checked, _count_classes(labels, num_classes, name), name, classes)
 
 
 def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
@@ -135,7 +150,7 @@ def digits(split: str) -> Arrays:
         test[np.flatnonzero(labels == digit)[4::5]] = True
     parts = {"train": ~test, "test": test, "all": np.ones_like(test)}
     features = {key: {"image": images[part], "label": labels[part]} for key, part in parts.items()}
-    return arrays(split, splits=features, num_classes=10, name="digits")
+    return arrays(split, splits=features, num_classes=10, classes="0123456789", name="digits")
 
 
 def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, name: str) -> Arrays:
@@ -178,10 +193,16 @@ def _fingerprint(features: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _slice(split: str, parts: dict[str, dict[str, np.ndarray]], num_classes: int | None, name: str) -> Arrays:
+def _slice(
+    split: str,
+    parts: dict[str, dict[str, np.ndarray]],
+    num_classes: int | None,
+    name: str,
+    classes: Sequence[str] | None = None,
+) -> Arrays:
     lengths = {part: len(next(iter(features.values()))) for part, features in parts.items()}
     part = splits_lib.resolve(split, lengths, source=name)
-    return Arrays(parts[part.name], part, num_classes, name)
+    return Arrays(parts[part.name], part, num_classes, name, classes)
 
 
 def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:

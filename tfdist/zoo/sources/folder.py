@@ -1,4 +1,4 @@
-"""Image files in folders, in the layout of `tfds.ImageFolder`: PATH/SPLIT/CLASS/*.jpg."""
+"""Image files in class folders: PATH/SPLIT/CLASS/*.jpg, as `tfds.ImageFolder`, or PATH/CLASS/*.jpg without splits."""
 
 import collections
 import copy
@@ -15,7 +15,9 @@ from tfdist.zoo import splits
 from tfdist.zoo.sources import from_disk
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-_LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
+_LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg or PATH/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
+# The splits of a folder of class folders.
+_BY_RATIO = ("train", "test", "all")
 # Images decoded by one call when the whole source is read.
 CHUNK_SIZE = 512
 # Images of a batch decoded in parallel; more were not faster on two cores.
@@ -26,19 +28,30 @@ class ImageFolder:
     """See `image_folder`."""
 
     def __init__(
-        self, split: str, path: str, size: tuple[int, int] | None, channels: int, memory_limit_mb: float, classes: list
+        self,
+        split: str,
+        path: str,
+        size: tuple[int, int] | None,
+        channels: int,
+        memory_limit_mb: float,
+        classes: list,
+        test_fraction: float,
     ):
         self._root = os.path.abspath(path)
         name = f"image_folder {path!r}"
         if not os.path.isdir(path):
             raise FileNotFoundError(f"{name}: there is no folder {self._root!r}. {_LAYOUT}")
-        folders = {part: _folders(os.path.join(path, part)) for part in _folders(path)}
-        part = splits.split_name(split, folders, source=name)
-        self.classes = list(classes) or folders[part]
-        _check_classes(self.classes, part, folders, explicit=bool(classes), name=name)
+        by_ratio = _has_class_folders_only(path, split.partition("[")[0])
+        part = splits.split_name(split, _BY_RATIO, source=name) if by_ratio else _split_folder(split, path, name)
+        self._folder = self._root if by_ratio else os.path.join(self._root, part)
+        found = [label for label in _folders(self._folder) if not by_ratio or _has_images(self._folder, label)]
+        self.classes = list(classes) or found
+        _check_classes(self.classes, part, found, name=name)
         self.num_classes = len(self.classes)
 
-        files = [_image_names(os.path.join(path, part, label)) for label in self.classes]
+        files = [_image_names(os.path.join(self._folder, label)) for label in self.classes]
+        if by_ratio:
+            files = [_part_of_class(names, part, test_fraction) for names in files]
         labels = np.repeat(np.arange(self.num_classes), [len(names) for names in files])
         self._part = splits.resolve(split, {part: len(labels)}, source=name)
         # Sorted by class, "train[:90%]" would lack the last classes. RandomState is stable across NumPy versions.
@@ -120,10 +133,10 @@ class ImageFolder:
 
     def _file(self, example: int) -> str:
         label = self.classes[self._labels[example]]
-        return os.path.join(self._root, self._part.name, label, os.fsdecode(self._names[example]))
+        return os.path.join(self._folder, label, os.fsdecode(self._names[example]))
 
     def _paths(self, names: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        folders = [os.path.join(self._root, self._part.name, label, "") for label in self.classes]
+        folders = [os.path.join(self._folder, label, "") for label in self.classes]
         return tf.strings.join([tf.gather([os.fsencode(folder) for folder in folders], labels), names])
 
     def _load_images(self) -> dict[str, np.ndarray]:
@@ -156,23 +169,28 @@ def image_folder(
     channels: int = 3,
     memory_limit_mb: float = 2048,
     classes: Sequence[str] = (),
+    test_fraction: float = 0.2,
 ) -> ImageFolder:
-    """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`.
+    """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`, or PATH/CLASS/NAME.jpg.
+
+    Without folders of splits, the splits are "train", "test" and "all": `test_fraction` of the images of each class,
+    chosen by a hash of their names, are "test".
 
     Labels number the class folders in alphabetical order. Examples have a fixed shuffled order, which depends only on
     the file names, so that a slice of a split contains all classes. Only .jpg, .jpeg, .png, .bmp and .gif files
     (first frame) are read; other files, and hidden files and folders, are ignored.
 
     Args:
-        split: a folder in `path`, with or without a slice: "train[:90%]".
-        path: the folder of the splits; variables are expanded.
+        split: a folder in `path`, or one of the splits above, with or without a slice: "train[:90%]".
+        path: the folder of the splits, or of the classes; variables are expanded.
         size: (height, width) to which images are scaled when read, bilinear with antialiasing; the aspect ratio is not
             preserved. None: all images must have the size of the first one.
         channels: 3 for colour, 1 for grey.
         memory_limit_mb: if the decoded images need at most this many MiB, they are decoded once and kept in host
             memory; otherwise, and with 0, they are read from disk batch by batch.
-        classes: the class folders to use, in the order of their labels; empty: all folders of the split, which must
-            be the same in all splits.
+        classes: the class folders to use, in the order of their labels; empty: all folders of the split. A run
+            requires the same classes in both of its splits.
+        test_fraction: between 0 and 1, without folders of splits: the part of each class that is "test".
 
     Returns:
         A source of {"image": uint8 [n, height, width, channels], "label": int64 [n]}.
@@ -186,8 +204,10 @@ def image_folder(
         raise ValueError(f"image_folder: size must be (height, width) in pixels. Received: {size!r}")
     if channels not in (1, 3):
         raise ValueError(f"image_folder: channels must be 1 (grey) or 3 (colour). Received: {channels!r}")
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"image_folder: test_fraction must be between 0 and 1. Received: {test_fraction!r}")
     path = os.path.expanduser(os.path.expandvars(path))
-    return ImageFolder(split, path, size and tuple(size), channels, memory_limit_mb, list(classes))
+    return ImageFolder(split, path, size and tuple(size), channels, memory_limit_mb, list(classes), test_fraction)
 
 
 def image_size(path: str) -> tuple[int, int]:
@@ -209,19 +229,57 @@ def _folders(path: str) -> list[str]:
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _check_classes(classes: list[str], part: str, folders: dict[str, list[str]], *, explicit: bool, name: str) -> None:
+def _has_class_folders_only(path: str, split: str) -> bool:
+    """Returns whether the folders in `path` are those of classes: they contain images, and `split` no class folders."""
+    inside = os.path.join(path, split)
+    if os.path.isdir(inside) and (_folders(inside) or split not in _BY_RATIO):
+        return False
+    return any(_has_images(path, folder) for folder in _folders(path))
+
+
+def _has_images(path: str, folder: str) -> bool:
+    return any(_is_image(entry) for entry in os.scandir(os.path.join(path, folder)))
+
+
+def _is_image(entry: os.DirEntry) -> bool:
+    suffix = pathlib.PurePath(entry.name).suffix.lower()
+    return suffix in SUFFIXES and not entry.name.startswith(".") and entry.is_file()
+
+
+def _split_folder(split: str, path: str, name: str) -> str:
+    """Returns the folder that `split` names; raises a ValueError that says how one split is divided."""
+    parts = _folders(path)
+    try:
+        return splits.split_name(split, parts, source=name)
+    except ValueError as error:
+        filled = [part for part in parts if _folders(os.path.join(path, part))]
+        if len(filled) != 1 or "[" in split:
+            raise
+        raise ValueError(
+            f'{error} To divide {filled[0]!r}, set config.data.train_split="{filled[0]}[:80%]" and '
+            f'config.data.evaluation_split="{filled[0]}[80%:]".'
+        ) from None
+
+
+def _part_of_class(names: np.ndarray, part: str, test_fraction: float) -> np.ndarray:
+    """Returns the images of a class that are in the split `part`: by a hash, so that most stay there if some are added.
+
+    A class of two or more images has at least one in each split.
+    """
+    ordered = sorted(names.tolist(), key=lambda one: hashlib.sha256(one).digest())
+    tests = min(max(1, round(test_fraction * len(ordered))), len(ordered) - 1)
+    chosen = {"train": ordered[tests:], "test": ordered[:tests], "all": ordered}[part]
+    return np.array(sorted(chosen), names.dtype)
+
+
+def _check_classes(classes: list[str], part: str, found: list[str], *, name: str) -> None:
     if not classes:
         raise ValueError(f"{name}: the split {part!r} has no class folders. {_LAYOUT}")
-    for other, labels in folders.items():
-        missing = sorted(set(classes) - set(labels)) if other == part or (labels and not explicit) else []
-        surplus = sorted(set(labels) - set(classes)) if not explicit else []
-        if missing or surplus:
-            wrong, right = (other, part) if missing else (part, other)
-            raise ValueError(
-                f"{name}: the split {wrong!r} has no folder for the class {(missing or surplus)[0]!r}, which "
-                f"{'classes names' if explicit else f'{right!r} has'}. Labels number the class folders, so all splits "
-                "must have the same ones; select some with classes=[...]."
-            )
+    if missing := sorted(set(classes) - set(found)):
+        raise ValueError(
+            f"{name}: the split {part!r} has no folder for the class {missing[0]!r}, which classes names. It has: "
+            f"{', '.join(found) or 'none'}."
+        )
 
 
 def _image_names(folder: str) -> np.ndarray:
@@ -229,13 +287,10 @@ def _image_names(folder: str) -> np.ndarray:
     names = []
     others: collections.Counter = collections.Counter()
     for entry in os.scandir(folder):
-        suffix = pathlib.PurePath(entry.name).suffix.lower()
-        if entry.name.startswith(".") or not entry.is_file():
-            continue
-        if suffix in SUFFIXES:
+        if _is_image(entry):
             names.append(os.fsencode(entry.name))
-        else:
-            others[suffix or "no suffix"] += 1
+        elif not entry.name.startswith(".") and entry.is_file():
+            others[pathlib.PurePath(entry.name).suffix.lower() or "no suffix"] += 1
     if not names:
         found = ", ".join(f"{count} with {suffix}" for suffix, count in others.items()) or "no files"
         raise ValueError(f"image_folder: no images in {os.path.abspath(folder)!r}, but {found}. {_LAYOUT}")

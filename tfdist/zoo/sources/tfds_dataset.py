@@ -43,6 +43,7 @@ class TfdsSource:
         )
         label = self._features.get("label")
         self.num_classes = getattr(builder.info.features[label], "num_classes", None) if label else None
+        self.classes = getattr(builder.info.features[label], "names", None) if label else None
 
         self._format = _choose_format(builder, self._title)
         self._shards = _find_shards(builder, self._part, self._title)
