@@ -5,11 +5,13 @@ import gc
 import itertools
 import os
 import pathlib
+import re
 import signal
 import sys
 import tempfile
 
 import accelerators
+import changed
 import forked
 import pytest
 from processes import REPOSITORY
@@ -28,6 +30,12 @@ KINDS = {
 }
 # A line a file: how many seconds its tests have taken, and its path; `--record-durations` rewrites it.
 DURATIONS = TESTS / "durations.txt"
+# How many seconds of tests `--changed` runs, if the tests that have changed themselves do not take more.
+CHANGED_SECONDS = 60.0
+REACHED = pytest.StashKey[dict[str, int]]()
+CHOSEN = pytest.StashKey[set[pathlib.Path]]()
+# What the repository's root holds before the tests run.
+ROOT_BEFORE = pytest.StashKey[set[str]]()
 
 # Only the tests marked gpu use GPUs: the others give the same results on every machine.
 os.environ.setdefault(accelerators.VISIBLE, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
@@ -40,6 +48,35 @@ def pytest_configure(config: pytest.Config) -> None:
         home = tempfile.TemporaryDirectory(prefix="tfdist-tests-home-")
         config.add_cleanup(home.cleanup)
         os.environ["HOME"] = home.name
+        config.stash[ROOT_BEFORE] = set(os.listdir(REPOSITORY))
+    if config.getoption("--changed"):
+        files = changed.sources(REPOSITORY)
+        found = changed.distances(files, changed.changed_files(REPOSITORY))
+        seconds = {f"tests/{path}": value for path, value in durations().items()}
+        config.stash[REACHED] = {path: n for path, n in found.items() if re.fullmatch(r"tests/.*\btest_\w+\.py", path)}
+        chosen = changed.nearest(config.stash[REACHED], seconds, CHANGED_SECONDS)
+        config.stash[CHOSEN] = {REPOSITORY / path for path in chosen}
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Says what `--changed` leaves out."""
+    if CHOSEN not in config.stash:
+        return []
+    reached, chosen = len(config.stash[REACHED]), len(config.stash[CHOSEN])
+    return [f"changed since main: runs the nearest {chosen} of the {reached} test files that the changes can reach"]
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Leaves out the files that `--changed` does not choose, without importing them."""
+    if CHOSEN in config.stash and collection_path.suffix == ".py":
+        return collection_path not in config.stash[CHOSEN]
+    return None
+
+
+def durations() -> dict[str, float]:
+    """How many seconds each file of tests takes, by its path in tests/."""
+    pairs = (line.split() for line in DURATIONS.read_text().splitlines())
+    return {path: float(seconds) for seconds, path in pairs}
 
 
 def pytest_unconfigure() -> None:
@@ -50,6 +87,8 @@ def pytest_unconfigure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "write how long the files of this run have taken to tests/durations.txt; run all tests with it"
     parser.addoption("--record-durations", action="store_true", help=help)
+    help = "run a minute of the tests that the files changed since the branch left main can reach, the nearest ones"
+    parser.addoption("--changed", action="store_true", help=help)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -62,6 +101,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         DURATIONS.write_text("".join(lines))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the run if it has left a file or folder in the repository's root."""
+    if ROOT_BEFORE in session.config.stash:
+        new = set(os.listdir(REPOSITORY)) - session.config.stash[ROOT_BEFORE] - {".pytest_cache"}
+        if new:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            print(
+                f"\nThese tests have left {', '.join(sorted(new))} in {REPOSITORY}: write it to a temporary directory"
+            )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks each test that has no mark of its own by its directory; the longest files come first.
@@ -72,11 +122,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not any(item.get_closest_marker(kind) for kind in (*KINDS.values(), "slow")):
             folder, *below = item.path.relative_to(TESTS).parts
             item.add_marker(KINDS.get("/".join([folder, *below[:1]]), KINDS.get(folder, "unit")))
-    durations = {}
-    for line in DURATIONS.read_text().splitlines():
-        seconds, path = line.split()
-        durations[TESTS / path] = float(seconds)
-    items.sort(key=lambda item: (-durations.get(item.path, 0.0), str(item.path)))
+    seconds = {TESTS / path: value for path, value in durations().items()}
+    items.sort(key=lambda item: (-seconds.get(item.path, 0.0), str(item.path)))
 
 
 def pytest_collection_finish() -> None:

@@ -2,6 +2,7 @@
 
 usage: python tests/scripts/examples/run_each.py OUT [--kill] [--same_draws] [--seed=N] NAME[:EPOCHS]...
 
+OUT is the directory for the results and for what the examples write into their working directory.
 --kill ends every worker by SIGKILL in the second epoch of the first fit.
 --same_draws makes random numbers functions of the step and the example; see same_draws.py.
 --seed=N adds N to all seeds, also to those of tfdist.
@@ -20,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).resolve().parent
 
 
 class Kill(keras.callbacks.Callback):
@@ -66,6 +67,8 @@ def main() -> None:
     parser.add_argument("--same_draws", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
+    flags.out = flags.out.resolve()
+    os.chdir(flags.out)
     fit, drawing = keras.Model.fit, contextlib.nullcontext
     if flags.same_draws:
         import same_draws
