@@ -44,6 +44,6 @@ def __dir__() -> list[str]:
 
 
 if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
-    importlib.import_module("tfdist.config.command_names").check(sys.orig_argv)
+    importlib.import_module("tfdist.config.command_line.command_names").check(sys.orig_argv)
 
 tensorflow_log.hide_at_import()

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.unit, pytest.mark.docs]
 FLAGS = """
 import importlib, os
 from tfdist import __main__ as tfdist
-from tfdist.config import flags as config_flags, flag_help
+from tfdist.config import flags as config_flags
+from tfdist.config.command_line import flag_help
 for name, (module, _) in {"main": ("tfdist.main", ""), **tfdist.TOOLS}.items():
     child = os.fork()
     if child == 0:

@@ -411,6 +411,8 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
     finished = json.loads((tmp_path / "run" / "finished.json").read_text())
     # 1,437 digits are 5 steps an epoch; the third is the second without an improvement.
     assert finished == {"step": 15, "stopped_by_callback": True}
+    said = "finished after step 15 of 30: EarlyStopping ended the run"
+    assert said in capsys.readouterr().out and said in (tmp_path / "run" / "metrics.jsonl").read_text()
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert rows[0] == "epoch,accuracy,learning_rate,loss,val_accuracy,val_loss" and len(rows) == 4
     rates = [float(row.split(",")[2]) for row in rows[1:]]

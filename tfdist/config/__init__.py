@@ -4,7 +4,7 @@
     build, partial            specs.py: resolve a dotted path, check its arguments, call it
     validate                  validate.py: types, ranges and contradictions of a config
     flatten, differences      diff.py: dotted field names; differences between two configs
-    define_config, parse      flags.py: `--config=FILE` and `--config.section.field=VALUE`
+    define_config, parse      flags.py, command_line/: `--config=FILE` and `--config.section.field=VALUE`
 
 Imports no other wing, and no TensorFlow.
 """

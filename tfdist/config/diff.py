@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.config import specs
-
 # Sections and fields that may differ when a run is resumed: they do not affect the final weights, or, like another
 # number of replicas, only the order of sums.
 SECTIONS_FREE_TO_CHANGE = ("evaluation", "agreement", "checkpoint", "report", "cluster")
@@ -13,11 +11,6 @@ FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
     *("communication.implementation", "communication.bytes_per_pack"),
 )
-
-
-def nearest_field(config: Any, dotted: str) -> str:
-    """Returns a sentence with the field of `config` nearest to the unknown field `dotted`; see `specs.nearest`."""
-    return specs.nearest(dotted, [name for name, _ in flatten(config)])
 
 
 def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

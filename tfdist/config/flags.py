@@ -19,7 +19,8 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from tfdist import configs
-from tfdist.config import config_dict, flag_errors, flag_help, schema
+from tfdist.config import config_dict, schema
+from tfdist.config.command_line import flag_errors, flag_help, spec_arguments
 
 NONE_WORDS = ("none", "None")
 # Python's messages for flags of the tools.
@@ -93,7 +94,13 @@ def define_config() -> flags.FlagHolder:
     )
     parser = flags.FLAGS["config"].parser
     load = parser.parse
-    parser.parse = lambda path: config_dict.to_config(load(path))  # Overrides see a `schema.Config` only.
+
+    def parse_path(path: str) -> Any:
+        config = config_dict.to_config(load(path))  # Overrides see a `schema.Config` only.
+        spec_arguments.add_missing(config, spec_arguments.overrides(sys.argv))
+        return config
+
+    parser.parse = parse_path
     return holder
 
 

@@ -14,6 +14,11 @@ from typing import Any, Literal
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 
 
+def default_optimizer() -> dict[str, Any]:
+    """Returns the spec of the optimizer of a config that names none."""
+    return {"target": "keras.optimizers:SGD", "momentum": 0.9, "learning_rate": 0.1}
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Every:
     """An interval: due at each multiple of `steps` and at each multiple of `epochs`; never if both are None."""
@@ -72,7 +77,8 @@ class LearningRate:
     """The learning rate as a function of the optimizer step."""
 
     # The highest learning rate, at least 0; if `scaling` is not "none", for a global batch of `reference_batch_size`.
-    peak: float = 0.1
+    # None: the `learning_rate` in `optimizer`, or the default of its function, such as 0.001 of keras.optimizers:Adam.
+    peak: float | None = None
     # schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks to set.
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
     # "none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
@@ -249,10 +255,9 @@ class Config:
     objective: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"target": "tfdist.zoo.objectives:classification"}
     )
-    # optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule.
-    optimizer: dict[str, Any] = dataclasses.field(
-        default_factory=lambda: {"target": "keras.optimizers:SGD", "momentum": 0.9}
-    )
+    # optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule. An
+    # argument `learning_rate` is a number, and the same as learning_rate.peak.
+    optimizer: dict[str, Any] = dataclasses.field(default_factory=default_optimizer)
     learning_rate: LearningRate = dataclasses.field(default_factory=LearningRate)
     train: Train = dataclasses.field(default_factory=Train)
     communication: Communication = dataclasses.field(default_factory=Communication)

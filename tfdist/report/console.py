@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import os
+import re
 import shutil
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import TextIO
@@ -71,7 +73,8 @@ class Console:
         """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""
         self.flush()
         if always or self.verbosity != "nothing":
-            self._line(text)
+            for one in wrapped(text, self._columns()) if self.terminal else [text]:
+                self._line(one)
 
     def parts(self, parts: Sequence[str], *, always: bool = False) -> None:
         """Writes `parts` as `line` does, in several lines if one would be too long."""
@@ -157,6 +160,19 @@ def open_console(
     return Console(
         stream=stream, terminal=terminal, total_steps=total_steps, line_format=line_format, verbosity=verbosity
     )
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Returns `text` in lines of at most `width` characters, divided between words; the others are indented.
+
+    They begin below the second column of a text such as "config     configs/digits.py".
+    """
+    if len(text) <= width:
+        return [text]
+    first = re.match(r"\w+ {2,}", text)
+    indent = first.end() if first else 2
+    options = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, **options)
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -6,12 +6,13 @@ from typing import Any
 from tfdist.report import formats
 
 
-def start_lines(run: Any, resumed_step: int | None) -> list[str]:
+def start_lines(run: Any, resumed_step: int | None, learning_rate: str) -> list[str]:
     """Returns the lines before the first step.
 
     Args:
         run: a `tfdist.training.run.Run` of a config.
         resumed_step: the step of the restored checkpoint; None: a new run.
+        learning_rate: the optimizer and its learning rate in words.
     """
     config, replicas, workers = run.config, run.cluster.num_replicas, run.cluster.num_workers
     sizes = run.feed.sizes
@@ -29,6 +30,7 @@ def start_lines(run: Any, resumed_step: int | None) -> list[str]:
         f"batch      {sizes.global_batch:,} examples{per_replica}; {_count(sizes.steps_per_epoch, 'step')} per epoch, "
         f"{_count(sizes.total_steps, 'step')} in {epochs:.4g} epoch{'s' * (epochs != 1)}",
         f"model      {model}, {parameters:,} parameters, {config.train.precision}",
+        f"optimizer  {learning_rate}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
     ]
 

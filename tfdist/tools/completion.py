@@ -90,7 +90,8 @@ def _flags(module: str, arguments: Sequence[str]) -> list[str]:
     """Returns the flags of a command, as `--name=`, and the fields of the config that `arguments` name."""
     from absl import flags
 
-    from tfdist.config import diff, flag_errors, flag_help
+    from tfdist.config import diff
+    from tfdist.config.command_line import flag_errors, flag_help
     from tfdist.config import flags as config_flags
 
     imported = importlib.import_module(module)

@@ -284,7 +284,8 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
             f"All {state.step} steps are done and saved, but {run.workdir} is not writable: {export.reason(error)}. "
             "Free space or fix its permissions, then run the same command to export the model and finish."
         ) from None
-    tools.report.event(f"finished after step {state.step}", state.step)
+    stopped = f" of {run.total_steps}: {run.callbacks.stopped_by or 'a callback'} ended the run" if early else ""
+    tools.report.event(f"finished after step {state.step}{stopped}", state.step)
     report_run.write_end(run, tools.report, state, tools.started)
 
 
@@ -320,8 +321,8 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
         return []
     old = diff.with_defaults(old, config_lib.Config(model={}))
     lines = diff.differences(run_info.to_json(old), run_info.to_json(run.config))
-    if run.is_script:  # A script's learning rate does not depend on its number of epochs, which may grow.
-        lines = [line for line in lines if not line.startswith("train.epochs:")]
+    if run.is_script:  # A script's optimizer is its own, and does not depend on its number of epochs, which may grow.
+        lines = [line for line in lines if not line.startswith(("train.epochs:", "learning_rate.", "optimizer."))]
     if lines and not allow_changes:
         raise ValueError(
             f"{run.workdir} contains a run with a different config:\n"

@@ -15,7 +15,7 @@ from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config import diff, specs
+from tfdist.config import diff, learning_rate, specs
 from tfdist.data import description, pipelines
 from tfdist.data import inputs as inputs_lib
 from tfdist.data.feed import Feed
@@ -51,6 +51,7 @@ def build_run(
     """
     stop = interruption.install_handlers()
     inputs = inputs_lib.open_inputs(config)
+    config = learning_rate.resolve(config)
     preprocessing.check(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
     if config.data.pipeline == "textbook":  # A tf.data.Dataset starts TensorFlow: connect before.
@@ -74,7 +75,7 @@ def build_run(
         steps=sizes.steps_per_epoch,
     )
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
-    notes = (*feed.about.notes, *precision_notes, warmup_note)
+    notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
     return Run(
         config=config,
         workdir=workdir,

@@ -94,7 +94,11 @@ def image_bytes(
     images = batch.get("image")
     if images is None or images.shape.rank != 4:
         found = {key: tuple(value.shape) for key, value in batch.items()}
-        raise ValueError(f'prepare:image needs a batch with "image" [n, height, width, channels]. Received: {found}')
+        raise ValueError(
+            f'prepare:image needs a batch with "image" [n, height, width, channels]. Received: {found}. For data that '
+            'are no images, set config.data.prepare to {"target": "tfdist.zoo.prepare:identity"}, or to a function of '
+            "yours."
+        )
     if resize is not None:
         images = resize_images(images, resize)
     if training and (pad or crop is not None or flip):

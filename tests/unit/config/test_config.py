@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from tfdist import config
-from tfdist.config import command_names, diff, flag_help, flags, schema, specs, validate
+from tfdist.config import diff, flags, schema, specs, validate
+from tfdist.config.command_line import command_names, flag_help
 
 LAB = """
 def losses(model, batch, *, training, gamma=1.0):
@@ -208,7 +209,6 @@ def test_flatten_names_every_leaf():
     assert flat["model.target"] == "a:b" and flat["model.sub.x"] == 1 and flat["model.sub.empty"] == {}
     assert flat["evaluation.every.epochs"] == 1 and flat["seed"] == 0
     assert list(flat) == [name for name, _ in diff.flatten(dataclasses.asdict(whole))]
-    assert diff.nearest_field(whole, "data.batchsize") == " Did you mean 'data.batch_size'?"
 
 
 def test_differences_name_what_decides_the_weights_and_nothing_else():
@@ -319,6 +319,8 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         "model.on": ("false", False),
         "optimizer.momentum": ("0.5", 0.5),
         "seed": ("7", 7),
+        "model.width": ("5", 5),  # An argument that the file does not set: its type is that of its default.
+        "optimizer.nesterov": ("True", True),  # Of Keras: checked when the function is called.
     }
     done = command_line("--config=base.py", *(f"--config.{name}={text}" for name, (text, _) in overrides.items()))
     assert done.returncode == 0, done.stderr
@@ -345,13 +347,12 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         ("--config.model.num_clases=3", "base.py has no such field. Did you mean 'model.num_classes'?"),
         (
             "--config.model.widht=3",
-            "base.py has no such field. nets:small has an argument 'width', and only arguments that the file sets can "
-            "be overridden: add it to 'model' in base.py.",
+            "base.py has no such field. Did you mean 'model.width'?",
         ),
         (
             "--config.model.colour=3",
-            "'model' there sets: target, num_classes, rate, name, on, sizes, shape, nets:small has the arguments: "
-            "num_classes, width; and only",
+            "'model' there sets: target, num_classes, rate, name, on, sizes, shape. nets:small has the arguments: "
+            "num_classes, width.",
         ),
         ("--config.data.batch_size=abc", "--config.data.batch_size=abc: must be a whole number"),
         ("--config.data.batch_size=1.5", "--config.data.batch_size=1.5: must be a whole number"),
@@ -367,6 +368,11 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
             "--config.report.every is a group of fields. Set one of them: --config.report.every.steps, "
             "--config.report.every.epochs",
         ),
+        ("--config.model.width=wide", "--config.model.width=wide: must be a whole number"),
+        ("--config.lr=1", "config.lr: base.py has no such field. Did you mean 'learning_rate.peak'?"),
+        ("--config.blue=1", "config.blue: base.py has no such field. --config=base.py --help lists all fields."),
+        ("--epochs=3", "There is no flag --epochs. Did you mean --config.train.epochs=3? Received: --epochs=3"),
+        ("--batch-size=3", "There is no flag --batch-size. Did you mean --config.data.batch_size=3? "),
         ("--confg.seed=3", "There is no flag --confg.seed. Did you mean --config.seed? "),
     ],
 )

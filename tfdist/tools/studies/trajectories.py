@@ -20,6 +20,7 @@ from absl import flags
 from tfdist import config
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
+from tfdist.config import learning_rate
 from tfdist.tools import child_runs, tables
 from tfdist.tools.pictures import style
 from tfdist.tools.pictures import surface as pictures
@@ -150,7 +151,7 @@ def study(argv: list[str]) -> None:
     lines = [(*key, step, *point) for key, steps in trajectories.items() for step, point in enumerate(steps.tolist())]
     tables.write_csv(workdir / "trajectories.csv", HEADER, lines)
     print(tables.text(("batch_size", "replicas", "distance"), distance(trajectories)))
-    options = flags.FLAGS["config"].value
+    options = learning_rate.resolve(flags.FLAGS["config"].value)
     x, y = read_points(options)
     caption = f"{len(x):,} points, learning rate {options.learning_rate.peak:g}"
     if len({replicas for _, replicas in trajectories}) > 1:

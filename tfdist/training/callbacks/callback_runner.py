@@ -66,6 +66,8 @@ class CallbackRunner:
         self.batch_interval: dict[str, int] = {}
         # True if TerminateOnNaN stopped training: the last state is not saved.
         self.stopped_on_nan = False
+        # The class of the callback that stopped training, on the worker where it runs; "": none.
+        self.stopped_by = ""
         # The return value of `fit`.
         self.history: keras.callbacks.History | None = None
         # The callbacks whose state is saved in checkpoints.
@@ -179,14 +181,20 @@ class CallbackRunner:
         for callback in self._list.callbacks:
             if self._cluster.num_workers == 1 or self._placement.everywhere(callback):
                 with self._placement.context():
-                    getattr(callback, hook)(*arguments)
+                    self._call_one(callback, hook, arguments)
                 continue
             try:
                 with self._without_collectives(callback, hook):
-                    getattr(callback, hook)(*arguments)
+                    self._call_one(callback, hook, arguments)
             except Exception as error:
                 return error
         return None
+
+    def _call_one(self, callback: keras.callbacks.Callback, hook: str, arguments: list[Any]) -> None:
+        before = self.stop()
+        getattr(callback, hook)(*arguments)
+        if self.stop() and not before:
+            self.stopped_by = type(callback).__name__
 
     @property
     def held(self) -> list[Any]:

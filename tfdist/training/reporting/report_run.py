@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import gpu_software
-from tfdist.config import diff
+from tfdist.config import diff, learning_rate
 from tfdist.report import files, opening, run_info, summary
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
@@ -63,7 +63,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     described = {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":
-        report.lines(summary.start_lines(run, resumed_step))
+        report.lines(summary.start_lines(run, resumed_step, learning_rate.describe(run.config)))
         if run.config.report.summary:
             # Keras calls `print_fn` with the whole text.
             run.context.model.summary(print_fn=lambda text: report.lines(text.splitlines()))

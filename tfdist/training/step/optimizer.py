@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices.replicas import Replicas
+from tfdist.config import learning_rate as learning_rate_lib
 from tfdist.config import patching, specs
 
 # The length of a schedule in warm-ups, if the run is not longer than its warm-up.
@@ -18,14 +19,14 @@ _TIMES_WARMUP = 10
 
 
 def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> keras.optimizers.Optimizer:
-    """Makes the optimizer with its schedule, the peak scaled to the global batch (arXiv 1706.02677, section 2.1).
+    """Makes the optimizer of a config with its schedule, the peak scaled to the global batch.
 
     Raises:
         ValueError: the target returns no optimizer.
     """
+    config = learning_rate_lib.resolve(config)
     rate = config.learning_rate
-    factor = config.data.batch_size / config.train.local_steps / rate.reference_batch_size
-    peak = rate.peak * {"none": 1.0, "linear": factor, "sqrt": factor**0.5}[rate.scaling]
+    peak = learning_rate_lib.peak(config)
     steps, _ = schedule_steps(rate, steps_per_epoch, total_steps)
     schedule = specs.build(rate.schedule, peak, field="config.learning_rate.schedule", **steps)
     optimizer = specs.build(config.optimizer, schedule, field="config.optimizer")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 # Modules that users start; these start other modules with a main program.
 COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
 # Modules that do not exist, which mean the first command.

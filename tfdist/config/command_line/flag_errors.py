@@ -1,6 +1,5 @@
 """Messages for mistakes on the command line: unknown flags, missing files, unknown fields. Imports no TensorFlow."""
 
-import ast
 import dataclasses
 import difflib
 import os
@@ -14,9 +13,18 @@ from typing import Any
 from absl import flags
 
 from tfdist import configs
-from tfdist.config import config_dict, diff, flag_help, schema, user_code
+from tfdist.config import config_dict, diff, schema, user_code
+from tfdist.config.command_line import flag_help, spec_arguments
 
 _OVERRIDE = re.compile(r"(no)?config\.")
+# What a field is called elsewhere -> the field.
+_USUAL_NAMES = {
+    **dict.fromkeys(("lr", "rate", "learning_rate"), "learning_rate.peak"),
+    **dict.fromkeys(("batch", "bs", "batchsize"), "data.batch_size"),
+    **dict.fromkeys(("epoch", "num_epochs", "max_epochs"), "train.epochs"),
+    **dict.fromkeys(("dtype", "mixed_precision"), "train.precision"),
+    **dict.fromkeys(("classes", "num_classes"), "model.num_classes"),
+}
 
 
 def config_path(argv: Sequence[str]) -> str:
@@ -36,6 +44,10 @@ def check_names(argv: Sequence[str]) -> None:
         if not match or _is_known(match[1]):
             continue
         first, dot, rest = match[1].partition(".")
+        field = "" if dot or "config" not in flags.FLAGS else _field_meant(first)
+        if field:
+            value = word[match.end() :]
+            sys.exit(f"There is no flag --{match[1]}. Did you mean --config.{field}{value}? Received: {word}")
         near = difflib.get_close_matches(
             first.replace("-", "_"), [*flag_help.own_flags(), "help", "verbosity"], n=1, cutoff=0.5
         )
@@ -48,6 +60,18 @@ def _is_known(name: str) -> bool:
         return True
     positive = name.removeprefix("no")
     return name in flags.FLAGS or name == "undefok" or (positive in flags.FLAGS and flags.FLAGS[positive].boolean)
+
+
+def _field_meant(word: str) -> str:
+    """Returns the field of a config that is called `word`, or nearly so, without its section; "" if there is none."""
+    names = [name for name, _ in diff.flatten(schema.Config(model={}))]
+    lasts: dict[str, str] = {}
+    for name in names:
+        lasts.setdefault(name.rpartition(".")[2], name)
+    lasts |= _USUAL_NAMES
+    word = word.replace("-", "_").lower()
+    near = difflib.get_close_matches(word, lasts, n=1, cutoff=0.8)
+    return lasts[near[0]] if near else ""
 
 
 def check_file(argv: Sequence[str]) -> None:
@@ -89,10 +113,9 @@ def explain(argv: Sequence[str]) -> None:
         config = load(path)
     except Exception as error:
         sys.exit(f"--config={path}: {_explain_file(error)}")
-    for overriding in argv[1:]:
-        match = re.match(r"--?(?:no)?config\.([^=\[]+)", overriding)
-        if match:
-            _check_field(config, match[1], file)
+    spec_arguments.add_missing(config, spec_arguments.overrides(argv))
+    for name in spec_arguments.overrides(argv):
+        _check_field(config, name, file)
 
 
 def _explain_file(error: Exception) -> str:
@@ -113,41 +136,17 @@ def _check_field(config: schema.Config, name: str, file: str) -> None:
             holder = items[part]
             continue
         near = difflib.get_close_matches(part, items, n=1, cutoff=0.6)
-        if near:
+        if spec:
+            hint = spec_arguments.hint(holder, ".".join(parts[:index]), part)
+        elif near:
             hint = f" Did you mean {'.'.join([*parts[:index], *near, *parts[index + 1 :]])!r}?"
-        elif spec:
-            hint = _argument_hint(holder, ".".join(parts[:index]), part, file)
         else:
-            hint = diff.nearest_field(config, name)
+            meant = _field_meant(parts[-1])
+            hint = f" Did you mean {meant!r}?" if meant else f" --config={file} --help lists all fields."
         sys.exit(f"--config.{name}: {file} has no such field.{hint}")
     inner = ", ".join(f"--config.{name}.{field.name}" for field in section_fields(holder))
     if inner:
         sys.exit(f"--config.{name} is a group of fields. Set one of them: {inner}")
-
-
-def _argument_hint(spec: dict[str, Any], field: str, argument: str, file: str) -> str:
-    """Returns what to do about an argument that the config file does not set in a spec."""
-    names = _arguments(str(spec.get("target")))
-    near = difflib.get_close_matches(argument, names, n=1, cutoff=0.6)
-    only = "and only arguments that the file sets can be overridden"
-    if near:
-        return f" {spec['target']} has an argument {near[0]!r}, {only}: add it to {field!r} in {file}."
-    more = f", {spec['target']} has the arguments: {', '.join(names)}" if names else ""
-    return f" {field!r} there sets: {', '.join(spec)}{more}; {only}."
-
-
-def _arguments(target: str) -> list[str]:
-    """Returns the arguments of `package.module:function`, read from its file without an import; [] if not found."""
-    module, _, name = target.partition(":")
-    files = [Path(folder, *module.split(".")) for folder in sys.path]
-    if module.startswith("tfdist.configs."):
-        files.insert(0, configs.FOLDER.joinpath(*module.split(".")[2:]))
-    for file in (each.with_suffix(".py") for each in files):
-        if file.is_file():
-            for node in ast.parse(file.read_bytes()).body:
-                if isinstance(node, ast.FunctionDef) and node.name == name:
-                    return [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
-    return []
 
 
 def section_fields(section: Any) -> tuple[dataclasses.Field, ...]:
