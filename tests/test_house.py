@@ -40,11 +40,8 @@ WITHOUT_TENSORFLOW = [
     *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat", "cluster.malloc"),
     "checkpoint.workdir_lock",
 ]
-# Besides cluster/: launch/ writes launchers' variables, and parameter servers have a strategy of their own.
-DISTRIBUTION_MAY_BE_NAMED = (
-    *("tfdist.cluster", "tfdist.launch.local_workers"),
-    *("tfdist.tools.parameter_server.tasks", "tfdist.tools.parameter_server.command"),
-)
+# Besides cluster/: launch/ writes the variables of launchers.
+DISTRIBUTION_MAY_BE_NAMED = ("tfdist.cluster", "tfdist.launch.local_workers")
 TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
 # The attributes of a strategy that the textbook loop may use outside cluster/ and COMMUNICATION.
 TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experimental_local_results"}
@@ -161,6 +158,12 @@ def modules():
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
     return found
+
+
+def shipped():
+    """As `modules`, for configs/, which is `tfdist.configs`: it is in the wheel, and no part of the package."""
+    paths = sorted((ROOT / "configs").rglob("*.py"))
+    return {f"tfdist.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}": path.read_text() for path in paths}
 
 
 @functools.cache
@@ -430,7 +433,7 @@ def f(self, strategy):
 
 def test_nothing_is_too_long_and_nothing_public_is_undocumented():
     problems = []
-    for module, source in modules().items():
+    for module, source in {**modules(), **shipped()}.items():
         problems += size_problems(module, source) + public_problems(module, source)
     assert problems == []
 
@@ -444,7 +447,7 @@ def test_long_and_undocumented_things_are_noticed():
 
 
 def test_private_names_of_tensorflow_and_keras_are_those_of_the_list():
-    found = {module: private_names(source) for module, source in modules().items()}
+    found = {module: private_names(source) for module, source in {**modules(), **shipped()}.items()}
     assert {module: names for module, names in found.items() if names} == {
         module: set(names) for module, names in PRIVATE_NAMES.items()
     }

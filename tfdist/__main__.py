@@ -11,22 +11,28 @@ import os
 import runpy
 import sys
 
-# Tool -> (its module, which has define_flags() and main(argv); its line in the list).
+# Tool -> (its module, which has define_flags() and main(argv) -> exit code or None; its line in the list).
 TOOLS = {
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
     "models": (
-        "tfdist.tools.studies.models",
-        "Compare networks: parameters, memory, GFLOP, and the time of a step here.",
+        "tfdist.tools.network_table",
+        "Compare networks: parameters, memory, GFLOP, time of a step here.",
     ),
-    "scaling": ("tfdist.tools.studies.scaling", "Measure the training time for several numbers of replicas."),
-    "trajectories": ("tfdist.tools.studies.trajectories", "Plot the parameters of a linear model during training."),
-    "mistakes": ("tfdist.tools.studies.mistakes", "Show what the usual mistakes of data-parallel training do."),
-    "course": ("tfdist.tools.course.command", "Run an exercise of a course, with the page's answer beside yours."),
-    "plot": ("tfdist.tools.pictures.command", "Draw curves of one or several runs, or scaling studies."),
+    "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),
+    "trajectories": (
+        "tfdist.configs.laboratory.trajectories",
+        "Plot the parameters of a linear model during training.",
+    ),
+    "mistakes": ("tfdist.configs.laboratory.mistakes", "Show what the usual mistakes of data-parallel training do."),
+    "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
+    "plot": ("tfdist.tools.plot", "Draw curves of one or several runs, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
-    "asynchronous": ("tfdist.tools.parameter_server.command", "Train asynchronously with parameter servers."),
+    "asynchronous": (
+        "tfdist.configs.laboratory.parameter_server.command",
+        "Train asynchronously: parameter servers.",
+    ),
 }
 # Training: name -> (the module that is run, its line in the list).
 TRAINING = {
@@ -74,7 +80,12 @@ def main() -> None:
     tool.define_flags()
     form = "--config=FILE [flags]" if "config" in flags.FLAGS else getattr(tool, "USAGE", "[flags]")
     usage = f"python -m tfdist {name} {form}"
-    config_flags.run(tool.main, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
+
+    def run(argv: list[str]) -> int | None:
+        with config_flags.one_message(f"tfdist {name}"):
+            return tool.main(argv)
+
+    config_flags.run(run, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
 
 
 def overview() -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tfdist.configs.networks import classic
 
+from tfdist.configs.networks import classic
 from tfdist.zoo import models
 from tfdist.zoo.prepare import Batch
 

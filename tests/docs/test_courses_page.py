@@ -10,7 +10,7 @@ import pytest
 import test_documents as documents
 
 from tfdist.config import schema, specs
-from tfdist.tools.course import command
+from tfdist.configs.laboratory import course as command
 
 pytestmark = [pytest.mark.unit, pytest.mark.docs]
 # Prints the flags of each tool; one process per tool, because flags belong to a command.

@@ -35,7 +35,7 @@ def documents():
 
 
 def configs():
-    return sorted(path for path in (ROOT / "configs").rglob("*.py") if path.parent.name != "networks")
+    return sorted(path for path in (ROOT / "configs").rglob("*.py") if not {"networks", "laboratory"} & {*path.parts})
 
 
 def load(path):

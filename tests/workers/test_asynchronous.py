@@ -18,7 +18,7 @@ from topologies import arrays, records
 from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.config import validate
-from tfdist.tools.parameter_server import tasks
+from tfdist.configs.laboratory.parameter_server import tasks
 from tfdist.zoo import prepare
 
 BATCHES = []

@@ -12,9 +12,9 @@ import tensorflow as tf
 import topologies
 from launching import REPOSITORY, run_all
 from processes import started, until
-from tfdist.configs.courses import idris_resnet50
 
 from tfdist import config as c
+from tfdist.configs.courses import idris_resnet50
 from tfdist.data import inputs as inputs_lib
 from tfdist.data import textbook
 from tfdist.training import loop, setup

@@ -23,8 +23,6 @@ from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.config import flags as config_flags
 from tfdist.tools import measure, tables
 from tfdist.tools.pictures import measured, style
-from tfdist.tools.pictures import ring as ring_picture
-from tfdist.tools.studies import ring as ring_by_hand
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
 STEP_HEADER = ("replicas", "predicted_ms", "measured_ms", "efficiency")
@@ -127,8 +125,11 @@ def run() -> int:
     sizes = [*itertools.takewhile(lambda size: size < largest, (4 * 16**power for power in itertools.count())), largest]
     seconds = [measure.all_reduce_seconds(cluster, size) for size in sizes]
     ring = fit(sizes, seconds, replicas)
-    record = ring_by_hand.measure(started) if flags.FLAGS.ring else None  # Before the weights change.
-    by_tensorflow = measure.all_reduce_seconds(cluster, sum(record.chunk_bytes)) if record else 0.0
+    if flags.FLAGS.ring:  # Before the weights change.
+        from tfdist.configs.laboratory import ring as ring_by_hand
+
+        record = ring_by_hand.measure(started)
+        by_tensorflow = measure.all_reduce_seconds(cluster, sum(record.chunk_bytes))
     wire_bytes = 2 if config.communication.dtype != "float32" else 4
     num_bytes = wire_bytes * sum(int(np.prod(v.shape)) for v in started.context.model.trainable_variables)
     without_comm = measure.step_seconds(started, flags.FLAGS.steps, communication=False)
@@ -155,45 +156,14 @@ def run() -> int:
         formula = functools.partial(ring.seconds, replicas=replicas)
         draw = functools.partial(measured.draw_all_reduce, rows, steps, formula, caption=caption)
         print(style.save(workdir / "all_reduce", draw))
-    if record is not None and cluster.is_chief:
-        show_ring(record, by_tensorflow, workdir)
+        if flags.FLAGS.ring:
+            ring_by_hand.show(record, by_tensorflow, workdir)
     cluster_lib.leave(cluster)
     return 0
 
 
-def show_ring(record: ring_by_hand.Record, by_tensorflow: float, workdir: Path) -> None:
-    """Prints, writes and draws the steps of a ring all-reduce by hand.
-
-    Args:
-        record: of the steps.
-        by_tensorflow: seconds of TensorFlow's all-reduce of as many bytes.
-        workdir: of the results.
-    """
-    rows = ring_by_hand.rows(record)
-    tables.write_csv(workdir / "ring.csv", ring_by_hand.HEADER, rows)
-    size, sent = sum(record.chunk_bytes), record.bytes_sent(0)
-    mine = [row for row in rows if row[2] == 0]
-    print(tables.text(ring_by_hand.HEADER, mine))
-    seconds = float(np.median(record.seconds, axis=0).sum())
-    text = (
-        f"ring: {len(mine)} messages of a replica, {sent / size:.4g} x the {size:,} bytes of its gradients, "
-        f"{1e3 * seconds:.3g} ms by hand over TCP, {1e3 * by_tensorflow:.3g} ms by TensorFlow; the sums differ by at "
-        f"most {record.difference:.1g} of the largest"
-    )
-    print(text)
-    if record.replicas > ring_picture.MOST:
-        print(f"no picture of the ring: {record.replicas} replicas, more than {ring_picture.MOST}")
-        return
-    caption = (
-        f"{config_flags.config_name()}, gradients of the first batch, one element of each chunk; frame: just received; "
-        f"time: median of the replicas, line from the fastest to the slowest. {text[0].upper()}{text[1:]}. "
-        f"{measure.machine()}"
-    )
-    print(style.save(workdir / "ring", lambda: ring_picture.draw(record, caption=caption)))
-
-
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    with config_flags.one_message("tfdist all_reduce"):
-        check_replicas(flags.FLAGS["config"].value.cluster, os.environ)
+    del argv
+    check_replicas(flags.FLAGS["config"].value.cluster, os.environ)
     process_exit.run_and_exit(run)

@@ -208,13 +208,12 @@ def find(argv: list[str]) -> None:
         print(f"Memory was not the limit: {end} ended the search.")
 
 
-def main(argv: list[str]) -> int:
-    """Runs the search or one trial after the flags are parsed; an error of the user ends it with one message."""
+def main(argv: list[str]) -> None:
+    """Runs the search or one trial."""
+    del argv
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
         process_exit.run_and_exit(
             lambda: batch_size_trial.run_trial(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb)
         )
-    with config_flags.one_message("tfdist batch_size"):
-        find(sys.argv)
-    return 0
+    find(sys.argv)

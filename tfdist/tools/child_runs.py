@@ -69,15 +69,28 @@ def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Pat
         )
 
 
-def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> int:
-    """Runs a command, with its output in `log`; returns its exit code. It gets SIGTERM if this process exits first."""
+def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, *, shown: bool = False) -> int:
+    """Runs a command with its output in `log`; returns its exit code. It gets SIGTERM if this process exits first.
+
+    Args:
+        shown: the output is also printed as it comes, and follows what is in `log` already.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    with processes.cleanup_on_sigterm(), log.open("wb") as file:
+    with processes.cleanup_on_sigterm(), log.open("ab" if shown else "wb") as file:
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=bound
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if shown else file,
+            stderr=subprocess.STDOUT,
+            preexec_fn=bound,
         )
         try:
+            for part in process.stdout or ():
+                file.write(part)
+                file.flush()
+                print(part.decode(errors="replace"), end="", flush=True)
             return process.wait()
         finally:
             if process.poll() is None:

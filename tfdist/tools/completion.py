@@ -91,8 +91,8 @@ def _flags(module: str, arguments: Sequence[str]) -> list[str]:
     from absl import flags
 
     from tfdist.config import diff
-    from tfdist.config.command_line import flag_errors, flag_help
     from tfdist.config import flags as config_flags
+    from tfdist.config.command_line import flag_errors, flag_help
 
     imported = importlib.import_module(module)
     if hasattr(imported, "FLAGS"):

@@ -468,13 +468,15 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_comments(comman
 
 
 def test_modules_that_are_no_commands_say_so(capsys):
-    for module in ("tfdist", "tfdist.main", "tfdist.launch", "tests.benchmark.worker", "tests.support.chaos"):
+    by_hand = "tfdist.configs.laboratory.by_hand"  # In the folder of the shipped configs.
+    for module in ("tfdist", "tfdist.main", "tfdist.launch", "tests.benchmark.worker", "tests.support.chaos", by_hand):
         command_names.check(["python", "-u", "-m", module, "--config=configs/digits.py"])
     command_names.check(["python", "script.py"])
     for module, hint in (
         ("tfdist.train", "tfdist.train is not a command. Did you mean: python -m tfdist.main ?"),
         ("tfdist.mian", "tfdist.mian is not a command. Did you mean: python -m tfdist.main ?"),
         ("tfdist.tools.doctor", "Did you mean: python -m tfdist doctor ?"),
+        ("tfdist.configs.digits", "tfdist.configs.digits is not a command."),
         ("tfdist.training.loop", "tfdist.training.loop is not a command. python -m tfdist lists all commands."),
     ):
         with pytest.raises(SystemExit, match=re.escape(hint)):

@@ -9,8 +9,8 @@ from absl.testing import flagsaver
 
 from tfdist.cluster import process_exit
 from tfdist.config import diff, specs
-from tfdist.config.command_line import flag_errors
 from tfdist.config import flags as config_flags
+from tfdist.config.command_line import flag_errors
 from tfdist.data import inputs as inputs_lib
 from tfdist.training.step import optimizer as optimizer_lib
 

@@ -12,8 +12,8 @@ from tfdist.tools import completion
 COMMANDS = {
     "train": "tfdist.main",
     "run": "tfdist.run",
-    "scaling": "tfdist.tools.studies.scaling",
-    "course": "tfdist.tools.course.command",
+    "scaling": "tfdist.tools.scaling",
+    "course": "tfdist.configs.laboratory.course",
 }
 
 

@@ -12,10 +12,10 @@ import pytest
 from launching import REPOSITORY, worker_environment
 from spec_calls import CALLS
 
-from tfdist.tools.course import command
-from tfdist.tools.course.task import LAPTOP, PAGE
-from tfdist.tools.studies import results
-from tfdist.tools.studies.results import Point, Study
+from tfdist.configs.laboratory import course as command
+from tfdist.configs.laboratory.task import LAPTOP, PAGE
+from tfdist.tools import scaling_results as results
+from tfdist.tools.scaling_results import Point, Study
 
 TASKS = [(course, task) for course in command.COURSES.values() for task in course.tasks]
 IN_ALLOCATION = {"SLURM_JOB_ID": "7"}

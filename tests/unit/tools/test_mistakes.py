@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
+from tfdist.configs.laboratory import by_hand, mistakes
 from tfdist.tools.pictures import style
-from tfdist.tools.studies import by_hand, mistakes
 
 WORKERS = 4
 

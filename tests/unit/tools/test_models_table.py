@@ -8,7 +8,7 @@ import keras
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.tools.studies import models
+from tfdist.tools import network_table as models
 
 
 def network(num_classes, input_shape):

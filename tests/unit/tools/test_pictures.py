@@ -11,10 +11,10 @@ from launching import REPOSITORY, worker_environment
 from PIL import Image
 
 from tests.benchmark import ratios
-from tfdist.tools import all_reduce
-from tfdist.tools.pictures import curves, measured, scaling, style, surface
-from tfdist.tools.studies import published, stages
-from tfdist.tools.studies.results import Point, Study
+from tfdist.configs.laboratory import stages, surface
+from tfdist.tools import all_reduce, scaling_results
+from tfdist.tools.pictures import curves, measured, scaling, style
+from tfdist.tools.scaling_results import Point, Study
 
 pytest.importorskip("matplotlib")
 RANDOM = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def test_the_command_draws_the_runs_in_these_directories(tmp_path):
 
 
 def test_scaling_of_several_studies_with_published_results(tmp_path):
-    studies = [a_study(), a_study("larger net", 2.0), published.study("bsc_resnet50v2")]
+    studies = [a_study(), a_study("larger net", 2.0), scaling_results.published("bsc_resnet50v2")]
     found = texts(tmp_path / "scaling", lambda: scaling.draw(studies))
     assert {"Time of an epoch", "Throughput", "Speedup", "replicas", "ideal", "net", "larger net", "45"} <= {*found}
     assert any("NVIDIA V100 GPUs of 16 GB" in text for text in found)
@@ -116,7 +116,8 @@ def test_values_touch_neither_each_other_nor_an_axis_or_a_falling_curve():
     def boxes(axes):
         return {text.get_text(): text.get_window_extent().padded(2) for text in axes.texts}
 
-    figure = scaling.draw([two(3.67, 2.23), published.study("cscs_inceptionv3")])  # Far higher on more replicas.
+    # Far higher on more replicas.
+    figure = scaling.draw([two(3.67, 2.23), scaling_results.published("cscs_inceptionv3")])
     figure.canvas.draw()
     assert figure.get_supxlabel().startswith("net, made up; 32 examples in an epoch.\nInceptionV3, Piz Daint")
     for axes, value in zip(figure.axes[:2], ("3.67", "8.72"), strict=True):
@@ -129,7 +130,7 @@ def test_values_touch_neither_each_other_nor_an_axis_or_a_falling_curve():
     figure.canvas.draw()
     throughput = figure.axes[1]
     assert boxes(throughput)["16"].x1 < throughput.transData.transform((1, 0))[0]
-    speedup = scaling.draw([two(2.0, 40.0), published.study("cscs_inceptionv3")]).axes[2]
+    speedup = scaling.draw([two(2.0, 40.0), scaling_results.published("cscs_inceptionv3")]).axes[2]
     assert boxes(speedup)["0.05"].y0 > speedup.get_window_extent().y0
 
 

@@ -1,4 +1,4 @@
-"""The ring all-reduce by hand: its sums, its messages, the connections of a job, and the picture."""
+"""The ring all-reduce by hand: its sums, its messages, the connections of a job, and the ring."""
 
 import concurrent.futures
 import queue
@@ -7,9 +7,8 @@ import socket
 import numpy as np
 import pytest
 
-from tfdist.tools.pictures import ring as picture
+from tfdist.configs.laboratory import ring
 from tfdist.tools.pictures import style
-from tfdist.tools.studies import ring
 
 
 def run(vectors, sample=None):
@@ -76,9 +75,9 @@ def test_the_table_and_the_picture_have_the_values_of_the_run(tmp_path):
     assert rows[0][:6] == ("reduce-scatter", 1, 0, 0, 2, 8) and rows[0][-1] == 4.0
     assert {row[-1] for row in rows if row[0] == "all-gather"} == {6.0}
     # Each sum has all replicas at the end, and one of them before the last step of the reduce-scatter.
-    counts = picture._contributions(3)
+    counts = ring._contributions(3)
     assert (counts[0] == 1).all() and (counts[-1] == 3).all() and (counts[2] == 3).sum() == 3
     pytest.importorskip("matplotlib")
-    style.save(tmp_path / "ring", lambda: picture.draw(record, caption="made up"))
+    style.save(tmp_path / "ring", lambda: ring.draw(record, caption="made up"))
     text = (tmp_path / "ring.svg").read_text()
     assert all(words in text for words in ["Own gradients", "Reduce-scatter 2", "All-gather 2", "Time of each step"])

@@ -12,10 +12,11 @@ import pytest
 from launching import REPOSITORY, worker_environment
 
 from tfdist.config import flags as config_flags
-from tfdist.tools import child_runs, tables
-from tfdist.tools.studies import by_hand, published, results, scaling, stages, trajectories
-from tfdist.tools.studies.by_hand import Recipe
-from tfdist.tools.studies.results import Point, Study
+from tfdist.configs.laboratory import by_hand, stages, trajectories
+from tfdist.configs.laboratory.by_hand import Recipe
+from tfdist.tools import child_runs, scaling, tables
+from tfdist.tools import scaling_results as results
+from tfdist.tools.scaling_results import Point, Study
 
 
 def study(tool, *options, code=0):
@@ -161,7 +162,7 @@ def test_an_objective_that_does_not_return_slope_and_intercept_is_named_before_a
 def test_the_commands_can_be_imported_side_by_side():
     """Each has flags of the same names, which exist only where the command runs."""
     code = "from tfdist import main; from tfdist.launch import __main__"
-    code += "; from tfdist.tools.studies import scaling, trajectories"
+    code += "; from tfdist.tools import scaling; from tfdist.configs.laboratory import trajectories"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
@@ -206,7 +207,7 @@ def test_speedup_is_against_the_first_and_its_replicas():
 
 
 def test_a_study_is_read_as_it_was_written(tmp_path):
-    study = published.study("bsc_resnet50v2")
+    study = results.published("bsc_resnet50v2")
     assert [round(value, 2) for value in study.speedups()] == [1.0, 1.88, 3.75] and study.ideal_seconds(4) == 11.25
     results.write(tmp_path, study)
     assert results.read(tmp_path) == study
@@ -214,11 +215,11 @@ def test_a_study_is_read_as_it_was_written(tmp_path):
     with pytest.raises(ValueError, match="damaged"):
         results.read(tmp_path)
     with pytest.raises(ValueError, match="there is no 'x'; there are bsc_resnet50v2"):
-        published.study("x")
+        results.published("x")
     # Published as images per second, and without losses: the times are those of epochs of 12,800 images.
-    rates = [point.examples_per_second for point in published.study("cscs_inceptionv3").points]
+    rates = [point.examples_per_second for point in results.published("cscs_inceptionv3").points]
     np.testing.assert_allclose(rates, [138.23, 264.57, 523.38, 1018.18])
-    assert not any(point.values for point in published.study("cscs_inceptionv3").points)
+    assert not any(point.values for point in results.published("cscs_inceptionv3").points)
 
 
 def test_the_shares_of_workers_are_averaged():

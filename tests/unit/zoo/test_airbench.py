@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import topologies
-from tfdist.configs.networks import airbench
 
+from tfdist.configs.networks import airbench
 from tfdist.training.step.updates import work_sharing
 from tfdist.zoo import models, optimizers, schedules
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 from launching import REPOSITORY, run_all, worker_environment
-from tfdist.configs.networks import classic
 from topologies import command
 
+from tfdist.configs.networks import classic
 from tfdist.zoo import models, sources
 
 

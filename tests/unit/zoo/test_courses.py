@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfdist.configs.networks import courses
 
+from tfdist.configs.networks import courses
 from tfdist.data import order
 from tfdist.training import loop, setup
 from tfdist.zoo import objectives, sources

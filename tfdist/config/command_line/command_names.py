@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_ROOT = Path(__file__).parents[3]
+from tfdist import configs
+
 # Modules that users start; these start other modules with a main program.
 COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
 # Modules that do not exist, which mean the first command.
@@ -29,6 +30,7 @@ def check(argv: Sequence[str]) -> None:
 
 def is_command(module: str) -> bool:
     """Returns True if the source of `module`, or of its `__main__`, has a main program."""
-    path = _ROOT.joinpath(*module.split("."))
+    shipped, parts = module.startswith("tfdist.configs."), module.split(".")
+    path = configs.FOLDER.joinpath(*parts[2:]) if shipped else Path(__file__).parents[3].joinpath(*parts)
     files = [file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()]
     return any('__name__ == "__main__"' in file.read_text() for file in files)

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfdist.tools import scaling_results
 from tfdist.tools.pictures import style
-from tfdist.tools.studies import results
-from tfdist.tools.studies.results import Study
+from tfdist.tools.scaling_results import Study
 
 # Points of a curve.
 _FINE = 200
@@ -52,7 +52,8 @@ def draw(studies: Sequence[Study]) -> Any:
 def draw_details(studies: Sequence[Study]) -> Any:
     """Returns a figure of what an epoch's time was spent on, and of the values after the same epochs."""
     values = _common_values(studies)
-    reasons = "\n".join(f"{study.name}: {results.reason(study)}" for study in studies if results.reason(study))
+    found = [(study.name, scaling_results.reason(study)) for study in studies]
+    reasons = "\n".join(f"{name}: {reason}" for name, reason in found if reason)
     measured = [study for study in studies if any(point.shares for point in study.points)]
     columns = bool(measured) + len(values)
     figure, panels = style.figure(

@@ -1,12 +1,18 @@
-"""The results of a scaling study: times, values and time shares of each training. Imports no TensorFlow."""
+"""The results of scaling studies: those measured here, and those that courses print. Imports no TensorFlow."""
 
 import dataclasses
 import json
+import math
 import statistics
 from pathlib import Path
 
+from absl import flags
+
+from tfdist import configs
 from tfdist.report import files
 
+# Results that courses or their centres print: drawn behind one's own, with their hardware.
+_PUBLISHED = configs.FOLDER / "courses" / "published.json"
 FILE = "scaling.json"
 PARTS = ("input", "compute", "communication")
 
@@ -106,3 +112,42 @@ def reason(study: Study) -> str:
         f"{max(more, key=more.get)}: an epoch takes {total:.3g} s longer than the ideal {ideal_seconds:.3g} s "
         f"({parts})."
     )
+
+
+def define_published() -> None:
+    """Defines the flag --published; not at import, because several tools have it."""
+    names = ", ".join(json.loads(_PUBLISHED.read_text()))
+    flags.DEFINE_list(
+        "published",
+        [],
+        f"Also draw the results of a course or its centre, with their hardware: {names}. Default: none.",
+    )
+
+
+def published(name: str) -> Study:
+    """Returns published results as a study.
+
+    Raises:
+        ValueError: there are none of this name.
+    """
+    every = json.loads(_PUBLISHED.read_text())
+    if name not in every:
+        raise ValueError(f"--published: there is no {name!r}; there are {', '.join(every)}.")
+    found = every[name]
+    nothing = [None] * len(found["replicas"])
+    seconds = found.get("epoch_seconds") or [found["examples"] / rate for rate in found["images_per_second"]]
+    first = found.get("first_epoch_seconds") or [math.nan] * len(nothing)
+    columns = (found["replicas"], found["batch_size"], first, seconds, found.get("accuracy", nothing))
+    points = [
+        Point(
+            replicas=replicas,
+            batch_size=batch,
+            first_epoch_seconds=first,
+            later_epoch_seconds=[seconds],
+            examples=found["examples"],
+            values={} if accuracy is None else {"accuracy": accuracy},
+        )
+        for replicas, batch, first, seconds, accuracy in zip(*columns, strict=True)
+    ]
+    described = f"{found['source']}; {found['hardware']}"
+    return Study(name=found["name"], described=described, published=True, points=points)

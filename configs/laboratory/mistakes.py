@@ -15,12 +15,11 @@ import numpy as np
 from absl import flags
 
 from tfdist.cluster import process_exit
-from tfdist.config import flags as config_flags
 from tfdist.config import specs
+from tfdist.configs.laboratory import by_hand
+from tfdist.configs.laboratory.by_hand import Recipe
 from tfdist.tools import child_runs, measure, tables
 from tfdist.tools.pictures import style
-from tfdist.tools.studies import by_hand
-from tfdist.tools.studies.by_hand import Recipe
 
 RIGHT = "right"
 # Mistake -> what it does.
@@ -144,8 +143,9 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", "runs/mistakes", "Directory of the results.")
 
 
-def study() -> None:
+def main(argv: list[str]) -> None:
     """Runs all trainings, and prints and writes the results."""
+    del argv
     values = flags.FLAGS
     workdir = Path(values.workdir).expanduser()
     backend = child_runs.choose_backend(values.by, os.environ)
@@ -154,7 +154,7 @@ def study() -> None:
     chosen = recipes(values.workers, values.epochs, problem.num_examples)
     print(f"{len(chosen)} trainings on {values.workers} workers by {backend} ...", flush=True)
     found = by_hand.run_workers(
-        {"target": "tfdist.tools.studies.mistakes:digits"},
+        {"target": "tfdist.configs.laboratory.mistakes:digits"},
         chosen,
         workers=values.workers,
         backend=backend,
@@ -203,10 +203,3 @@ def draw(tests: Mapping[str, Sequence[np.ndarray]], table: Sequence[tuple], *, c
     handles = panels[0].get_legend_handles_labels()[0]
     style.legend(figure, handles)
     return figure
-
-
-def main(argv: list[str]) -> int:
-    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
-    with config_flags.one_message("tfdist mistakes"):
-        study()
-    return 0

@@ -23,11 +23,10 @@ from absl import flags
 from tfdist.config import flags as config_flags
 from tfdist.config import schema
 from tfdist.report import reporter, run_info
-from tfdist.tools import child_runs, measure, tables
+from tfdist.tools import child_runs, measure, scaling_results, tables
 from tfdist.tools.pictures import scaling as pictures
 from tfdist.tools.pictures import style
-from tfdist.tools.studies import published, results
-from tfdist.tools.studies.results import Point, Study
+from tfdist.tools.scaling_results import Point, Study
 
 HEADER = (
     *("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds"),
@@ -48,7 +47,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not measured.", lower_bound=2)
     flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-scaling for a config NAME.py.")
-    published.define_flag()
+    scaling_results.define_published()
 
 
 def measure_one(
@@ -124,11 +123,11 @@ def rows(study: Study) -> list[tuple[float, ...]]:
 def more_rows(study: Study) -> tuple[tuple[str, ...], list[tuple[float | None, ...]]]:
     """Returns header and rows of the rest: fastest and slowest epoch, seconds of each part, the values at the end."""
     names = list(dict.fromkeys(name for point in study.points for name in point.values))
-    header = ("epoch_seconds_min", "epoch_seconds_max", *(f"{part}_seconds" for part in results.PARTS), *names)
+    header = ("epoch_seconds_min", "epoch_seconds_max", *(f"{part}_seconds" for part in scaling_results.PARTS), *names)
     found = []
     for point in study.points:
         times = [*(choose(point.later_epoch_seconds) for choose in (min, max))]
-        times += [point.part_seconds().get(part) for part in results.PARTS]
+        times += [point.part_seconds().get(part) for part in scaling_results.PARTS]
         every = times + [point.values.get(name) for name in names]
         found.append(tuple(None if value is None else round(value, 5) for value in every))
     return header, found
@@ -158,19 +157,20 @@ def describe(config: schema.Config, batch: str, epochs: int, backend: str, first
     )
 
 
-def study(argv: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Runs the trainings that the flags name, and writes the results."""
+    del argv
     values, name = flags.FLAGS, config_flags.config_name()
     workdir = Path(values.workdir or f"runs/{name}-scaling").expanduser()
     config = values["config"].value
     backend = child_runs.choose_backend(values.by, os.environ)
-    others = [published.study(each) for each in values.published]
+    others = [scaling_results.published(each) for each in values.published]
     points = []
     for replicas in parse_replicas(values.replicas):
         own = config.data.batch_size * (replicas if values.batch == "weak" else 1)
         print(f"{replicas} replica(s) by {backend}, batch {own} ...", flush=True)
         to = workdir / f"{values.batch}-{replicas}"
-        arguments = config_flags.config_arguments(argv)
+        arguments = config_flags.config_arguments(sys.argv)
         points.append(measure_one(arguments, own, replicas=replicas, epochs=values.epochs, backend=backend, to=to))
     first = workdir / f"{values.batch}-{points[0].replicas}"
     described = describe(config, values.batch, values.epochs, backend, first)
@@ -182,22 +182,15 @@ def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
     """Prints and writes tables and pictures; `others` are published studies, which are drawn as well."""
     table, (header, more) = rows(found), more_rows(found)
     print(tables.text(HEADER, table))
-    short = ("replicas", "fastest epoch", "slowest", *results.PARTS, *header[2 + len(results.PARTS) :])
+    short = ("replicas", "fastest epoch", "slowest", *scaling_results.PARTS, *header[2 + len(scaling_results.PARTS) :])
     print(tables.text(short, [(row[0], *rest) for row, rest in zip(table, more, strict=True)]))
-    reason = results.reason(found)
+    reason = scaling_results.reason(found)
     if reason:
         print(reason)
     tables.write_csv(workdir / "scaling.csv", (*HEADER, *header), [a + b for a, b in zip(table, more, strict=True)])
-    results.write(workdir, found)
+    scaling_results.write(workdir, found)
     print(workdir / "scaling.csv")
     every = [found, *others]
     print(style.save(workdir / "scaling", lambda: pictures.draw(every)))
     if pictures.has_details(every):
         print(style.save(workdir / "scaling-details", lambda: pictures.draw_details(every)))
-
-
-def main(argv: list[str]) -> int:
-    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
-    with config_flags.one_message("tfdist scaling"):
-        study(sys.argv)
-    return 0

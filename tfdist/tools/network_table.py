@@ -119,28 +119,22 @@ def row(name: str, counted: tuple[int, float], workdir: Path) -> tuple[Any, ...]
     return (*first, found["memory_mb"], found["step_ms"], round(rate, 1))
 
 
-def _hide_gpus() -> None:
-    """Keeps the memory of GPUs free for the trials."""
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")
-
-
 def main(argv: list[str]) -> None:
-    """Prints the table, or makes one trial; an error of the user ends it with one message."""
+    """Prints the table, or makes one trial."""
     config_flags.flags_only(argv[1:])
     options = flags.FLAGS
     workdir = Path(options.workdir).expanduser()
     if options.trial is not None:
         config = trial_config(model_spec(options.trial, options.image_size, options.num_classes))
         process_exit.run_and_exit(lambda: batch_size_trial.run_trial(config, options.batch, workdir, None))
-    with config_flags.one_message("tfdist models"):
-        workdir.mkdir(parents=True, exist_ok=True)
-        process_exit.import_tensorflow_quietly()
-        _hide_gpus()
-        header = HEADER if options.measure else HEADER[:4]
-        # All networks before the first is measured: a wrong name ends the command at once.
-        counted = [count(model_spec(name, options.image_size, options.num_classes)) for name in options.names]
-        rows = [row(name, one, workdir) for name, one in zip(options.names, counted, strict=True)]
-        print(tables.text(header, rows))
-        tables.write_csv(workdir / "models.csv", header, rows)
+    workdir.mkdir(parents=True, exist_ok=True)
+    process_exit.import_tensorflow_quietly()
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # Their memory is for the trials.
+    header = HEADER if options.measure else HEADER[:4]
+    # All networks before the first is measured: a wrong name ends the command at once.
+    counted = [count(model_spec(name, options.image_size, options.num_classes)) for name in options.names]
+    rows = [row(name, one, workdir) for name, one in zip(options.names, counted, strict=True)]
+    print(tables.text(header, rows))
+    tables.write_csv(workdir / "models.csv", header, rows)

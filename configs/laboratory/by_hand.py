@@ -1,7 +1,7 @@
 """Data-parallel gradient descent by hand, in NumPy, in which each part can be left out or done wrong.
 
 For teaching only: the studies that show what each part is for run it. A worker of it is started by `run_workers`, as
-`python -m tfdist.tools.studies.by_hand FILE`, connects to the others as a training does, and exchanges weights and
+`python -m tfdist.configs.laboratory.by_hand FILE`, connects to the others as a training does, and exchanges weights and
 gradients with them.
 """
 
@@ -125,7 +125,7 @@ def run_workers(
     workdir.mkdir(parents=True, exist_ok=True)
     settings = {"problem": dict(problem), "recipes": [dataclasses.asdict(recipe) for recipe in recipes]}
     files.write_json(workdir / "settings.json", settings)
-    program = ["-m", "tfdist.tools.studies.by_hand", str(workdir / "settings.json")]
+    program = ["-m", "tfdist.configs.laboratory.by_hand", str(workdir / "settings.json")]
     child_runs.run_workers(program, workers=workers, backend=backend, log=workdir / "workers.log")
     return {
         recipe.name: [dict(np.load(workdir / f"{recipe.name}-{rank}.npz")) for rank in range(workers)]

@@ -16,8 +16,8 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.config import flags as config_flags
+from tfdist.tools import scaling_results
 from tfdist.tools.pictures import curves, scaling, style
-from tfdist.tools.studies import published, results
 
 USAGE = "DIR... [flags]"
 
@@ -29,7 +29,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "out", None, "The picture, without .png and .svg. Default: curves in DIR, or in the folder of all DIRs."
     )
-    published.define_flag()
+    scaling_results.define_published()
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -40,16 +40,16 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def plot(workdirs: list[Path]) -> None:
-    """Draws the runs or the studies in these directories, and prints the names of the files."""
-    values = flags.FLAGS
+def main(argv: list[str]) -> None:
+    """Draws the runs or the studies in the directories of the command line, and prints the names of the files."""
+    values, workdirs = flags.FLAGS, [Path(word).expanduser() for word in argv[1:]]
     shared = workdirs[0] if len(workdirs) == 1 else Path(os.path.commonpath([path.absolute() for path in workdirs]))
-    studies = [results.read(path) for path in workdirs if (path / results.FILE).is_file()]
+    studies = [scaling_results.read(path) for path in workdirs if (path / scaling_results.FILE).is_file()]
     names = [study.name for study in studies]
     if len({*names}) < len(names):  # Of one config.
         studies = [dataclasses.replace(one, name=path.name) for one, path in zip(studies, workdirs, strict=False)]
     if studies and len(studies) < len(workdirs):
-        others = [path for path in workdirs if not (path / results.FILE).is_file()]
+        others = [path for path in workdirs if not (path / scaling_results.FILE).is_file()]
         raise ValueError(
             f"Give the workdirs of runs, or those of tfdist scaling. No finished study is in: {_words(others)}"
         )
@@ -57,20 +57,13 @@ def plot(workdirs: list[Path]) -> None:
     path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     path.parent.mkdir(parents=True, exist_ok=True)
     if studies:
-        studies += [published.study(name) for name in values.published]
+        studies += [scaling_results.published(name) for name in values.published]
         print(style.save(path, lambda: scaling.draw(studies)))
         if scaling.has_details(studies):
             print(style.save(path.with_name(f"{path.name}-details"), lambda: scaling.draw_details(studies)))
         return
     runs = curves.read(workdirs)
     print(style.save(path, lambda: curves.draw(runs, values.values, log=values.log)))
-
-
-def main(argv: list[str]) -> int:
-    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
-    with config_flags.one_message("tfdist plot"):
-        plot([Path(word).expanduser() for word in argv[1:]])
-    return 0
 
 
 def _words(workdirs: list[Path]) -> str:

@@ -17,8 +17,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -30,10 +28,9 @@ from tfdist import configs
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import slurm
 from tfdist.config import flags as config_flags
-from tfdist.launch import processes
-from tfdist.tools import measure, tables
-from tfdist.tools.course import task as task_lib
-from tfdist.tools.course.task import LAPTOP, PAGE, Course, Task
+from tfdist.configs.laboratory import task as task_lib
+from tfdist.configs.laboratory.task import LAPTOP, PAGE, Course, Task
+from tfdist.tools import child_runs, measure, tables
 
 USAGE = "[NAME] [flags]"
 COURSES = {file.stem: task_lib.load(file) for file in sorted(configs.FOLDER.glob("courses/*.yaml"))}
@@ -207,35 +204,16 @@ def run(line: str, log: Path) -> int:
         if not Path(file).is_file():
             raise ValueError(f"there is no {file} here: run this command in the root of the repository of tfdist.")
     command = [sys.executable if word == "python" else word for word in words]
-    bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    with log.open("ab") as file, processes.cleanup_on_sigterm():
-        process = subprocess.Popen(
-            command,
-            env=dict(os.environ) | {"PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=bound,
-        )
-        try:
-            for part in process.stdout:
-                file.write(part)
-                file.flush()
-                print(part.decode(errors="replace"), end="", flush=True)
-            return process.wait()
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+    return child_runs.run(command, log, dict(os.environ) | {"PYTHONUNBUFFERED": "1"}, shown=True)
 
 
-def study(names: Sequence[str]) -> int:
+def main(argv: list[str]) -> int:
     """Lists courses or tasks, or runs a task; returns the exit code of its first command that fails.
 
     Raises:
         ValueError: a name is unknown, or the task cannot run here.
     """
-    options = flags.FLAGS
+    options, names = flags.FLAGS, argv[1:]
     base = Path(options.workdir).expanduser()
     chosen = [find_course(name) for name in names] or list(COURSES.values())
     if options.task is not None and len(names) != 1:
@@ -268,12 +246,6 @@ def study(names: Sequence[str]) -> int:
     answers = page_answers(task) if options.dry_run else comparison(task, size, workdir)
     print(f"\n{answers}" if answers else "")
     return 0
-
-
-def main(argv: list[str]) -> int:
-    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
-    with config_flags.one_message("tfdist course"):
-        return study(argv[1:])
 
 
 def _nearest(word: str, names: Mapping[str, object]) -> str:

@@ -16,7 +16,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.config import specs
-from tfdist.tools.parameter_server import tasks
+from tfdist.configs.laboratory.parameter_server import tasks
 from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
 from tfdist.training.consistency import nonfinite

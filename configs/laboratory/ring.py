@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,18 @@ import numpy as np
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.wire import listener
+from tfdist.config import flags as config_flags
+from tfdist.tools import measure as measure_lib
+from tfdist.tools import tables
+from tfdist.tools.pictures import style
 
 HEADER = ("phase", "step", "replica", "chunk_sent", "chunk_received", "bytes_sent", "ms", "value_after")
 PHASES = ("reduce-scatter", "all-gather")
 # Repetitions of the ring; the times are medians. Seconds after which a missing neighbour is an error.
 _REPEATS, _SECONDS = 5, 60.0
 _TOKEN_BYTES = 16
+# Of the picture: more replicas than this do not fit onto a page; panels side by side.
+MOST, _COLUMNS = 8, 4
 # Sends one chunk to the next replica, and returns that of the previous one: float32 [n] -> float32 [the given length].
 Exchange = Callable[[np.ndarray, int], np.ndarray]
 
@@ -174,6 +181,37 @@ def rows(record: Record) -> list[tuple]:
     return found
 
 
+def show(record: Record, by_tensorflow: float, workdir: Path) -> None:
+    """Prints, writes and draws the steps of a ring all-reduce by hand.
+
+    Args:
+        record: of the steps.
+        by_tensorflow: seconds of TensorFlow's all-reduce of as many bytes.
+        workdir: of the results.
+    """
+    lines = rows(record)
+    tables.write_csv(workdir / "ring.csv", HEADER, lines)
+    size, sent = sum(record.chunk_bytes), record.bytes_sent(0)
+    mine = [row for row in lines if row[2] == 0]
+    print(tables.text(HEADER, mine))
+    seconds = float(np.median(record.seconds, axis=0).sum())
+    text = (
+        f"ring: {len(mine)} messages of a replica, {sent / size:.4g} x the {size:,} bytes of its gradients, "
+        f"{1e3 * seconds:.3g} ms by hand over TCP, {1e3 * by_tensorflow:.3g} ms by TensorFlow; the sums differ by at "
+        f"most {record.difference:.1g} of the largest"
+    )
+    print(text)
+    if record.replicas > MOST:
+        print(f"no picture of the ring: {record.replicas} replicas, more than {MOST}")
+        return
+    caption = (
+        f"{config_flags.config_name()}, gradients of the first batch, one element of each chunk; frame: just received; "
+        f"time: median of the replicas, line from the fastest to the slowest. {text[0].upper()}{text[1:]}. "
+        f"{measure_lib.machine()}"
+    )
+    print(style.save(workdir / "ring", lambda: draw(record, caption=caption)))
+
+
 @contextlib.contextmanager
 def _exchanges(cluster: Any, count: int) -> Iterator[list[Exchange]]:
     """Connects each of the `count` replicas of this worker with its neighbours, for the time of the block."""
@@ -241,3 +279,96 @@ def _receive(connection: socket.socket, count: int) -> bytes:
             return bytes(content[:place])
         place += got
     return bytes(content)
+
+
+def draw(record: Record, *, caption: str) -> Any:
+    """Returns a figure: the chunks before the first step and after each, a panel each, and the time of the steps.
+
+    A row of a panel is a replica, a column a chunk. The colour of a cell says how many replicas are in its sum, and a
+    frame that it has just arrived. Up to four replicas, the reduce-scatter is above and the all-gather below.
+
+    Args:
+        record: of at most `MOST` replicas.
+        caption: what was run where.
+    """
+    count = record.replicas
+    columns = min(count, _COLUMNS)
+    rows = -(-2 * count // columns)
+    width, height = max(3.1, 0.6 * count), max(3.4, 0.45 * count + 1.0)
+    size = (max(12.5, columns * width), rows * height)
+    figure, panels = style.figure(
+        f"A ring all-reduce over {count} replicas", caption, columns=columns, rows=rows, size=size
+    )
+    times = panels.pop(count if rows == 2 else 2 * count - 1)
+    contributions = _contributions(count)
+    for step, axes in enumerate(panels[: 2 * count - 1]):
+        image = _draw_chunks(axes, record, step, contributions[step])
+        if axes.get_subplotspec().is_first_col() or (rows == 2 and step == count):
+            axes.set_ylabel("replica")
+    for axes in panels[2 * count - 1 :]:
+        axes.set_visible(False)
+    _draw_times(times, record)
+    bar = figure.colorbar(image, ax=[*panels, times], ticks=range(1, count + 1), pad=0.01, fraction=0.02)
+    bar.set_label("replicas in the sum")
+    return figure
+
+
+def _contributions(count: int) -> np.ndarray:
+    """Returns how many replicas are in the sum of each chunk, int64 [2 N - 1, replica, chunk]."""
+    states = [np.ones((count, count), np.int64)]
+    for step in range(2 * (count - 1)):
+        before, after = states[-1], states[-1].copy()
+        for replica in range(count):
+            _, received = chunks_of_step(replica, step, count)
+            more = before[(replica - 1) % count, received]
+            after[replica, received] = more + (before[replica, received] if step < count - 1 else 0)
+        states.append(after)
+    return np.array(states)
+
+
+def _draw_chunks(axes: Any, record: Record, step: int, contributions: np.ndarray) -> Any:
+    """Draws the chunks of all replicas after `step` steps; returns the image, for the colour bar."""
+    from matplotlib.patches import Rectangle
+
+    count = record.replicas
+    image = axes.imshow(contributions, cmap=style.SURFACE, vmin=1, vmax=count, aspect="auto")
+    font = 11 if count <= 4 else 8
+    for replica in range(count):
+        for chunk in range(count):
+            color = "black" if contributions[replica, chunk] > (1 + count) / 2 else "white"
+            text = f"{record.values[replica, step, chunk]:.2g}"
+            axes.text(chunk, replica, text, ha="center", va="center", color=color, fontsize=font)
+        if step:
+            _, received = chunks_of_step(replica, step - 1, count)
+            look = {"fill": False, "edgecolor": style.COLORS[1], "linewidth": 3.0}
+            axes.add_patch(Rectangle((received - 0.46, replica - 0.46), 0.92, 0.92, **look))
+    for edge in np.arange(0.5, count - 1):
+        axes.axhline(edge, color="white", linewidth=1.0)
+        axes.axvline(edge, color="white", linewidth=1.0)
+    axes.set_xticks(range(count), [f"{chunk}" for chunk in range(count)])
+    axes.set_yticks(range(count))
+    axes.set_xlabel("chunk")
+    axes.grid(visible=False)
+    if step == 0:
+        axes.set_title("Own gradients")
+        return image
+    phase, number = divmod(step - 1, count - 1)
+    axes.set_title(f"{PHASES[phase].capitalize()} {number + 1}")
+    return image
+
+
+def _draw_times(axes: Any, record: Record) -> None:
+    """Draws the time of each step: the median of the replicas as a bar, from the fastest to the slowest as a line."""
+    times = 1e3 * record.seconds
+    steps = np.arange(1, times.shape[1] + 1)
+    middle = np.median(times, axis=0)
+    half = record.replicas - 1
+    for part, (name, color) in enumerate(zip(PHASES, (style.COLORS[0], style.COLORS[4]), strict=True)):
+        chosen = slice(part * half, (part + 1) * half)
+        axes.bar(steps[chosen], middle[chosen], color=color, label=name)
+    lower, upper = middle - times.min(axis=0), times.max(axis=0) - middle
+    axes.errorbar(steps, middle, yerr=[lower, upper], fmt="none", ecolor="black", elinewidth=1.3)
+    axes.set(title="Time of each step", xlabel="step", ylabel="milliseconds")
+    axes.set_ylim(0, 1.45 * float(times.max()))
+    axes.set_xticks(steps)
+    axes.legend(loc="upper left", fontsize=10)

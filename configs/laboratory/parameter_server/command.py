@@ -44,7 +44,7 @@ def run() -> int:
         ValueError: TF_CONFIG lists no parameter servers; another launcher started several processes without TF_CONFIG;
             or the config cannot be used.
     """
-    from tfdist.tools.parameter_server import coordinator, tasks
+    from tfdist.configs.laboratory.parameter_server import coordinator, tasks
 
     config = flags.FLAGS["config"].value
     config.train.asynchronous = True

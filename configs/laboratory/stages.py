@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from tfdist import config as config_lib
+from tfdist.configs.laboratory import by_hand, surface
+from tfdist.configs.laboratory.by_hand import Recipe
 from tfdist.tools import measure, tables
-from tfdist.tools.pictures import style, surface
-from tfdist.tools.studies import by_hand
-from tfdist.tools.studies.by_hand import Recipe
+from tfdist.tools.pictures import style
 
 TITLES = {
     "alone": "alone: own start, own points",
@@ -108,7 +108,7 @@ def run(
         )
     workdir.mkdir(parents=True, exist_ok=True)
     np.savez(workdir / "points.npz", x=points[0], y=points[1])
-    problem = {"target": "tfdist.tools.studies.stages:line", "path": str((workdir / "points.npz").absolute())}
+    problem = {"target": "tfdist.configs.laboratory.stages:line", "path": str((workdir / "points.npz").absolute())}
     chosen = recipes(options, own, workers)
     found = by_hand.run_workers(problem, chosen, workers=workers, backend=backend, workdir=workdir / "workers")
     paths = {name: [each["weights"] for each in ranks] for name, ranks in found.items()}

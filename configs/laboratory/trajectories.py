@@ -21,10 +21,9 @@ from tfdist import config
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import learning_rate
-from tfdist.tools import child_runs, tables
+from tfdist.configs.laboratory import surface as pictures
+from tfdist.tools import child_runs, scaling, tables
 from tfdist.tools.pictures import style
-from tfdist.tools.pictures import surface as pictures
-from tfdist.tools.studies import scaling
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
 Trajectories = dict[tuple[int, int], np.ndarray]
@@ -110,7 +109,7 @@ def distance(trajectories: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[i
 
 def run_stages(workdir: Path, options: config.Config) -> None:
     """Runs the stages of the CSCS laboratory; see `stages`."""
-    from tfdist.tools.studies import stages
+    from tfdist.configs.laboratory import stages
 
     source, workers = options.data.source, flags.FLAGS.workers
     if not {"m", "n", "num_examples"} <= source.keys():
@@ -126,11 +125,12 @@ def run_stages(workdir: Path, options: config.Config) -> None:
     stages.run(options, points, workers=workers, backend=backend, workdir=workdir)
 
 
-def study(argv: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Runs the trainings that the flags name, and writes the results."""
+    del argv
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-trajectories").expanduser()
     if flags.FLAGS.stages:
-        run_stages(workdir, flags.FLAGS["config"].value)
+        run_stages(workdir, learning_rate.resolve(flags.FLAGS["config"].value))
         return
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     numbers = scaling.parse_replicas(flags.FLAGS.replicas)
@@ -146,7 +146,7 @@ def study(argv: list[str]) -> None:
             print(f"batch {batch} on {replicas} replica(s) by {backend} ...", flush=True)
             to = workdir / f"batch-{batch}-replicas-{replicas}"
             trajectories[batch, replicas] = run_one(
-                config_flags.config_arguments(argv), batch, replicas, backend=backend, to=to
+                config_flags.config_arguments(sys.argv), batch, replicas, backend=backend, to=to
             )
     lines = [(*key, step, *point) for key, steps in trajectories.items() for step, point in enumerate(steps.tolist())]
     tables.write_csv(workdir / "trajectories.csv", HEADER, lines)
@@ -163,10 +163,3 @@ def study(argv: list[str]) -> None:
             lambda: pictures.draw(trajectories, x, y, caption=caption, skipped="; ".join(skipped)),
         )
     )
-
-
-def main(argv: list[str]) -> int:
-    """Runs the tool after its flags are parsed; an error of the user ends it with one message."""
-    with config_flags.one_message("tfdist trajectories"):
-        study(sys.argv)
-    return 0
