@@ -33,7 +33,7 @@ class Every:
 class Data:
     """The dataset, its preprocessing and the batches."""
 
-    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has ten. With the
+    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fourteen. With the
     # textbook pipeline also a tf.data.Dataset of single examples.
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
     # prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All

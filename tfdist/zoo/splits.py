@@ -4,6 +4,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
+# The splits of data that have none.
+BY_RATIO = ("train", "test", "all")
 _SPLIT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
 _BOUND = re.compile(r"(?P<value>-?\d[\d_]*(?:\.\d+)?)(?P<unit>%?)")
 _NOTATION = 'Splits are written "train", "train[:90%]", "train[10%:20%]", "train[45000:]" or "train[-5000:]".'
@@ -60,6 +64,30 @@ def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
     if stop <= start:
         raise ValueError(f"{source}: the split {split!r} is empty: {name!r} has {length} examples.")
     return Slice(name, start, stop)
+
+
+def by_ratio(split: str, count: int, *, test_fraction: float, source: str) -> tuple[np.ndarray, Slice]:
+    """Divides examples that have no splits into "train" and "test", at random and always in the same way.
+
+    Args:
+        split: "train", "test" or "all", with or without a slice.
+        count: the number of examples; of two or more, each split gets at least one.
+        test_fraction: the part of the examples in "test", between 0 and 1.
+        source: the name of the source, for messages.
+
+    Returns:
+        The examples of the split, int64 [n], and the range of them that a slice selects.
+
+    Raises:
+        ValueError: as `resolve`, or `test_fraction` is out of range.
+    """
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"{source}: test_fraction must be between 0 and 1. Received: {test_fraction!r}")
+    name = split_name(split, BY_RATIO, source=source)
+    order = np.random.RandomState(0).permutation(count)  # Stable across NumPy versions.
+    tests = min(max(1, round(test_fraction * count)), max(0, count - 1))
+    rows = {"train": order[tests:], "test": order[:tests], "all": order}[name]
+    return rows, resolve(split, {name: len(rows)}, source=source)
 
 
 def _bounds(split: str, first: str, last: str, length: int, source: str) -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """Sources: random access to the examples of a split.
 
 A source is created by `function(split, **keywords)`, `split` in the notation of tfds ("train[:90%]"). It has
-`len(source)`; `source.num_classes`; `source.read(ids)`, which returns the batch of int64 [n] ids inside `Dataset.map`;
-and `source.verify()`, which reads everything and raises an error for the first damaged example. The constructor checks
-what it can without reading the examples, and runs no TensorFlow operation, so that devices can be configured after it.
+`len(source)`; `source.num_classes`, and `classes` and `columns` if known; `source.read(ids)`, which returns the batch
+of int64 [n] ids inside `Dataset.map`; and `source.verify()`, which reads everything and raises an error for the first
+damaged example. The constructor checks what it can without reading the examples, and runs no TensorFlow operation, so
+that devices can be configured after it.
 """
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz
@@ -11,7 +12,26 @@ from tfdist.zoo.sources.cifar import cifar
 from tfdist.zoo.sources.folder import image_folder
 from tfdist.zoo.sources.idx import idx
 from tfdist.zoo.sources.imagenet import imagenet
+from tfdist.zoo.sources.indexed import indexed
 from tfdist.zoo.sources.synthetic import line, synthetic
+from tfdist.zoo.sources.table import table
+from tfdist.zoo.sources.text import text
 from tfdist.zoo.sources.tfds_dataset import tfds
+from tfdist.zoo.sources.tfrecord import tfrecord
 
-__all__ = ["arrays", "cifar", "digits", "idx", "image_folder", "imagenet", "line", "npz", "synthetic", "tfds"]
+__all__ = [
+    "arrays",
+    "cifar",
+    "digits",
+    "idx",
+    "image_folder",
+    "imagenet",
+    "indexed",
+    "line",
+    "npz",
+    "synthetic",
+    "table",
+    "text",
+    "tfds",
+    "tfrecord",
+]

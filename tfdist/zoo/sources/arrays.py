@@ -5,7 +5,7 @@ import os
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,10 @@ from tfdist.zoo.splits import Slice
 DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
 # Keras' names for image and label: `x_train`, `y_train`.
 _KERAS_NAMES = {"x": "image", "y": "label"}
+# Ends of names that mean a split, and names of arrays without one.
+_SPLITS = ("train", "test", "val", "valid", "validation", "evaluation", "all")
+_INPUTS = ("x", "data", "image", "images", "input", "inputs", "features")
+_LABELS = ("y", "label", "labels", "target", "targets", "classes")
 # Arrays up to this size are hashed whole, in about 0.1 s; otherwise at least so many rows, evenly spaced.
 _WHOLE_BYTES, _FINGERPRINT_ROWS = 2**26, 256
 
@@ -96,8 +100,19 @@ def arrays(
     return _slice(split, checked, _count_classes(labels, num_classes, name), name, classes)
 
 
-def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
+def npz(
+    split: str,
+    *,
+    path: str,
+    num_classes: int | None = None,
+    keys: Mapping[str, str] | None = None,
+    test_fraction: float = 0.2,
+) -> Arrays:
     """Examples from one .npz file.
+
+    Arrays of any other names, such as `x` and `y`, are divided into "train" and "test" by `test_fraction`, at random
+    and always in the same way. Without `keys`, `x`, `images` and the like are "image" if they have 3 or 4 dimensions,
+    else "inputs"; `y`, `labels` and the like are "label" if they are integers or texts, else "targets".
 
     Arrays are named FEATURE_SPLIT: `image_train`, `label_train`, `image_test`, `label_test`, and any other feature.
     Keras' names (mnist.npz) `x_train`, `y_train` are read as `image_train`, `label_train`. Images without a channel
@@ -108,9 +123,11 @@ def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
         split: a SPLIT of the file, with or without a slice.
         path: the file, such as ~/.keras/datasets/mnist.npz or $DSDIR/mnist.npz: variables are expanded.
         num_classes: the number of classes; None: the largest label of all splits + 1.
+        keys: {feature: name of its array}, such as {"image": "photos", "label": "species"}, of a file without splits.
+        test_fraction: the part of the examples in "test", of a file without splits.
 
     Returns:
-        A source of {feature: [n, ...]}, labels as int64 [n].
+        A source of {feature: [n, ...]}, labels as int64 [n]; class names, sorted, if the labels are texts.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -124,6 +141,8 @@ def npz(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("not a zip archive")
         with np.load(path, allow_pickle=False) as file:  # Unpickling can run code.
+            if keys or not _has_splits(file.files):
+                return _divide_npz(file, split, num_classes, keys, test_fraction, name)
             return _read_npz(file, split, num_classes, name)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{name} is damaged or not an .npz file: {error}. Write it again with np.savez.") from None
@@ -153,17 +172,60 @@ def digits(split: str) -> Arrays:
     return arrays(split, splits=features, num_classes=10, classes="0123456789", name="digits")
 
 
+def _has_splits(names: Sequence[str]) -> bool:
+    return any(name.rpartition("_")[2] in _SPLITS and "_" in name for name in names)
+
+
+def _divide_npz(
+    file: np.lib.npyio.NpzFile,
+    split: str,
+    num_classes: int | None,
+    keys: Mapping[str, str] | None,
+    test_fraction: float,
+    name: str,
+) -> Arrays:
+    """Returns the source of a file without splits; see `npz`."""
+    for array in (keys or {}).values():
+        if array not in file.files:
+            raise ValueError(f"{name} has no array {array!r}. It has: {', '.join(file.files) or 'none'}.")
+    try:
+        named = {key: file[array] for key, array in keys.items()} if keys else dict(_feature_names(file))
+    except ValueError as error:
+        raise ValueError(f"{name}: an array cannot be read: {error}") from None
+    classes = None
+    label = named.get("label")
+    if label is not None and label.dtype.kind in "US":
+        texts, named["label"] = np.unique(label, return_inverse=True)
+        classes = [one.decode() if isinstance(one, bytes) else str(one) for one in texts]
+        num_classes = len(classes)
+    if "image" in named and named["image"].ndim == 3:
+        named["image"] = named["image"][..., np.newaxis]
+    features = _check_features(named, name)
+    count = len(next(iter(features.values())))
+    rows, part = splits_lib.by_ratio(split, count, test_fraction=test_fraction, source=name)
+    labels = {part.name: features["label"]} if "label" in features else {}
+    num_classes = _count_classes(labels, num_classes, name)
+    return Arrays({key: values[rows] for key, values in features.items()}, part, num_classes, name, classes)
+
+
+def _feature_names(file: np.lib.npyio.NpzFile) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the feature that each array probably is, and the array."""
+    for array in file.files:
+        values = file[array]
+        if array.lower() in _INPUTS:
+            yield "image" if values.ndim in (3, 4) else "inputs", values
+        elif array.lower() in _LABELS:
+            yield "label" if values.dtype.kind in "iuUSb" and values.ndim <= 2 else "targets", values
+        else:
+            yield array, values
+
+
 def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, name: str) -> Arrays:
     keys: dict[str, dict[str, str]] = {}
     for key in file.files:
         feature, _, part = key.rpartition("_")
         if feature and part:
             keys.setdefault(part, {})[_KERAS_NAMES.get(feature, feature)] = key
-    if not keys:
-        raise ValueError(
-            f"{name}: its arrays must be named FEATURE_SPLIT, such as image_train or x_train. It has: "
-            f"{', '.join(file.files) or 'none'}."
-        )
     chosen = splits_lib.split_name(split, keys, source=name)
 
     def read(part: str, feature: str) -> np.ndarray:

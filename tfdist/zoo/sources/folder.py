@@ -16,8 +16,6 @@ from tfdist.zoo.sources import from_disk
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg or PATH/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
-# The splits of a folder of class folders.
-_BY_RATIO = ("train", "test", "all")
 # Images decoded by one call when the whole source is read.
 CHUNK_SIZE = 512
 # Images of a batch decoded in parallel; more were not faster on two cores.
@@ -42,7 +40,7 @@ class ImageFolder:
         if not os.path.isdir(path):
             raise FileNotFoundError(f"{name}: there is no folder {self._root!r}. {_LAYOUT}")
         by_ratio = _has_class_folders_only(path, split.partition("[")[0])
-        part = splits.split_name(split, _BY_RATIO, source=name) if by_ratio else _split_folder(split, path, name)
+        part = splits.split_name(split, splits.BY_RATIO, source=name) if by_ratio else _split_folder(split, path, name)
         self._folder = self._root if by_ratio else os.path.join(self._root, part)
         found = [label for label in _folders(self._folder) if not by_ratio or _has_images(self._folder, label)]
         self.classes = list(classes) or found
@@ -232,7 +230,7 @@ def _folders(path: str) -> list[str]:
 def _has_class_folders_only(path: str, split: str) -> bool:
     """Returns whether the folders in `path` are those of classes: they contain images, and `split` no class folders."""
     inside = os.path.join(path, split)
-    if os.path.isdir(inside) and (_folders(inside) or split not in _BY_RATIO):
+    if os.path.isdir(inside) and (_folders(inside) or split not in splits.BY_RATIO):
         return False
     return any(_has_images(path, folder) for folder in _folders(path))
 

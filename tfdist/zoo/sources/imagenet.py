@@ -1,27 +1,15 @@
 """ImageNet as TFRecord files in the usual layout: train-00000-of-01024, validation-00000-of-00128."""
 
-import contextlib
-import functools
 import hashlib
-import json
 import os
 import re
-import struct
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources import from_disk
+from tfdist.zoo.sources import from_disk, record_files
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
-# Maximum number of open files, and of files indexed in parallel. A process may usually open 1,024 files.
-_MAX_OPEN_FILES, _THREADS = 256, 16
-# Bytes before a record's content (its length and a checksum of it) and after it (a checksum of the content).
-_HEADER, _FOOTER = 12, 4
 _FEATURES = {
     "image/encoded": tf.io.FixedLenFeature([], tf.string),
     "image/class/label": tf.io.FixedLenFeature([], tf.int64),
@@ -37,10 +25,10 @@ class ImageNet:
         shards = _find_shards(path, self._title)
         name = splits.split_name(split, shards, source=self._title)
         self._files = shards[name]
-        index = _open_index(os.path.dirname(self._files[0]), name, self._files, self._title)
+        index = record_files.open_index(os.path.dirname(self._files[0]), name, self._files, self._title)
         self._part = splits.resolve(split, {name: len(index)}, source=self._title)
         self._index = index[self._part.start : self._part.stop]
-        self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_open_file)
+        self._records = record_files.IndexedRecords(self._files, self._index)
 
     def __len__(self) -> int:
         return self._part.stop - self._part.start
@@ -48,7 +36,7 @@ class ImageNet:
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {"image": string [n], encoded, "label": int64 [n]}."""
-        records = tf.ensure_shape(tf.numpy_function(self._read, [ids], tf.string, stateful=False), ids.shape)
+        records = tf.ensure_shape(tf.numpy_function(self._records.read, [ids], tf.string, stateful=False), ids.shape)
         parsed = tf.io.parse_example(records, _FEATURES)
         return {"image": parsed["image/encoded"], "label": parsed["image/class/label"] - self._first_label}
 
@@ -85,14 +73,7 @@ class ImageNet:
 
     def _place(self, example: int) -> str:
         file, start, _ = self._index[example]
-        return f"the record at byte {start - _HEADER} of {self._files[file]!r}"
-
-    def _read(self, ids: np.ndarray) -> np.ndarray:
-        records = np.empty(len(ids), object)
-        for place, (file, start, length) in enumerate(np.asarray(self._index[ids])):
-            opened = self._open(self._files[file])  # Keeps the file open if another thread evicts it from the cache.
-            records[place] = os.pread(opened.fileno(), int(length), int(start))
-        return records
+        return f"the record at byte {start - record_files.HEADER} of {self._files[file]!r}"
 
 
 def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int = 1) -> ImageNet:
@@ -119,10 +100,6 @@ def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int
     return ImageNet(split, os.path.expanduser(os.path.expandvars(path)), num_classes, first_label)
 
 
-def _open_file(path: str) -> BinaryIO:
-    return open(path, "rb")
-
-
 def _find_shards(path: str, title: str) -> dict[str, list[str]]:
     """Returns split -> its files in order."""
     folders = [path, *(entry.path for entry in os.scandir(path) if entry.is_dir())] if os.path.isdir(path) else []
@@ -147,52 +124,3 @@ def _find_shards(path: str, title: str) -> dict[str, list[str]]:
                 f"{split}-{missing[0]:05d}-of-{counts[split]:05d}."
             )
     return {split: [files[number] for number in sorted(files)] for split, files in found.items()}
-
-
-def _open_index(folder: str, split: str, files: list[str], title: str) -> np.ndarray:
-    """Returns (file, first byte, length) of every record, int64 [records, 3]; reads a stored index if up to date."""
-    sizes = [os.path.getsize(file) for file in files]
-    beside = os.path.join(folder, f".tfdist-{split}-{sum(sizes)}-{len(files)}.npy")
-    key = hashlib.sha256(json.dumps([list(map(os.path.abspath, files)), sizes]).encode()).hexdigest()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    paths = [beside, os.path.join(cache, "tfdist", f"imagenet-{split}-{key[:16]}.npy")]
-    for path in paths:
-        if os.path.exists(path):
-            return np.load(path, mmap_mode="r")
-    with ThreadPoolExecutor(_THREADS) as pool:
-        parts = list(pool.map(lambda item: _locate(*item, title), zip(range(len(files)), files, sizes, strict=True)))
-    index = np.concatenate(parts)
-    for path in paths:
-        with contextlib.suppress(OSError):  # Not writable.
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            _store(path, index)
-            return np.load(path, mmap_mode="r")
-    return index
-
-
-def _store(path: str, index: np.ndarray) -> None:
-    """Writes the index completely or not at all; several workers may write it at the same time."""
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), suffix=".npy", delete=False) as file:
-        try:
-            np.save(file, index)
-            file.flush()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _locate(number: int, path: str, size: int, title: str) -> np.ndarray:
-    places, position = [], 0
-    with open(path, "rb") as file:
-        while position < size:
-            header = os.pread(file.fileno(), _HEADER, position)
-            length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
-            if position + _HEADER + length + _FOOTER > size:
-                raise ValueError(
-                    f"{title}: {path!r} is cut off or not a TFRecord file, at byte {position}. Download it again."
-                )
-            places.append((number, position + _HEADER, length))
-            position += _HEADER + length + _FOOTER
-    return np.asarray(places, np.int64).reshape(-1, 3)

@@ -1,14 +1,23 @@
-"""Raw records of sharded files: TFRecord (sequential access) and ArrayRecord (random access)."""
+"""Raw records of sharded files: TFRecord (in order, or by an index of their places) and ArrayRecord."""
 
+import contextlib
 import functools
+import hashlib
+import json
+import os
+import struct
+import tempfile
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-# Maximum number of open ArrayRecord files; a process may usually open 1,024 files.
-_MAX_OPEN_FILES = 256
+# Maximum number of open files, and of files indexed in parallel. A process may usually open 1,024 files.
+_MAX_OPEN_FILES, _THREADS = 256, 16
+# In a TFRecord file, bytes before a record's content (its length and a checksum of it) and after it (a checksum).
+HEADER, _FOOTER = 12, 4
 
 
 class Shard(NamedTuple):
@@ -40,6 +49,23 @@ class ArrayRecords:
         return records
 
 
+class IndexedRecords:
+    """The records of TFRecord files, by an index of their places. Thread-safe."""
+
+    def __init__(self, files: Sequence[str], index: np.ndarray):
+        """`index` is (file, first byte, length) of each record, int64 [records, 3]; see `open_index`."""
+        self._files, self._index = files, index
+        self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_open_file)
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the records `ids`, int64 [n], as bytes, object [n]."""
+        records = np.empty(len(ids), object)
+        for place, (file, start, length) in enumerate(np.asarray(self._index[ids])):
+            opened = self._open(self._files[file])  # Keeps the file open if another thread evicts it from the cache.
+            records[place] = os.pread(opened.fileno(), int(length), int(start))
+        return records
+
+
 def tfrecords(shards: Sequence[Shard]) -> tf.data.Dataset:
     """Returns a dataset of the records of TFRecord files, strings, in order."""
     paths, starts, counts = zip(*shards, strict=True)
@@ -64,3 +90,56 @@ def _open_array_record(path: str):
 
     # No read-ahead: access is random.
     return ArrayRecordReader(path, options="readahead_buffer_size:0", file_reader_buffer_size=32768)
+
+
+def _open_file(path: str) -> BinaryIO:
+    return open(path, "rb")
+
+
+def open_index(folder: str, split: str, files: list[str], title: str) -> np.ndarray:
+    """Returns (file, first byte, length) of every record, int64 [records, 3]; reads a stored index if up to date."""
+    sizes = [os.path.getsize(file) for file in files]
+    beside = os.path.join(folder, f".tfdist-{split}-{sum(sizes)}-{len(files)}.npy")
+    key = hashlib.sha256(json.dumps([list(map(os.path.abspath, files)), sizes]).encode()).hexdigest()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    paths = [beside, os.path.join(cache, "tfdist", f"imagenet-{split}-{key[:16]}.npy")]
+    for path in paths:
+        if os.path.exists(path):
+            return np.load(path, mmap_mode="r")
+    with ThreadPoolExecutor(_THREADS) as pool:
+        parts = list(pool.map(lambda item: _locate(*item, title), zip(range(len(files)), files, sizes, strict=True)))
+    index = np.concatenate(parts)
+    for path in paths:
+        with contextlib.suppress(OSError):  # Not writable.
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _store(path, index)
+            return np.load(path, mmap_mode="r")
+    return index
+
+
+def _store(path: str, index: np.ndarray) -> None:
+    """Writes the index completely or not at all; several workers may write it at the same time."""
+    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), suffix=".npy", delete=False) as file:
+        try:
+            np.save(file, index)
+            file.flush()
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _locate(number: int, path: str, size: int, title: str) -> np.ndarray:
+    places, position = [], 0
+    with open(path, "rb") as file:
+        while position < size:
+            header = os.pread(file.fileno(), HEADER, position)
+            length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER else size
+            if position + HEADER + length + _FOOTER > size:
+                raise ValueError(
+                    f"{title}: {path!r} is cut off or not a TFRecord file, at byte {position}. Download it again."
+                )
+            places.append((number, position + HEADER, length))
+            position += HEADER + length + _FOOTER
+    return np.asarray(places, np.int64).reshape(-1, 3)

@@ -1,0 +1,125 @@
+"""Any Python object with `len` and `[i]`: a dataset of Hugging Face or grain, a PyTorch dataset, a list of dicts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.config import specs
+from tfdist.zoo import splits
+
+# What a tuple (x, y) is called.
+_PAIR = ("image", "label")
+
+
+class Indexed:
+    """Examples of an object with `len` and `[i]`; see `indexed`."""
+
+    def __init__(self, dataset: Any, rows: np.ndarray, part: splits.Slice, keys: Mapping[str, str] | None, name: str):
+        self._dataset, self._rows, self._part, self._keys, self._name = dataset, rows, part, keys, name
+        first = self._example(0)
+        if not first:
+            raise ValueError(f"{name}: its examples are empty. Received: {dataset[0]!r}")
+        self._signature = {key: (value.dtype, value.shape) for key, value in first.items()}
+        label = next((old for new, old in (keys or {}).items() if new == "label"), "label")
+        feature = (getattr(dataset, "features", None) or {}).get(label)  # Of Hugging Face's datasets.
+        self.classes = getattr(feature, "names", None)
+        self.num_classes = len(self.classes) if self.classes else None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{key} {dtype} {shape}" for key, (dtype, shape) in self._signature.items())
+        return f"{self._name} {self._part.name}: {len(self)} examples of Python code, {sizes}"
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], as {key: [n, ...]}; Python code reads them one after another."""
+        types = [tf.string if dtype.kind in "USO" else tf.as_dtype(dtype) for dtype, _ in self._signature.values()]
+        columns = tf.numpy_function(self._read, [ids], types, stateful=False)
+        shapes = [shape for _, shape in self._signature.values()]
+        return {
+            key: tf.ensure_shape(column, [*ids.shape, *shape])
+            for key, column, shape in zip(self._signature, columns, shapes, strict=True)
+        }
+
+    def _read(self, ids: np.ndarray) -> list[np.ndarray]:
+        examples = [self._example(int(number)) for number in ids]
+        return [
+            np.stack([example[key] for example in examples]).astype(object if dtype.kind in "USO" else dtype)
+            for key, (dtype, _) in self._signature.items()
+        ]
+
+    def _example(self, number: int) -> dict[str, np.ndarray]:
+        row = int(self._rows[number])
+        example = self._dataset[row]
+        if isinstance(example, tuple | list):
+            example = dict(zip(_PAIR, example, strict=False)) if len(example) == len(_PAIR) else {}
+        if not isinstance(example, Mapping):
+            raise ValueError(
+                f"{self._name}: an example must be a dict, or a pair (image, label). Received: "
+                f"{type(example).__name__} for example {row}"
+            )
+        for key in (self._keys or {}).values():
+            if key not in example:
+                raise ValueError(f"{self._name}: example {row} has no {key!r}. It has: {', '.join(example)}.")
+        chosen = {new: example[old] for new, old in self._keys.items()} if self._keys else example
+        found = {str(key): np.asarray(value) for key, value in chosen.items()}
+        if "image" in found and found["image"].ndim == 2:
+            found["image"] = found["image"][..., np.newaxis]
+        if "label" in found:
+            found["label"] = found["label"].astype(np.int64)
+        for key, value in found.items():
+            expected = self._signature[key][1] if hasattr(self, "_signature") else value.shape
+            if value.shape != expected:
+                raise ValueError(
+                    f"{self._name}: {key!r} of example {row} has the shape {value.shape}, and the first one "
+                    f"{expected}: give all the same, in your function."
+                )
+        return found
+
+
+def indexed(
+    split: str,
+    *,
+    dataset: str,
+    keys: Mapping[str, str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    test_fraction: float | None = None,
+) -> Indexed:
+    """Examples of any Python object with `len` and `[i]`.
+
+    Such as a dataset of Hugging Face, a `grain.MapDataset`, a PyTorch dataset that returns arrays, or a list. Example i
+    must always be the same; augmentation belongs into `config.data.prepare`. Python reads one example after another:
+    if that is slow, set config.data.cache="raw".
+
+    Args:
+        split: passed to `dataset` without its slice: "train" of "train[:90%]".
+        dataset: your function, as "my_data:load": load(split, **arguments) returns the object. With `test_fraction` it
+            is load(**arguments), and the splits are "train", "test" and "all".
+        keys: {key of the batch: key of an example}, such as {"image": "img", "label": "fine_label"}; None: all keys
+            of an example. A pair (x, y) is "image" and "label".
+        arguments: keyword arguments of `dataset`.
+        test_fraction: the part of the examples in "test"; None: `dataset` has splits of its own.
+
+    Returns:
+        A source of {key: [n, ...]}; every example must have the shapes and dtypes of the first one.
+
+    Raises:
+        ValueError: `dataset` cannot be called, or what it returns has no `len` or no `[i]`.
+    """
+    name = f"indexed {dataset!r}"
+    spec = {"target": dataset, **(arguments or {})}
+    plain = split.partition("[")[0]
+    given = [plain] if test_fraction is None else []
+    loaded = specs.build(spec, *given, field="config.data.source.dataset")
+    if not hasattr(loaded, "__len__") or not hasattr(loaded, "__getitem__"):
+        raise ValueError(f"{name} must return an object with len() and [i]. Received: {type(loaded).__name__}")
+    if test_fraction is None:
+        rows = np.arange(len(loaded))
+        part = splits.resolve(split, {plain: len(loaded)}, source=name)
+    else:
+        rows, part = splits.by_ratio(split, len(loaded), test_fraction=test_fraction, source=name)
+    return Indexed(loaded, rows[part.start : part.stop], part, keys, name)

@@ -1,0 +1,191 @@
+"""Tables: CSV and Parquet files with a row for each example, read with pandas."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.zoo import splits
+from tfdist.zoo.sources.arrays import Arrays
+
+# Different texts of a column that is a category, and different whole numbers of a label that is a class.
+MOST_CATEGORIES, MOST_CLASSES = 100, 20
+_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+
+
+def table(
+    split: str,
+    *,
+    path: str,
+    label: str,
+    ignore: Sequence[str] = (),
+    kind: str | None = None,
+    test_fraction: float = 0.2,
+) -> Arrays:
+    """The rows of a CSV, TSV or Parquet file, read with pandas and kept in memory.
+
+    Columns of numbers are used as they are; a missing number becomes the mean of its column. A column of texts is a
+    category: a 1 in the place of its text, in alphabetical order, and 0 in the others. `columns` of the source, which
+    data.json in the workdir holds, says what each input is; `encode` makes inputs of other rows with it.
+
+    Args:
+        split: "train", "test" or "all", with or without a slice; rows are assigned at random, always in the same way.
+        path: the file; variables are expanded.
+        label: the column to predict.
+        ignore: columns to leave out, such as names and numbers of rows.
+        kind: "class" or "number", what `label` is; None: a class if it has texts, or at most 20 different integers.
+        test_fraction: the part of the rows in "test".
+
+    Returns:
+        A source of {"inputs": float32 [n, inputs], "label": int64 [n]}, or "targets": float32 [n] if `label` is a
+        number.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: pandas is not installed, a column is missing, has too many texts, or a label is missing.
+    """
+    path = os.path.expanduser(os.path.expandvars(path))
+    name = f"table {path!r}"
+    frame = read(path)
+    columns = describe(frame, label, ignore=ignore, kind=kind, name=name)
+    features = {"inputs": encode(frame, columns), **_encode_label(frame, label, columns[label], name)}
+    rows, part = splits.by_ratio(split, len(frame), test_fraction=test_fraction, source=name)
+    classes = columns[label].get("values")
+    return Arrays(
+        {key: values[rows] for key, values in features.items()},
+        part,
+        classes and len(classes),
+        name,
+        classes=classes,
+        columns=columns,
+    )
+
+
+def read(path: str) -> Any:
+    """Returns the `pandas.DataFrame` of a CSV, TSV or Parquet file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: pandas is not installed, or the file cannot be read.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise ValueError(f"table {path!r}: reading tables needs pandas: pip install 'tfdist[tables]'") from None
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"table {path!r}: there is no file {os.path.abspath(path)!r}.")
+    suffix = os.path.splitext(path.removesuffix(".gz"))[1].lower()
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"table {path!r}: its name must end in {', '.join(_SUFFIXES)}.")
+    try:
+        if suffix in (".parquet", ".pq"):
+            return pandas.read_parquet(path)
+        return pandas.read_csv(path, sep="\t" if suffix == ".tsv" else ",", skipinitialspace=True)
+    except (ValueError, ImportError, OSError) as error:  # pandas' own errors of a file are ValueErrors.
+        raise ValueError(f"table {path!r} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def describe(
+    frame: Any, label: str, *, ignore: Sequence[str] = (), kind: str | None = None, name: str = "table"
+) -> dict[str, dict[str, Any]]:
+    """Returns what each column of a table is, as JSON values.
+
+    Args:
+        frame: a `pandas.DataFrame`.
+        label: the column to predict.
+        ignore: columns to leave out.
+        kind: "class" or "number", what `label` is; None: see `table`.
+        name: the table, for messages.
+
+    Returns:
+        {column: {"role": "input", "kind": "number", "missing": the mean}}, or {"role": "input", "kind": "category",
+        "values": its texts}; for the label {"role": "label", "kind": "class", "values": the names of the classes} or
+        {"role": "label", "kind": "number"}.
+
+    Raises:
+        ValueError: names the column that is missing or cannot be used.
+    """
+    if kind not in (None, "class", "number"):
+        raise ValueError(f'{name}: kind must be "class", "number" or None. Received: {kind!r}')
+    for column in (label, *ignore):
+        if column not in frame:
+            raise ValueError(f"{name} has no column {column!r}. It has: {', '.join(map(str, frame.columns))}.")
+    columns = {
+        str(column): _describe_input(frame[column], name)
+        for column in frame.columns
+        if column != label and column not in ignore
+    }
+    if not columns:
+        raise ValueError(f"{name} has no column besides {label!r} that is not ignored.")
+    values, numeric = frame[label], is_number(frame[label])
+    if kind == "number" and not numeric:
+        raise ValueError(f"{name}: the column {label!r} holds texts, and cannot be a number.")
+    few = numeric and values.nunique() <= MOST_CLASSES and (values.dropna() % 1 == 0).all()
+    if kind == "class" or (kind is None and (few or not numeric)):
+        names = sorted(values.dropna().unique().tolist())
+        names = [int(one) if numeric and one % 1 == 0 else one for one in names]
+        return {**columns, label: {"role": "label", "kind": "class", "values": [str(one) for one in names]}}
+    return {**columns, label: {"role": "label", "kind": "number"}}
+
+
+def is_number(column: Any) -> bool:
+    """Returns whether a column of a `pandas.DataFrame` holds numbers, or True and False."""
+    from pandas.api import types
+
+    return types.is_numeric_dtype(column) or types.is_bool_dtype(column)
+
+
+def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
+    """Returns the inputs of the rows of a table, float32 [rows, inputs].
+
+    Args:
+        frame: a `pandas.DataFrame` with the input columns of `columns`; others are not used.
+        columns: what `describe` returned for the table of the training. A text that it does not know gives zeros.
+
+    Raises:
+        ValueError: a column is missing, or holds texts instead of numbers.
+    """
+    parts = []
+    for name, column in columns.items():
+        if column["role"] != "input":
+            continue
+        if name not in frame:
+            raise ValueError(f"The table has no column {name!r}. It has: {', '.join(map(str, frame.columns))}.")
+        values = frame[name]
+        if column["kind"] == "category":
+            texts = values.astype(str).to_numpy()
+            parts.append(np.stack([texts == value for value in column["values"]], axis=1))
+        elif is_number(values):
+            numbers = values.to_numpy(np.float64, na_value=np.nan)
+            parts.append(np.where(np.isnan(numbers), column["missing"], numbers)[:, np.newaxis])
+        else:
+            raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {values.iloc[0]!r}")
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _describe_input(values: Any, name: str) -> dict[str, Any]:
+    if is_number(values):
+        mean = values.astype("float64").mean()
+        return {"role": "input", "kind": "number", "missing": 0.0 if np.isnan(mean) else float(mean)}
+    texts = sorted(values.dropna().astype(str).unique().tolist())
+    if len(texts) > MOST_CATEGORIES:
+        raise ValueError(
+            f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {texts[0]!r}, and is no "
+            f"category: leave it out, ignore=[{values.name!r}]."
+        )
+    return {"role": "input", "kind": "category", "values": texts}
+
+
+def _encode_label(frame: Any, label: str, column: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
+    values = frame[label]
+    if values.isna().any():
+        row = int(np.flatnonzero(values.isna().to_numpy())[0])
+        count = int(values.isna().sum())
+        raise ValueError(f"{name}: {count} rows have no value in the column {label!r}; the first is row {row}.")
+    if column["kind"] == "number":
+        return {"targets": values.to_numpy(np.float32)}
+    numbers = {text: number for number, text in enumerate(column["values"])}
+    whole = is_number(values) and (values % 1 == 0).all()
+    texts = (str(int(one)) if whole else str(one) for one in values)
+    return {"label": np.array([numbers[text] for text in texts], np.int64)}

@@ -1,0 +1,53 @@
+"""A text file as sequences of characters, for a network that predicts the next one."""
+
+import os
+
+import numpy as np
+
+from tfdist.zoo import splits
+from tfdist.zoo.sources.arrays import Arrays
+
+
+def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1) -> Arrays:
+    """The characters of a text file in UTF-8, in pieces of `length`, each with the characters that follow.
+
+    Characters are numbered in the order of their code points; `classes` of the source, which data.json in the workdir
+    holds, lists them.
+
+    Args:
+        split: "train", "test" or "all", with or without a slice; pieces are assigned at random, always in the same way.
+        path: the file; variables are expanded.
+        length: characters in a piece.
+        test_fraction: the part of the pieces in "test".
+
+    Returns:
+        A source of {"inputs": int32 [n, length], "targets": int32 [n, length], the next character of each}.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is no UTF-8, or too short.
+    """
+    path = os.path.expanduser(os.path.expandvars(path))
+    name = f"text {path!r}"
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{name}: there is no file {os.path.abspath(path)!r}.")
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            content = file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not encoded in UTF-8: {error}. Convert it, for example with iconv.") from None
+    pieces = (len(content) - 1) // length
+    if length < 1 or pieces < 2:
+        raise ValueError(
+            f"{name} has {len(content):,} characters, and length={length} needs at least {2 * length + 1}."
+        )
+    codes = np.frombuffer(content.encode("utf-32-le"), np.uint32)
+    known, numbers = np.unique(codes, return_inverse=True)
+    numbers = numbers.astype(np.int32)
+    features = {
+        "inputs": numbers[: pieces * length].reshape(pieces, length),
+        "targets": numbers[1 : pieces * length + 1].reshape(pieces, length),
+    }
+    rows, part = splits.by_ratio(split, pieces, test_fraction=test_fraction, source=name)
+    classes = [chr(code) for code in known]
+    return Arrays({key: values[rows] for key, values in features.items()}, part, len(classes), name, classes=classes)
