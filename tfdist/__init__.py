@@ -14,6 +14,7 @@ In a script with a compiled Keras model (docs/scripts.md):
 """
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -46,4 +47,9 @@ def __dir__() -> list[str]:
 if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
     importlib.import_module("tfdist.config.command_line.command_names").check(sys.orig_argv)
 
-tensorflow_log.hide_at_import()
+
+def _choose_onednn() -> None:
+    importlib.import_module("tfdist.cluster.devices.onednn").choose(os.environ)
+
+
+tensorflow_log.hide_at_import(before=_choose_onednn)

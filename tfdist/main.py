@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.cluster import malloc, process_exit
+from tfdist.cluster.devices import onednn
 from tfdist.config import flags as config_flags
 
 
@@ -20,14 +21,17 @@ def run() -> int:
     from tfdist.training import evaluate, loop, setup
 
     config = flags.FLAGS["config"].value
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file())
+    experiment_run = setup.build_run(config, _workdir(), config_file=config_flags.config_file())
     if flags.FLAGS.mode == "train":
         code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
         code = evaluate.evaluate_only(experiment_run, flags.FLAGS.checkpoint)
     cluster.leave(experiment_run.cluster)
     return code
+
+
+def _workdir() -> Path:
+    return Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
 
 
 def main(argv: list[str]) -> None:
@@ -38,7 +42,9 @@ def main(argv: list[str]) -> None:
             "tfdist: config.train.asynchronous=True trains with parameter servers, which this command does not start. "
             "Run python -m tfdist asynchronous --config=..., or set config.train.asynchronous=false."
         )
-    malloc.keep_freed_between_workers(config.cluster, os.environ)  # Before TensorFlow is imported and allocates.
+    # Before TensorFlow is imported, which allocates, and reads its settings.
+    malloc.keep_freed_between_workers(config.cluster, os.environ)
+    onednn.choose(os.environ, _workdir(), measure=True)
     process_exit.run_and_exit(run)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.cluster import malloc, process_exit
+from tfdist.cluster.devices import onednn
 
 # For the completion of a shell.
 FLAGS = ("--workdir=", "--logical_devices=", "--subprocesses=")
@@ -113,7 +114,9 @@ def main() -> None:
     command = parse(sys.argv[1:])
     if "PYTHONHASHSEED" not in os.environ:  # Python reads it as it starts: sets of texts have one order on all workers.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
-    malloc.keep_freed(config_lib.ClusterOptions(), os.environ)  # Before TensorFlow is imported and allocates.
+    # Before TensorFlow is imported, which allocates, and reads its settings.
+    malloc.keep_freed(config_lib.ClusterOptions(), os.environ)
+    onednn.choose(os.environ, command.workdir and command.workdir / "fit1", measure=True)
     process_exit.run_and_exit(lambda: run_script(command))
 
 

@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 from tfdist import config as config_lib
 from tfdist.cluster import first_collective, interruption, malloc
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import gpu_software
+from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
@@ -149,7 +149,7 @@ def connect(
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
     spec = planned.worker_spec
     preflight.unset_proxies(os.environ)
-    details = _configure_malloc(planned)
+    details = [*_configure_malloc(planned), onednn.describe(onednn.current(os.environ))]
     listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
@@ -160,7 +160,7 @@ def connect(
             start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
         _set_visible_devices(planned)
         software = gpu_software.describe(os.environ)
-        notes = [*filter(None, [spec.note]), *gpu_software.notes(software)]
+        notes = [spec.note, *gpu_software.notes(software), onednn.advice(onednn.current(os.environ)), _mixed(members)]
         if planned.num_workers > 1:
             with interruption.blocked_signals():
                 strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
@@ -178,7 +178,7 @@ def connect(
         num_workers=planned.num_workers,
         num_replicas=planned.num_replicas,
         implementation=planned.implementation,
-        roster=_make_roster(members, planned, notes, details),
+        roster=_make_roster(members, planned, [*filter(None, notes)], details),
         monitor=monitor,
     )
 
@@ -236,6 +236,13 @@ def _configure_malloc(planned: ClusterPlan) -> list[str]:
     return []
 
 
+def _mixed(members: Sequence[Mapping[str, Any]]) -> str:
+    names = sorted({worker["processor"] for worker in members})
+    if len(names) < 2:
+        return ""
+    return f"the workers have different processors, which round differently: {', '.join(names)}"
+
+
 def _connect_workers(
     planned: ClusterPlan,
     must_match: Mapping[str, str],
@@ -251,11 +258,12 @@ def _connect_workers(
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "devices per worker": devices,
+        f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
     }
     return preflight.rendezvous(
         planned.worker_spec,
         must_match=common | dict(must_match),
-        metadata={"devices": devices} | ports,
+        metadata={"devices": devices, "processor": onednn.read_processor().name} | ports,
         exclusive=worker_spec.held_gpus(planned.worker_spec, planned.gpus),
         seconds=planned.options.connect_seconds,
         workdir=workdir,

@@ -95,12 +95,13 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _quietly(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
-    with quiet():
-        execute(module)
+def hide_at_import(before: Callable[[], object]) -> None:
+    """Hides the lines of the first `import tensorflow` that follows in this process, and calls `before` before it."""
 
+    def quietly(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+        before()
+        with quiet():
+            execute(module)
 
-def hide_at_import() -> None:
-    """Hides the lines of the first `import tensorflow` that follows in this process."""
     if "tensorflow" not in sys.modules:
-        sys.meta_path.insert(0, import_hook.ImportHook({"tensorflow"}, _quietly))
+        sys.meta_path.insert(0, import_hook.ImportHook({"tensorflow"}, quietly))

@@ -1,12 +1,13 @@
 """Opens the report of a run, and writes its first and last lines."""
 
+import dataclasses
 import json
 import os
 import time
 from typing import Any
 
 from tfdist.checkpoint import directory
-from tfdist.cluster.devices import gpu_software
+from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.config import diff, learning_rate
 from tfdist.report import files, opening, run_info, summary
 from tfdist.report.reporter import Reporter
@@ -61,6 +62,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
     described = {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
+    described[onednn.ENTRY] = dataclasses.asdict(onednn.current(os.environ))
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":
         report.lines(summary.start_lines(run, resumed_step, learning_rate.describe(run.config)))

@@ -1,0 +1,108 @@
+"""The choice of oneDNN: by processor, measured where none is known, kept by a run, equal on all workers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from launching import run_all, train_command, worker_environment
+from processes import run
+from topologies import environments
+
+from tfdist.cluster.devices import onednn
+
+CPUINFO = (
+    "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel name\t: A name\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
+)
+ZEN3 = CPUINFO.format("AuthenticAMD", 25, "avx avx2 fma")
+ZEN4 = CPUINFO.format("AuthenticAMD", 25, "avx avx2 fma avx512_vnni")
+HASWELL = CPUINFO.format("GenuineIntel", 6, "avx avx2 fma")
+OLD = CPUINFO.format("GenuineIntel", 6, "avx")
+# Chooses in a process without TensorFlow, and prints what TensorFlow would find.
+CHOOSE = """
+import json, os, pathlib, sys
+from tfdist.cluster.devices import onednn
+read = onednn.read_processor
+onednn.read_processor = lambda: read(sys.argv[1])
+onednn.platform.machine = lambda: "x86_64"
+onednn._measure = lambda: json.loads(sys.argv[3])
+workdir = pathlib.Path(sys.argv[2]) if sys.argv[2] else None
+choice = onednn.choose(os.environ, workdir, measure=sys.argv[3] != "null")
+assert onednn.choose(os.environ) == onednn.current(os.environ) == choice
+print(json.dumps([choice.enabled, os.environ.get(onednn.VARIABLE), choice.reason]))
+"""
+
+
+def choose(tmp_path, cpuinfo, workdir="", times=None, **variables):
+    env = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE}
+    env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")} | variables
+    command = [sys.executable, "-c", CHOOSE, cpuinfo, str(workdir), json.dumps(times)]
+    return json.loads(subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout)
+
+
+def test_the_processor_decides(tmp_path):
+    assert choose(tmp_path, ZEN3)[:2] == [True, "1"]
+    assert choose(tmp_path, ZEN4)[:2] == [True, None]
+    assert choose(tmp_path, OLD)[:2] == choose(tmp_path, "")[:2] == [False, None]
+    assert choose(tmp_path, HASWELL) == [False, None, "TensorFlow's default: this processor was not measured"]
+
+
+def test_an_unknown_processor_is_measured_once(tmp_path):
+    assert choose(tmp_path, HASWELL, times=[40.0, 25.0]) == [
+        True,
+        "1",
+        "a step took 40.0 ms without it, 25.0 ms with it",
+    ]
+    # From the cache: neither the other times nor that nothing may be measured matters.
+    assert choose(tmp_path, HASWELL, times=[1.0, 2.0])[:2] == choose(tmp_path, HASWELL)[:2] == [True, "1"]
+    assert choose(tmp_path / "other", HASWELL, times=[40.0, 39.0])[:2] == [False, None]
+
+
+def test_the_user_decides(tmp_path):
+    assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == [False, "0", "TF_ENABLE_ONEDNN_OPTS=0"]
+    assert choose(tmp_path, HASWELL, times=[1.0, 2.0], TF_ENABLE_ONEDNN_OPTS="1")[:2] == [True, "1"]
+
+
+@pytest.mark.parametrize("cpuinfo", [ZEN3, ZEN4])
+def test_a_run_keeps_its_choice(tmp_path, cpuinfo):
+    path = tmp_path / onednn.ENVIRONMENT
+    path.write_text(json.dumps({onednn.ENTRY: {"enabled": False, "reason": "TF_ENABLE_ONEDNN_OPTS=0"}}))
+    expected = "0" if cpuinfo == ZEN4 else None
+    assert choose(tmp_path, cpuinfo, tmp_path) == [False, expected, "as when the run began"]
+    reason = choose(tmp_path, cpuinfo, tmp_path, TF_ENABLE_ONEDNN_OPTS="1")[2]
+    assert reason == "TF_ENABLE_ONEDNN_OPTS=1, unlike before: results differ in last bits"
+    path.write_text("{}")  # A run from before there was a choice: as TensorFlow decided.
+    assert choose(tmp_path, cpuinfo, tmp_path)[:2] == [cpuinfo == ZEN4, None]
+
+
+def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
+    command = train_command(tmp_path / "run")
+    both = environments(2)
+    run_all([command] * 2, [env | {onednn.VARIABLE: "1"} for env in both])
+    recorded = json.loads((tmp_path / "run" / onednn.ENVIRONMENT).read_text())[onednn.ENTRY]
+    assert recorded == {"enabled": True, "reason": "TF_ENABLE_ONEDNN_OPTS=1"}
+    both = environments(2)
+    codes, outputs = run(
+        [train_command(tmp_path / "other")] * 2, [env | {onednn.VARIABLE: str(i)} for i, env in enumerate(both)]
+    )
+    assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
+
+
+def test_tensorflow_that_was_imported_before_is_told(monkeypatch):
+    monkeypatch.setattr(onednn, "_chosen", None)
+    monkeypatch.delenv(onednn.VARIABLE, raising=False)
+    expected = [(onednn.read_processor(text), told) for text, told in ((ZEN3, True), (ZEN4, False), (OLD, False))]
+    for found, told in expected:
+        monkeypatch.setattr(onednn, "read_processor", lambda found=found: found)
+        monkeypatch.setattr(onednn.platform, "machine", lambda: "x86_64")
+        assert ("import tfdist first" in onednn.advice(onednn.current(os.environ))) == told
+    monkeypatch.setenv(onednn.VARIABLE, "0")
+    assert onednn.advice(onednn.current(os.environ)) == ""
+    assert onednn.describe(onednn.current(os.environ)).startswith("oneDNN off: TF_ENABLE_ONEDNN_OPTS=0;")
+
+
+@pytest.mark.slow
+def test_a_step_is_measured_in_other_processes():
+    times = onednn._measure()
+    assert times is not None and all(0.1 < each < 10000 for each in times)

@@ -1,0 +1,217 @@
+"""Chooses whether TensorFlow computes with oneDNN on this processor, before TensorFlow is imported.
+
+TensorFlow 2.21 turns oneDNN on by itself only on processors with instructions for neural networks (AVX512-VNNI,
+AVX512-BF16, AVX-VNNI, AMX). On others it was measured here to be faster by up to 1.8 times. The choice changes the last
+bits of results: it is the same on all workers, it is saved with a run, and a run that is resumed keeps it.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
+# The file of a workdir, and the entry in it, that record the choice.
+ENVIRONMENT, ENTRY = "environment.json", "onednn"
+# Flags of /proc/cpuinfo with which TensorFlow turns oneDNN on by itself: `DefaultOneDnnPolicy` in its util.cc.
+_ON_BY_DEFAULT = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
+# (vendor, family) of processors with AVX2 on which it was measured to be faster (docs/speed.md).
+_FASTER = {("AuthenticAMD", "23"), ("AuthenticAMD", "25")}
+_LATE = "TensorFlow's default, as it was imported before tfdist"
+# oneDNN is chosen if its time of a step is below this fraction of the time without it.
+_CLEARLY_FASTER = 0.95
+_SECONDS = 120.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether TensorFlow uses oneDNN in this process, and the reason, for the log."""
+
+    enabled: bool
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Processor:
+    """What /proc/cpuinfo says of the first processor; all empty where there is no such file."""
+
+    vendor: str = ""
+    family: str = ""
+    name: str = ""
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def on_by_default(self) -> bool:
+        """Whether TensorFlow uses oneDNN here without being told."""
+        return bool(self.flags & _ON_BY_DEFAULT)
+
+
+_chosen: Choice | None = None
+
+
+def read_processor(text: str | None = None) -> Processor:
+    """Returns the processor that `text`, the content of /proc/cpuinfo, describes; None: of this machine."""
+    if text is None:
+        try:
+            text = Path("/proc/cpuinfo").read_text()
+        except OSError:
+            return Processor()
+    facts: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    return Processor(
+        vendor=facts.get("vendor_id", ""),
+        family=facts.get("cpu family", ""),
+        name=facts.get("model name", ""),
+        flags=frozenset(facts.get("flags", "").split()),
+    )
+
+
+def choose(env: MutableMapping[str, str], workdir: Path | None = None, *, measure: bool = False) -> Choice:
+    """Sets TF_ENABLE_ONEDNN_OPTS in `env`, unless the user has set it or TensorFlow has read it already.
+
+    Args:
+        env: the environment of this process.
+        workdir: the run that is started here or resumed; a saved choice is kept. None: there is none.
+        measure: measures a processor that is not known, in other processes, and keeps the result in the user's cache.
+            False: it is left to TensorFlow.
+
+    Returns:
+        The choice, which `current` returns from then on.
+    """
+    global _chosen
+    if "tensorflow.python" in sys.modules:
+        return current(env)
+    if _chosen is not None and workdir is None:
+        return _chosen
+    made = _chosen is not None and env.get(VARIABLE) == str(int(_chosen.enabled))  # Not the user's.
+    processor = read_processor()
+    saved = _saved(workdir, processor)
+    if VARIABLE in env and not made:
+        choice = Choice(_is_true(env[VARIABLE]), f"{VARIABLE}={env[VARIABLE]}")
+        if saved is not None and saved.enabled != choice.enabled:
+            choice = dataclasses.replace(choice, reason=f"{choice.reason}, unlike before: results differ in last bits")
+    else:
+        choice = saved or _of(processor, measure)
+        if choice.enabled != processor.on_by_default:
+            env[VARIABLE] = str(int(choice.enabled))
+        elif made:
+            del env[VARIABLE]
+    _chosen = choice
+    return choice
+
+
+def current(env: MutableMapping[str, str]) -> Choice:
+    """Returns what TensorFlow does in this process: what was chosen, or what it found when it was imported."""
+    if _chosen is not None:
+        return _chosen
+    if VARIABLE in env:
+        return Choice(_is_true(env[VARIABLE]), f"{VARIABLE}={env[VARIABLE]}")
+    return Choice(read_processor().on_by_default, _LATE)
+
+
+def describe(choice: Choice) -> str:
+    """Returns the line of the log."""
+    return f"oneDNN {'on' if choice.enabled else 'off'}: {choice.reason}; {VARIABLE}=0 or 1 in the environment decides"
+
+
+def advice(choice: Choice) -> str:
+    """Returns what the user should be told at the start; "" if there is nothing."""
+    if choice.enabled or choice.reason != _LATE or not _of(read_processor(), measure=False).enabled:
+        return ""
+    return (
+        "TensorFlow was imported before tfdist, so without oneDNN, which is faster on this processor: import tfdist "
+        f"first, or set {VARIABLE}=1"
+    )
+
+
+def _is_true(value: str) -> bool:
+    return value.strip().lower() in ("1", "true")
+
+
+def _saved(workdir: Path | None, processor: Processor) -> Choice | None:
+    """Returns the choice of the run in `workdir`; None if there is none."""
+    if workdir is None:
+        return None
+    try:
+        found = json.loads((workdir / ENVIRONMENT).read_text())
+        entry = found.get(ENTRY)
+    except (OSError, ValueError, AttributeError):  # A damaged file is reported when it is written again.
+        return None
+    if not isinstance(entry, dict):  # Saved before there was a choice.
+        return Choice(processor.on_by_default, "TensorFlow's default, as when the run began")
+    return Choice(bool(entry.get("enabled")), "as when the run began")
+
+
+def _of(processor: Processor, measure: bool) -> Choice:
+    """Returns the choice for a new run."""
+    if processor.on_by_default:
+        return Choice(True, "TensorFlow's default on this processor")
+    if platform.machine() != "x86_64" or "avx2" not in processor.flags:
+        return Choice(False, "TensorFlow's default on this processor")
+    if (processor.vendor, processor.family) in _FASTER:
+        return Choice(True, "measured to be faster on processors of this family")
+    times = _times(processor, measure)
+    if times is None:
+        return Choice(False, "TensorFlow's default: this processor was not measured")
+    without, used = times
+    return Choice(used < _CLEARLY_FASTER * without, f"a step took {without:.1f} ms without it, {used:.1f} ms with it")
+
+
+def _times(processor: Processor, measure: bool) -> tuple[float, float] | None:
+    """Returns milliseconds of a step without and with oneDNN, from the user's cache or measured; None: not known."""
+    names = [processor.vendor, processor.family, processor.name, _tensorflow_version()]
+    key = " ".join([*names, os.environ.get("ONEDNN_MAX_CPU_ISA", "")])
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tfdist"
+    path = folder / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return tuple(map(float, json.loads(path.read_text())))
+    if not measure:
+        return None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # Without a cache every start measures.
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Of the workers of a host, one measures.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return tuple(map(float, json.loads(path.read_text())))
+        print("tfdist: measuring once whether oneDNN is faster on this processor (some 15 s)", file=sys.stderr)
+        times = _measure()
+        with contextlib.suppress(OSError):
+            if times is None:
+                return None
+            unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+            unfinished.write_text(json.dumps(times))
+            os.replace(unfinished, path)
+    return times
+
+
+def _tensorflow_version() -> str:
+    import importlib.metadata  # Only here, because it takes long.
+
+    try:
+        return importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:  # Another distribution holds it, such as tf-nightly.
+        return ""
+
+
+def _measure() -> tuple[float, float] | None:
+    """Measures in two processes, one with oneDNN; None if they fail."""
+    times = []
+    for value in ("0", "1"):
+        env = os.environ | {VARIABLE: value, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        command = [sys.executable, "-m", "tfdist.cluster.devices.onednn_step"]
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, timeout=_SECONDS, check=True, text=True)
+            times.append(float(done.stdout))
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return None
+    return times[0], times[1]
