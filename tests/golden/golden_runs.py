@@ -78,6 +78,8 @@ _FLAGS = {
     *("avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_bf16", "amx_fp16", "amx_int8", "asimd", "sve", "sve2", "bf16", "i8mm"),
 }
+# With one of these TensorFlow uses oneDNN by itself.
+_WITH_ONEDNN = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
 _SETTINGS = ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS")
 
 
@@ -93,6 +95,8 @@ def machine_class() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "keras", "numpy")]
     settings = [f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ]
+    if not _WITH_ONEDNN & {*flags}:
+        settings.append("oneDNN as tfdist chooses")
     where = [platform.system(), platform.machine(), vendor, " ".join(flags), f"{cores} cores"]
     return ", ".join([*where, *versions, *settings])
 
