@@ -13,6 +13,9 @@ import sys
 
 # Tool -> (its module, which has define_flags() and main(argv) -> exit code or None; its line in the list).
 TOOLS = {
+    "predict": ("tfdist.tools.saved_runs.predict", "Predict files with the model of a run, on all devices and workers."),
+    "inspect": ("tfdist.tools.saved_runs.inspection", "Show what a run gets wrong: pictures, confusion matrix, classes."),
+    "export": ("tfdist.tools.saved_runs.export", "Write the model of a run as a SavedModel, ONNX, TFLite and others."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
@@ -25,9 +28,12 @@ TOOLS = {
         "tfdist.configs.laboratory.trajectories",
         "Plot the parameters of a linear model during training.",
     ),
-    "mistakes": ("tfdist.configs.laboratory.mistakes", "Show what the usual mistakes of data-parallel training do."),
+    "parallel_mistakes": (
+        "tfdist.configs.laboratory.parallel_mistakes",
+        "Show what the usual mistakes of data-parallel training do.",
+    ),
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
-    "plot": ("tfdist.tools.plot", "Draw curves of one or several runs, or scaling studies."),
+    "plot": ("tfdist.tools.saved_runs.plot", "Draw curves of one or several runs, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
     "asynchronous": (
         "tfdist.configs.laboratory.parameter_server.command",
@@ -37,9 +43,12 @@ TOOLS = {
 # Training: name -> (the module that is run, its line in the list).
 TRAINING = {
     "train": ("tfdist.main", "Train or evaluate the model of a config: python -m tfdist.main."),
+    "evaluate": ("tfdist.main", "Evaluate a run: tfdist evaluate runs/x [--checkpoint=best]."),
     "run": ("tfdist.run", "Run an unchanged Keras script on all workers: python -m tfdist.run."),
     "launch": ("tfdist.launch.__main__", "Train with several workers on this machine: python -m tfdist.launch."),
 }
+# Old name -> new name; the old one works until the next release.
+RENAMED = {"mistakes": "parallel_mistakes"}
 _BEGIN = (
     "  $ tfdist train digits       trains a small network on images that come with it, in half a minute",
     "  $ tfdist run my_script.py   trains with a Keras script of yours, unchanged",
@@ -58,11 +67,16 @@ def main() -> None:
         return
     if os.getcwd() not in sys.path:  # As `python -m`: modules of the user are there.
         sys.path.insert(0, os.getcwd())
+    if name in RENAMED:
+        new = RENAMED[name]
+        print(f"tfdist: tfdist {name} is now tfdist {new}; the next release removes the old name.", file=sys.stderr)
+        name = new
     commands = [*TRAINING, *TOOLS, "completion"]
     if name not in commands:
         near = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
         hint = f"Nearest: {near[0]}. " if near else ""
         sys.exit(f"tfdist: there is no command {name!r}. {hint}The commands: {', '.join(commands)}.")
+    arguments += ["--mode=eval"] if name == "evaluate" else []
     sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.
     if name == "completion":
         from tfdist.tools import completion
@@ -90,12 +104,12 @@ def main() -> None:
 
 def overview() -> str:
     """The list of commands, one line each."""
-    training, tools = ([f"  {name:<13} {line}" for name, (_, line) in each.items()] for each in (TRAINING, TOOLS))
+    training, tools = ([f"  {name:<18} {line}" for name, (_, line) in each.items()] for each in (TRAINING, TOOLS))
     return "\n".join(
         [
             *("usage: python -m tfdist COMMAND [flags]", "", "to begin:", *_BEGIN, ""),
             *("training:", *training, "", "tools:", *tools),
-            *("  completion    Complete commands, flags, configs and fields in bash and zsh.", ""),
+            *("  completion         Complete commands, flags, configs and fields in bash and zsh.", ""),
             "python -m tfdist COMMAND --help shows the flags of a command.",
         ]
     )

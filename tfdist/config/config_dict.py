@@ -25,6 +25,11 @@ def to_config(value: Any) -> Any:
     return _section(schema.Config, value.to_dict(), "config")
 
 
+def from_saved(saved: dict[str, Any]) -> schema.Config:
+    """Returns the config whose fields are those of config.json; raises ValueError as `to_config`."""
+    return _section(schema.Config, saved, "config")
+
+
 def _section(kind: type, items: dict[str, Any], name: str) -> Any:
     hints = typing.get_type_hints(kind)
     unknown = [key for key in items if key not in hints]

@@ -19,7 +19,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from tfdist import configs
-from tfdist.config import config_dict, schema
+from tfdist.config import config_dict, saved_run, schema
 from tfdist.config.command_line import flag_errors, flag_help, spec_arguments
 
 NONE_WORDS = ("none", "None")
@@ -96,7 +96,8 @@ def define_config() -> flags.FlagHolder:
     load = parser.parse
 
     def parse_path(path: str) -> Any:
-        config = config_dict.to_config(load(path))  # Overrides see a `schema.Config` only.
+        # Overrides see a `schema.Config` only.
+        config = saved_run.load(path) if path.endswith(".json") else config_dict.to_config(load(path))
         spec_arguments.add_missing(config, spec_arguments.overrides(sys.argv))
         return config
 
@@ -134,7 +135,7 @@ def run(
     """
     sys.argv[1:] = with_config_flag(sys.argv[1:])
     if path := flag_errors.config_path(sys.argv):  # A config may name a module beside it, however it is started.
-        sys.path.append(os.path.dirname(os.path.abspath(path.partition(":")[0])))
+        sys.path += saved_run.import_folders(path.partition(":")[0])
     if flag_help.is_requested(sys.argv):
         print(flag_help.text(purpose, usage, RUN_FLAGS))
         path = flag_errors.config_path(sys.argv)
@@ -148,8 +149,10 @@ def run(
 def with_config_flag(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with `--config=` before a config that is given without it: `configs/digits.py`, `digits`.
 
-    A file that does not exist becomes that of the shipped config, if there is one.
+    A file that does not exist becomes that of the shipped config, if there is one; the workdir of a run becomes its
+    saved config. `--epochs=5` is `--config.train.epochs=5`, in the place of a number of steps.
     """
+    arguments = _with_long_epochs(arguments)
     if path := flag_errors.config_path(["", *arguments]):
         found = configs.find(path)
         return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in arguments]
@@ -157,7 +160,20 @@ def with_config_flag(arguments: Sequence[str]) -> list[str]:
         named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
         if named and not (index and _takes_a_value(arguments[index - 1])):
             return [*arguments[:index], f"--config={configs.find(word)}", *arguments[index + 1 :]]
-    return list(arguments)
+    if "config" not in flags.FLAGS:
+        return list(arguments)
+    free = [word for word, before in zip(arguments, ["", *arguments], strict=False) if not _takes_a_value(before)]
+    return saved_run.with_flags(arguments, free, trains="allow_config_changes" in flags.FLAGS)
+
+
+def _with_long_epochs(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with the fields that `--epochs=5` stands for in commands with a config."""
+    found = []
+    for word in arguments:
+        match = re.fullmatch(r"--?epochs=(.+)", word)
+        short = match and "config" in flags.FLAGS and "epochs" not in flags.FLAGS
+        found += [f"--config.train.epochs={match[1]}", "--config.train.steps=none"] if short else [word]
+    return found
 
 
 def _takes_a_value(word: str) -> bool:

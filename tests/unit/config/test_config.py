@@ -385,7 +385,7 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing --config: give a config file, such as --config=configs/digits.py"),
+        ([], "Missing --config: give a config file, such as configs/digits.py, or the workdir of a run"),
         (["--config="], "Missing --config: give a config file"),
         (["--config"], "Missing --config: give a config file"),
         (["--confg=base.py"], "There is no flag --confg. Did you mean --config? "),

@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from tfdist import configs
-from tfdist.config import config_dict, diff, schema, user_code
+from tfdist.config import config_dict, diff, saved_run, schema, user_code
 from tfdist.config.command_line import flag_help, spec_arguments
 
 _OVERRIDE = re.compile(r"(no)?config\.")
@@ -81,7 +81,7 @@ def check_file(argv: Sequence[str]) -> None:
         sys.exit(f"--config is given {len(given)} times: give one config file. Received: {' '.join(given)}")
     path = config_path(argv)
     if not path:
-        sys.exit("Missing --config: give a config file, such as --config=configs/digits.py")
+        sys.exit("Missing --config: give a config file, such as configs/digits.py, or the workdir of a run.")
     problem = file_problem(path)
     if problem:
         sys.exit(problem)
@@ -102,6 +102,8 @@ def file_problem(path: str) -> str:
 def load(path: str) -> Any:
     """Returns the config of `path`, the value of --config, without the fields that the command line overrides."""
     file, _, argument = path.partition(":")
+    if file.endswith(".json"):
+        return saved_run.load(file)
     return config_dict.to_config(runpy.run_path(file)["get_config"](*filter(None, [argument])))
 
 
@@ -112,7 +114,7 @@ def explain(argv: Sequence[str]) -> None:
     try:
         config = load(path)
     except Exception as error:
-        sys.exit(f"--config={path}: {_explain_file(error)}")
+        sys.exit(str(error) if file.endswith(".json") else f"--config={path}: {_explain_file(error)}")
     spec_arguments.add_missing(config, spec_arguments.overrides(argv))
     for name in spec_arguments.overrides(argv):
         _check_field(config, name, file)

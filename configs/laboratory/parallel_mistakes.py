@@ -1,4 +1,4 @@
-"""Trains with the usual mistakes of data-parallel training, next to the right run: `python -m tfdist mistakes`.
+"""Trains with the usual mistakes of data-parallel training beside the right run: `python -m tfdist parallel_mistakes`.
 
 A small network learns the digits of the package on connected workers, in seconds, once right and once with each
 mistake: no broadcast, no averaging, the sum of gradients divided by a worker's own batch, an unseeded shuffle, batch
@@ -140,7 +140,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("workers", 4, "The number of workers.", lower_bound=2)
     flags.DEFINE_integer("epochs", 12, "Epochs of each training.", lower_bound=1)
     flags.DEFINE_enum("by", "auto", ["auto", "processes", "slurm"], "What a worker is: a process, or a Slurm task.")
-    flags.DEFINE_string("workdir", "runs/mistakes", "Directory of the results.")
+    flags.DEFINE_string("workdir", "runs/parallel_mistakes", "Directory of the results.")
 
 
 def main(argv: list[str]) -> None:
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
     chosen = recipes(values.workers, values.epochs, problem.num_examples)
     print(f"{len(chosen)} trainings on {values.workers} workers by {backend} ...", flush=True)
     found = by_hand.run_workers(
-        {"target": "tfdist.configs.laboratory.mistakes:digits"},
+        {"target": "tfdist.configs.laboratory.parallel_mistakes:digits"},
         chosen,
         workers=values.workers,
         backend=backend,
@@ -162,15 +162,15 @@ def main(argv: list[str]) -> None:
     )
     table = rows(found, chosen, problem.num_examples)
     print(tables.text(HEADER, table))
-    tables.write_csv(workdir / "mistakes.csv", HEADER, table)
-    print(workdir / "mistakes.csv")
+    tables.write_csv(workdir / "parallel_mistakes.csv", HEADER, table)
+    print(workdir / "parallel_mistakes.csv")
     tests = {name: [each["test"] for each in workers] for name, workers in found.items()}
     caption = (
         f"A perceptron with {_HIDDEN} hidden units on {problem.num_examples:,} digits, sorted by class as in folders; "
         f"{values.workers} workers, batch {_BATCH} and learning rate {_RATE} for each, {values.epochs} epochs, "
         f"{measure.machine()}"
     )
-    print(style.save(workdir / "mistakes", lambda: draw(tests, table, caption=caption)))
+    print(style.save(workdir / "parallel_mistakes", lambda: draw(tests, table, caption=caption)))
 
 
 def draw(tests: Mapping[str, Sequence[np.ndarray]], table: Sequence[tuple], *, caption: str) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.configs.laboratory import by_hand, mistakes
+from tfdist.configs.laboratory import by_hand, parallel_mistakes
 from tfdist.tools.pictures import style
 
 WORKERS = 4
@@ -16,7 +16,7 @@ WORKERS = 4
 
 @pytest.fixture(scope="module")
 def problem():
-    return mistakes.digits()
+    return parallel_mistakes.digits()
 
 
 def train(problem, recipe, workers=WORKERS):
@@ -51,12 +51,12 @@ def test_the_gradient_by_hand_is_the_derivative(problem):
 
 
 def test_the_right_training_is_that_of_one_worker_and_each_mistake_is_worse(problem, tmp_path):
-    chosen = mistakes.recipes(WORKERS, 4, problem.num_examples)
-    assert [recipe.name for recipe in chosen] == ["right", *mistakes.TITLES]
+    chosen = parallel_mistakes.recipes(WORKERS, 4, problem.num_examples)
+    assert [recipe.name for recipe in chosen] == ["right", *parallel_mistakes.TITLES]
     found = {recipe.name: train(problem, recipe) for recipe in chosen}
     alone = by_hand.train(problem, chosen[0])
     np.testing.assert_allclose(found["right"][3]["weights"], alone["weights"], atol=1e-9)
-    table = {row[0]: row[1:] for row in mistakes.rows(found, chosen, problem.num_examples)}
+    table = {row[0]: row[1:] for row in parallel_mistakes.rows(found, chosen, problem.num_examples)}
     right = table["right"]
     assert right[0] > 0.85 and right[2] == 0 and right[3] == 0
     assert table["no broadcast"][2] > 0.1 and table["no average"][2] > 0.1
@@ -65,20 +65,30 @@ def test_the_right_training_is_that_of_one_worker_and_each_mistake_is_worse(prob
         assert table[name][0] < right[0] - 0.02, (name, table)
     pytest.importorskip("matplotlib")
     tests = {name: [each["test"] for each in workers] for name, workers in found.items()}
-    rows = mistakes.rows(found, chosen, problem.num_examples)
-    style.save(tmp_path / "x", lambda: mistakes.draw(tests, rows, caption="made up"))
+    rows = parallel_mistakes.rows(found, chosen, problem.num_examples)
+    style.save(tmp_path / "x", lambda: parallel_mistakes.draw(tests, rows, caption="made up"))
     text = (tmp_path / "x.svg").read_text()
-    assert all(words in text for words in [*mistakes.TITLES, "worker 3", "of the examples not seen in an epoch"])
+    assert all(
+        words in text for words in [*parallel_mistakes.TITLES, "worker 3", "of the examples not seen in an epoch"]
+    )
 
 
 @pytest.mark.slow
 def test_the_command_trains_on_connected_workers(tmp_path):
-    command = [sys.executable, "-m", "tfdist", "mistakes", "--workers=2", "--epochs=1", f"--workdir={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "tfdist",
+        "parallel_mistakes",
+        "--workers=2",
+        "--epochs=1",
+        f"--workdir={tmp_path}",
+    ]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in ["right", *mistakes.TITLES])
+    assert all(name in done.stdout for name in ["right", *parallel_mistakes.TITLES])
     with (
         np.load(tmp_path / "workers" / "right-0.npz") as first,
         np.load(tmp_path / "workers" / "right-1.npz") as second,

@@ -1,0 +1,89 @@
+"""The workdir of a run in the place of its config: `tfdist train runs/digits`. Imports no TensorFlow."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.config import config_dict, schema
+
+FILE = "config.json"
+_FIT = re.compile(r"fit(\d+)$")
+
+
+def workdirs(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the workdirs at `path`: itself, or those of the calls of `fit` of a script, in order; [] without a run."""
+    path = Path(path).expanduser()
+    if (path / FILE).is_file():
+        return [path]
+    found = [each for each in path.glob("fit*") if _FIT.match(each.name) and (each / FILE).is_file()]
+    return sorted(found, key=lambda each: int(_FIT.match(each.name)[1]))
+
+
+def load(path: str | os.PathLike[str]) -> schema.Config:
+    """Returns the config that a run has saved in its workdir.
+
+    Args:
+        path: of config.json.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged, or a script made the run.
+    """
+    try:
+        saved = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): start with the config file instead.") from None
+    if "target" not in saved.get("model", {}):
+        command = _environment(path).get("command", [])
+        again = f": {shlex.join(command)}" if command else "."
+        raise ValueError(
+            f"{Path(path).parent} is the workdir of a script, which has model and data itself. Run the script again to "
+            f"resume; for more epochs, change its number of epochs{again}"
+        )
+    return config_dict.from_saved(saved)
+
+
+def import_folders(path: str) -> list[str]:
+    """Returns where the modules that a config names were found: the folder of the file, and where the run started."""
+    if not path.endswith(".json"):
+        return [os.path.dirname(os.path.abspath(path))]
+    environment = _environment(path)
+    started = environment.get("directory", "")
+    files = (word.removeprefix("--config=").partition(":")[0] for word in environment.get("command", [])[1:])
+    folders = [started, *(os.path.dirname(os.path.join(started, word)) for word in files if word.endswith(".py"))]
+    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+
+
+def with_flags(words: Sequence[str], free: Sequence[str], *, trains: bool) -> list[str]:
+    """Returns the arguments of a command with flags in the place of the workdir of a run, if one is among them.
+
+    Exits with a message if a folder is among them that has no run.
+
+    Args:
+        words: the arguments.
+        free: those of them that are no value of a flag.
+        trains: whether the command trains in the workdir. The saved config is then the start, and every difference
+            from it was typed now.
+    """
+    place = next((index for index, word in enumerate(words) if word in free and os.path.isdir(word)), None)
+    if place is None:
+        return list(words)
+    found = workdirs(words[place])
+    if not found:
+        sys.exit(f"{words[place]} is a folder without a run: it has no {FILE}. Give a config file, or a run's workdir.")
+    flags = [f"--config={found[-1] / FILE}"]
+    if trains:
+        flags += [f"--workdir={found[-1]}", "--allow_config_changes"]
+    return [*words[:place], *flags, *words[place + 1 :]]
+
+
+def _environment(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        return json.loads(Path(path).with_name("environment.json").read_text())
+    except (OSError, ValueError):
+        return {}

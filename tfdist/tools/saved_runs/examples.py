@@ -1,0 +1,166 @@
+"""Files to predict as a source of examples: images, .npy and .npz arrays, tables."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
+ARRAYS, TABLES = (".npz", ".npy"), (".csv", ".tsv")
+_PARALLEL_IMAGES = 16
+
+
+class ImageFiles:
+    """Image files of any size, scaled to one size. `labels`: int64 [n], -1 where the folder is no class; or None."""
+
+    def __init__(self, files: Sequence[Path], shape: tuple[int, int, int], dtype: tf.DType, classes: Sequence[str]):
+        self.names = [str(file) for file in files]
+        self._shape, self._dtype = shape, dtype
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
+        self.labels = labels if (labels >= 0).any() else None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], as {"image": [n, h, w, c], "label": int64 [n]}."""
+        images = tf.map_fn(
+            lambda path: self._decode(tf.io.read_file(path)),
+            tf.gather(self.names, ids),
+            fn_output_signature=tf.TensorSpec(self._shape, tf.uint8),
+            parallel_iterations=_PARALLEL_IMAGES,
+        )
+        labels = tf.zeros_like(ids) if self.labels is None else tf.maximum(tf.gather(self.labels, ids), 0)
+        return {"image": tf.cast(images, self._dtype), "label": labels}
+
+    def find_damage(self) -> str:
+        """Returns a sentence about the first file that cannot be decoded; "": there is none."""
+        for name in self.names:
+            try:
+                self._decode(tf.io.read_file(name))
+            except tf.errors.OpError as error:
+                return f"{name} cannot be read: {error.message.splitlines()[0][:200]}"
+        return ""
+
+    def _decode(self, content: tf.Tensor) -> tf.Tensor:
+        image = tf.io.decode_image(content, channels=self._shape[-1], expand_animations=False)
+        image = tf.ensure_shape(image, [None, None, self._shape[-1]])
+
+        def scaled() -> tf.Tensor:
+            smooth = tf.image.resize(image, self._shape[:2], antialias=True)
+            return tf.saturate_cast(tf.round(smooth), tf.uint8)
+
+        fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
+        return tf.ensure_shape(tf.cond(fits, lambda: image, scaled), self._shape)
+
+
+class Rows:
+    """Rows of an array; see `ImageFiles`."""
+
+    def __init__(self, columns: Mapping[str, np.ndarray], labels: np.ndarray | None = None):
+        self._columns, self.labels = dict(columns), labels
+        self.names = [str(row) for row in range(len(next(iter(columns.values()))))]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the rows `ids`, int64 [n], with "label", int64 [n]."""
+        labels = tf.zeros_like(ids) if self.labels is None else tf.gather(self.labels, ids)
+        return {"label": labels} | {name: tf.gather(values, ids) for name, values in self._columns.items()}
+
+    def find_damage(self) -> str:
+        """Returns "": rows are in memory."""
+        return ""
+
+
+def find(words: Sequence[str]) -> tuple[str, list[Path]]:
+    """Returns the kind of the files that `words` name, "images", "arrays" or "table", and the files.
+
+    Args:
+        words: files, or folders whose images are taken, those in folders below too.
+
+    Raises:
+        ValueError: there are none, or they are of several kinds.
+    """
+    found: list[Path] = []
+    for word in words:
+        path = Path(word).expanduser()
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in IMAGES and each.is_file())
+            if not inside:
+                raise ValueError(f"{word} is a folder without images ({', '.join(IMAGES)}).")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ValueError(f"There is no file or folder {os.path.abspath(path)}.")
+    suffixes = {path.suffix.lower() for path in found}
+    for kind, known in (("images", IMAGES), ("arrays", ARRAYS), ("table", TABLES)):
+        if suffixes <= {*known}:
+            if kind != "images" and len(found) > 1:
+                raise ValueError(f"Give one file of this kind. Received: {', '.join(map(str, found[:3]))}")
+            return kind, found
+    raise ValueError(
+        f"Files must be images ({', '.join(IMAGES)}), or one array ({', '.join(ARRAYS)}), or one table "
+        f"({', '.join(TABLES)}). Received: {', '.join(sorted(suffixes))}"
+    )
+
+
+def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.ndarray:
+    """Returns the array of a .npy file, or that of a .npz file which is named `key` or the only one that fits.
+
+    Args:
+        path: the file.
+        key: the key of the model's input.
+        shape: of an example, None where any size fits; None: not known.
+
+    Raises:
+        ValueError: no array fits.
+    """
+    loaded = np.load(path)
+    arrays = {key: loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    fitting = {name: value for name, value in arrays.items() if shape is None or _fits(value.shape[1:], shape)}
+    if key in fitting or len(fitting) == 1:
+        return fitting[key] if key in fitting else next(iter(fitting.values()))
+    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
+    wanted = f"[n, {', '.join('any' if size is None else str(size) for size in shape or ())}]"
+    raise ValueError(f"{path} must have one array {wanted}, or name it {key!r}. It has: {shapes}")
+
+
+def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
+    """Returns the numbers of a table, float32 [rows, columns], and the names of the columns.
+
+    Args:
+        path: a .csv or .tsv file whose first line names the columns.
+        width: the number of columns that the model needs, in this order; None: not known.
+
+    Raises:
+        ValueError: names the first field that is no number, or the table has another number of columns.
+    """
+    with open(path, newline="") as file:
+        header, *lines = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    if width is not None and len(header) != width:
+        raise ValueError(
+            f"{path} has {len(header)} columns, and the model needs {width}: {', '.join(header[:8])}... Write a table "
+            "with the columns of the training in their order, and without the label."
+        )
+    values = np.zeros((len(lines), len(header)), np.float32)
+    for row, line in enumerate(lines):
+        for column, text in enumerate(line):
+            try:
+                values[row, column] = float(text)
+            except ValueError:
+                raise ValueError(f"{path}, line {row + 2}, column {header[column]!r}: {text!r} is no number.") from None
+    return values, header
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[Any]) -> bool:
+    return len(shape) == len(wanted) and all(there is None or have == there for have, there in zip(shape, wanted, strict=True))

@@ -1,0 +1,177 @@
+"""Shows what a run gets wrong: `python -m tfdist inspect RUN [DIR]`.
+
+The examples are those of the evaluation split of the run, or those of DIR, a folder of class folders. Printed is a table
+of the classes; the folder inspect/ of the workdir gets it as classes.csv, the confusion matrix and the most wrong
+images as pictures, and all wrong examples as wrong.csv.
+
+    python -m tfdist inspect runs/digits
+    python -m tfdist inspect runs/cats photos/ --checkpoint=best
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from tfdist.cluster import process_exit
+from tfdist.tools import tables
+from tfdist.tools.pictures import style, wrong
+from tfdist.tools.saved_runs import predict
+from tfdist.tools.saved_runs import saved as saved_lib
+from tfdist.tools.saved_runs.saved import SavedRun
+
+USAGE = "RUN [DIR] [flags]"
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_integer("most", 24, "The number of images in the picture of the most wrong ones.", lower_bound=1)
+    flags.DEFINE_string("out", None, "The folder of the results. Default: inspect in the workdir.")
+    predict.define_model_flags()
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; returns the program's name, the workdir, and the folder if it is given."""
+    return predict.parse(argv, 1, "inspect RUN [DIR]")
+
+
+def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Returns the model's outputs and the labels of the evaluation split, and its source. Collective.
+
+    Raises:
+        ValueError: the run has no evaluation split, or only an input pipeline of its own.
+    """
+    from tfdist.data import inputs
+    from tfdist.tools.saved_runs import outputs, weights
+
+    if saved.config is None:
+        raise ValueError(
+            f"{saved.workdir} is the run of a script, which has its data itself: give a folder of class folders, as "
+            "tfdist inspect RUN DIR."
+        )
+    split = saved.config.data.evaluation_split
+    if split is None:
+        raise ValueError("The run has no evaluation split (config.data.evaluation_split=None): give a folder.")
+    source = inputs.open_source(saved.config, split)
+    if not hasattr(source, "read"):
+        raise ValueError("The source of the run is a tf.data.Dataset without access to an example: give a folder.")
+    model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
+    prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
+    found, columns = outputs.compute(
+        cluster,
+        predict.caller(saved, model),
+        source,
+        prepare,
+        batch=predict.batch_size(saved),
+        keep=(saved.labels,),
+    )
+    labels = columns.get(saved.labels)
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"The examples have no class numbers [n] with the key {saved.labels!r}: nothing to compare.")
+    return found, labels.astype(np.int64), source
+
+
+def run(workdir: str, words: Sequence[str]) -> int:
+    """Computes, prints and writes; returns the exit code."""
+    from tfdist.cluster import cluster as cluster_lib
+    from tfdist.tools.saved_runs import meaning
+
+    saved = saved_lib.open_run(workdir)
+    cluster = predict.connect(saved)
+    if words:
+        found, source = predict.outputs_of_files(saved, cluster, words)
+        if source.labels is None:
+            raise ValueError(f"No folder of {words[0]} has the name of a class: {', '.join(saved.classes) or 'unknown'}.")
+        labels = source.labels
+    else:
+        found, labels, source = outputs_of_split(saved, cluster)
+    if found.ndim != 2 or labels.max() >= max(2, found.shape[1]):
+        raise ValueError(f"The model is no classifier of these labels: its outputs are {list(found.shape)}.")
+    if cluster.is_chief:
+        known = np.flatnonzero(labels >= 0)
+        probability = meaning.probabilities(found)
+        classes = meaning.class_names(saved.classes, probability.shape[1])
+        out = Path(flags.FLAGS.out or saved.workdir / "inspect").expanduser()
+        out.mkdir(parents=True, exist_ok=True)
+        write(out, saved, source, known, probability, labels, classes)
+    cluster_lib.leave(cluster)
+    return 0
+
+
+def write(
+    out: Path,
+    saved: SavedRun,
+    source: Any,
+    known: np.ndarray,
+    probability: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+) -> None:
+    """Prints the table of the classes, and writes the files.
+
+    Args:
+        out: their folder.
+        saved: the run.
+        source: of the examples, which reads images.
+        known: numbers of the examples whose label is known.
+        probability: of each class, float64 [examples, classes].
+        labels: int64 [examples].
+        classes: their names.
+    """
+    from tfdist.tools.saved_runs import meaning
+
+    probability, labels = probability[known], labels[known]
+    matrix = meaning.confusion(labels, probability.argmax(1), len(classes))
+    header, rows = meaning.per_class(matrix, classes)
+    print(tables.text(header, rows))
+    right = int(np.trace(matrix))
+    print(f"accuracy {right / len(labels):.4f}: {right:,} of {len(labels):,} examples")
+    tables.write_csv(out / "classes.csv", header, rows)
+    all_wrong = meaning.most_wrong(probability, labels, len(labels))
+    names = getattr(source, "names", None)
+    listed = [
+        [
+            names[known[row]] if names else int(known[row]),
+            classes[labels[row]],
+            classes[probability[row].argmax()],
+            float(probability[row].max()),
+            float(probability[row, labels[row]]),
+        ]
+        for row in all_wrong
+    ]
+    tables.write_csv(out / "wrong.csv", ("example", "label", "class", "probability", "p(label)"), listed)
+    print(f"{out / 'classes.csv'}, wrong.csv")
+    title = f"{saved.workdir.name}: {right / len(labels):.2%} of {len(labels):,} examples are right"
+    print(style.save(out / "confusion", lambda: wrong.draw_confusion(matrix, classes, title)))
+    images = read_images(source, known[all_wrong[: flags.FLAGS.most]])
+    if images is None or not len(images):
+        print("no picture of wrong examples: " + ("all are right" if not len(all_wrong) else "they are no images"))
+        return
+    captions = [(row[1], row[2], row[3]) for row in listed[: len(images)]]
+    title = f"{saved.workdir.name}: the most wrong of {len(all_wrong):,} wrong examples"
+    print(style.save(out / "wrong", lambda: wrong.draw_wrong(images, captions, title)))
+
+
+def read_images(source: Any, numbers: np.ndarray) -> np.ndarray | None:
+    """Returns the images of these examples, [n, h, w, c] in 0 to 1; None: the examples are no images."""
+    import tensorflow as tf
+
+    if not len(numbers):
+        return np.zeros((0, 1, 1, 1))
+    batch = next(iter(tf.data.Dataset.from_tensors(np.asarray(numbers, np.int64)).map(source.read)))
+    image = batch.get("image")
+    if image is None or image.shape.rank != 4 or image.shape[-1] not in (1, 3):
+        return None
+    values = image.numpy().astype(np.float64)
+    if image.dtype == tf.uint8 and values.max() > 16:
+        return values / 255
+    low, high = values.min(), values.max()
+    return (values - low) / max(high - low, 1e-12)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command after its flags are parsed, and exits the process."""
+    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]))

@@ -1,0 +1,239 @@
+"""Predicts with the model of a run, on all devices and workers: `python -m tfdist predict RUN FILES`.
+
+RUN is the workdir of a run. FILES are images, or folders of images; one .npy or .npz file; or one .csv file with the
+columns of the training. They are prepared as in an evaluation of the run.
+
+    python -m tfdist predict runs/cats photos/ --out=cats.csv
+    srun python -m tfdist predict runs/cats photos/ --out=cats.csv --checkpoint=best
+
+The table has the class and its probability for each file; --out writes it with the probabilities of all classes. Images
+in a folder with the name of a class count as examples of this class: the accuracy is printed, too.
+"""
+
+import collections
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from tfdist import config as config_lib
+from tfdist.cluster import process_exit
+from tfdist.config import flags as config_flags
+from tfdist.tools import tables
+from tfdist.tools.saved_runs import saved as saved_lib
+from tfdist.tools.saved_runs.saved import SavedRun
+
+USAGE = "RUN FILES... [flags]"
+# Rows that are printed; the file has all.
+_SHOWN = 20
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_string("out", None, "The CSV file with all predictions.")
+    define_model_flags()
+
+
+def define_model_flags() -> None:
+    """Defines the flags of the commands that call the model of a run."""
+    flags.DEFINE_string("checkpoint", "newest", 'The weights: "newest", "best" or a step.')
+    flags.DEFINE_integer("batch_size", None, "Examples of a step over all replicas. Default: as in the run's evaluation.")
+    flags.DEFINE_integer("gpus", None, "GPUs of each worker; 0: the CPU. Default: all.", lower_bound=0)
+
+
+def parse(argv: list[str], least: int = 2, form: str = "predict RUN FILES...") -> list[str]:
+    """Parses the command line; returns the program's name, the workdir, and the other words."""
+    rest = config_flags.parse_words(argv)
+    if len(rest) <= least:
+        sys.exit(f"tfdist {form.split()[0]}: give the workdir of a run and what follows: tfdist {form}")
+    return rest
+
+
+def cluster_options(saved: SavedRun) -> config_lib.ClusterOptions:
+    """Returns the options of the run for its workers, with the GPUs of the command line."""
+    options = config_lib.ClusterOptions() if saved.config is None else saved.config.cluster
+    if flags.FLAGS.gpus is not None:
+        options.gpus = flags.FLAGS.gpus
+    return options
+
+
+def connect(saved: SavedRun) -> Any:
+    """Connects the workers of this command; returns the `Cluster`."""
+    from tfdist.cluster import strategy
+
+    must_match = {"the workdir": str(saved.workdir), "--checkpoint": flags.FLAGS.checkpoint}
+    return strategy.connect(strategy.plan(cluster_options(saved)), must_match=must_match)
+
+
+def batch_size(saved: SavedRun) -> int:
+    """Returns the examples of a step over all replicas."""
+    data = config_lib.Data() if saved.config is None else saved.config.data
+    return flags.FLAGS.batch_size or data.evaluation_batch_size or data.batch_size
+
+
+def caller(saved: SavedRun, model: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """Returns call(batch) -> the outputs of `model` for the prepared batch."""
+    key = saved.input_key()
+    return lambda batch: model(batch[key], training=False)
+
+
+def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
+    """Opens the files that `words` name as a source, with `names`, `labels` and `find_damage()`.
+
+    Raises:
+        ValueError: they do not fit the model.
+    """
+    import tensorflow as tf
+
+    from tfdist.tools.saved_runs import examples, weights
+
+    key, (kind, files) = saved.input_key(), examples.find(words)
+    shape = weights.input_shape(model)
+    if kind == "arrays":
+        stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
+        return examples.Rows({key: examples.read_array(files[0], key, stored)})
+    if kind == "table":
+        width = shape[0] if shape is not None and len(shape) == 1 else None
+        return examples.Rows({key: examples.read_table(files[0], width)[0]})
+    size = image_shape(saved, shape)
+    dtype = tf.uint8 if saved.config is not None else tf.float32
+    return examples.ImageFiles(files, size, dtype, saved.classes)
+
+
+def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None) -> tuple[int, int, int]:
+    """Returns (height, width, channels) of an image as the source of the run returns it.
+
+    Args:
+        saved: the run.
+        of_model: the shape of an example of the model's input.
+
+    Raises:
+        ValueError: the size is not known.
+    """
+    data = config_lib.Data() if saved.config is None else saved.config.data
+    prepared = saved.about.get("prepared", {}).get(saved.input_key(), {}).get("shape") or of_model or ()
+    size = data.source.get("size") or data.prepare.get("resize") or prepared[:2]
+    if len(prepared) != 3 or len(size) != 2 or None in (*size, prepared[2]):
+        raise ValueError(
+            f"The model of {saved.workdir} takes examples of shape {list(prepared)}, and not images: give a .npz file "
+            "or a table."
+        )
+    return int(size[0]), int(size[1]), int(data.source.get("channels", prepared[2]))
+
+
+def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tuple[np.ndarray, Any]:
+    """Returns the model's outputs [n, ...] for files, and their source. Collective.
+
+    Raises:
+        ValueError: a file cannot be read, or does not fit the model.
+    """
+    import tensorflow as tf
+
+    from tfdist.tools.saved_runs import outputs, weights
+
+    model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
+    source = open_examples(saved, model, words)
+    prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
+    name = "images" if hasattr(source, "IMAGES") else "examples"
+    try:
+        found, _ = outputs.compute(
+            cluster, caller(saved, model), source, prepare, batch=min(batch_size(saved), len(source)), name=name
+        )
+    except tf.errors.OpError:
+        damage = source.find_damage()
+        if damage:
+            raise ValueError(damage) from None
+        raise
+    return found, source
+
+
+def is_classifier(saved: SavedRun, outputs: np.ndarray) -> bool:
+    """Returns whether outputs [n, ...] are those of classes: the run names classes, or counts them."""
+    if outputs.ndim != 2:
+        return False
+    if saved.config is None:
+        return bool(saved.classes)
+    counts = "num_classes" in saved.config.model or str(saved.config.objective["target"]).endswith(":classification")
+    return bool(saved.classes) or counts
+
+
+def table(
+    names: Sequence[str], outputs: np.ndarray, classes: Sequence[str] | None, first: str
+) -> tuple[list[str], list[list[Any]]]:
+    """Returns the header and the rows of a table of predictions.
+
+    Args:
+        names: of the examples.
+        outputs: [n, ...]; those of a classifier if `classes` is given.
+        classes: their names; None: the outputs are numbers.
+        first: the heading of the names.
+    """
+    from tfdist.tools.saved_runs import meaning
+
+    if classes is None:
+        flat = outputs.reshape(len(outputs), -1)
+        header = [first, *(f"output_{number}" for number in range(flat.shape[1]))]
+        return header, [[name, *row] for name, row in zip(names, flat.tolist(), strict=True)]
+    probability = meaning.probabilities(outputs)
+    chosen = probability.argmax(1)
+    header = [first, "class", "probability", *(f"p({name})" for name in classes)]
+    rows = [
+        [name, classes[best], float(row[best]), *row.tolist()]
+        for name, best, row in zip(names, chosen, probability, strict=True)
+    ]
+    return header, rows
+
+
+def run(workdir: str, words: Sequence[str]) -> int:
+    """Predicts, prints and writes; returns the exit code."""
+    from tfdist.cluster import cluster as cluster_lib
+    from tfdist.tools.saved_runs import meaning
+
+    saved = saved_lib.open_run(workdir)
+    cluster = connect(saved)
+    outputs, source = outputs_of_files(saved, cluster, words)
+    classes = None
+    if is_classifier(saved, outputs):
+        count = max(2, outputs.shape[1])
+        classes = meaning.class_names(saved.classes, count)
+    first = "row" if source.names[:1] == ["0"] else "file"
+    header, rows = table(source.names, outputs, classes, first)
+    if cluster.is_chief:
+        show(header, rows, outputs, source.labels, classes)
+        if flags.FLAGS.out:
+            tables.write_csv(Path(flags.FLAGS.out).expanduser(), header, rows)
+            print(flags.FLAGS.out)
+    cluster_lib.leave(cluster)
+    return 0
+
+
+def show(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    outputs: np.ndarray,
+    labels: np.ndarray | None,
+    classes: Sequence[str] | None,
+) -> None:
+    """Prints the first rows, the number of examples of each class, and the accuracy if the labels are known."""
+    width = 3 if classes is not None else 9
+    print(tables.text(header[:width], [row[:width] for row in rows[:_SHOWN]]))
+    if len(rows) > _SHOWN:
+        print(f"... {len(rows) - _SHOWN:,} more; --out=FILE.csv writes all.")
+    if classes is None:
+        return
+    counts = collections.Counter(row[1] for row in rows)
+    print(f"{len(rows):,} examples: {', '.join(f'{count:,} {name}' for name, count in counts.most_common(12))}")
+    if labels is not None:
+        known = labels >= 0
+        chosen = np.array([classes.index(row[1]) for row in rows])
+        right = int((chosen == labels)[known].sum())
+        print(f"accuracy {right / int(known.sum()):.4f}: {right:,} of {int(known.sum()):,}, by the names of the folders")
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command after its flags are parsed, and exits the process."""
+    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]))

@@ -1,0 +1,76 @@
+"""A run as its workdir describes it: config, class names, preparation. Imports no TensorFlow."""
+
+import dataclasses
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfdist import config as config_lib
+from tfdist.config import saved_run, specs
+from tfdist.report import files
+
+MODEL, FINISHED, ABOUT = "model.keras", "finished.json", "data.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A workdir. Runs of scripts hold no model and no preparation that could be built again."""
+
+    workdir: Path
+    # None: a script made the run.
+    config: config_lib.Config | None
+    # What data.json says about the examples: "classes", "columns", "prepared"; {} without the file.
+    about: dict[str, Any]
+
+    @property
+    def classes(self) -> list[str]:
+        """The name of each class in the order of the labels; [] if unknown."""
+        return self.about.get("classes") or []
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of the checkpoints."""
+        return self.workdir / "checkpoints"
+
+    @property
+    def labels(self) -> str:
+        """The key of the labels in a batch."""
+        return "label" if self.config is None else self.config.objective.get("labels", "label")
+
+    def input_key(self) -> str:
+        """Returns the key of the model's input in a batch.
+
+        Raises:
+            ValueError: the objective has no argument `inputs`, so that it calls the model in its own way.
+        """
+        if self.config is None:
+            return "image"
+        objective = self.config.objective
+        function = specs.resolve(objective, field="config.objective")
+        parameter = inspect.signature(function).parameters.get("inputs")
+        if parameter is None or not isinstance(objective.get("inputs", parameter.default), str):
+            raise ValueError(
+                f"config.objective={objective['target']!r} has no argument `inputs` that names the input of the model, "
+                f"so this command cannot call the model. Load {self.workdir / MODEL} with keras.models.load_model."
+            )
+        return objective.get("inputs", parameter.default)
+
+
+def open_run(path: str | os.PathLike[str]) -> SavedRun:
+    """Opens a workdir, or the newest call of `fit` below the workdir of a script; its modules can be imported then.
+
+    Raises:
+        ValueError: there is no run, or a file of it is damaged.
+    """
+    found = saved_run.workdirs(path)
+    if not found:
+        raise ValueError(f"{path} has no run: it has no {saved_run.FILE}. Give the workdir of a run, as runs/digits.")
+    workdir = found[-1]
+    file = workdir / saved_run.FILE
+    saved = files.read_json(file, "restore it.")
+    sys.path += saved_run.import_folders(str(file))
+    about = files.read_json(workdir / ABOUT, "restore it, or remove it.") or {}
+    config = saved_run.load(file) if "target" in saved.get("model", {}) else None
+    return SavedRun(workdir=workdir, config=config, about=about)

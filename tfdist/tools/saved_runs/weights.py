@@ -1,0 +1,98 @@
+"""The model of a run with the weights of a checkpoint, and the preparation of its input."""
+
+import contextlib
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint import directory, restore
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.cluster import Cluster
+from tfdist.config import specs
+from tfdist.data.stream import Prepare
+from tfdist.report import files
+from tfdist.tools.saved_runs import saved as saved_lib
+from tfdist.tools.saved_runs.saved import SavedRun
+from tfdist.training import setup
+
+
+def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bool]:
+    """Returns the model of a run.
+
+    A finished run needs no data for it: it is model.keras. Another checkpoint needs the data of the run, because its
+    model is built again.
+
+    Args:
+        saved: the run.
+        cluster: the model is made in its scope.
+        which: "newest", "best" or a step.
+
+    Returns:
+        The model, and whether it prepares its input itself.
+
+    Raises:
+        ValueError: there is no such checkpoint, the model cannot be loaded, or the run's data are missing.
+    """
+    if which == "newest" and _is_exported(saved):
+        return _load_exported(saved, cluster), bool(saved.config and saved.config.checkpoint.export_preprocessing)
+    if saved.config is None:
+        raise ValueError(
+            f"{saved.workdir} is the run of a script, and only the script can build its model for a checkpoint. This "
+            f"command uses {saved_lib.MODEL}, "
+            + ("without --checkpoint." if which != "newest" else "which a finished run has: run the script again.")
+        )
+    run = setup.build_run(saved.config, saved.workdir, cluster)
+    found = None
+    if cluster.is_chief:
+        found = checkpoint_format.find(saved.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
+    restore.restore(cluster, restore.broadcast_saved(cluster, found), run.variables)
+    contextlib.ExitStack().enter_context(run.evaluated_weights())  # Until the process ends.
+    with cluster.scope():
+        run.objective.finalise_weights()
+    return run.context.model, False
+
+
+def preparation(saved: SavedRun) -> Prepare:
+    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`, without augmentation."""
+    if saved.config is None:
+        return lambda batch, seeds, *, training: batch
+    data = saved.config.data
+    prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)
+    finish = data.finish and specs.partial(data.finish, field="config.data.finish", positional=1, training=True)
+
+    def prepared(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
+        del training
+        batch = prepare(batch, seeds, training=False)
+        return finish(batch, training=False) if finish else batch
+
+    return prepared
+
+
+def input_shape(model: keras.Model) -> tuple[int | None, ...] | None:
+    """Returns the shape of an example of the model's only input, such as (28, 28, 1); None: not known."""
+    shape: Any = getattr(model, "input_shape", None)
+    return tuple(shape[1:]) if isinstance(shape, tuple) else None
+
+
+def _is_exported(saved: SavedRun) -> bool:
+    finished = files.read_json(saved.workdir / saved_lib.FINISHED, "remove it, and train again.")
+    newest = directory.newest_step(saved.checkpoints)
+    complete = finished is not None and newest in (None, finished.get("step"))
+    return complete and (saved.workdir / saved_lib.MODEL).is_file()
+
+
+def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
+    path = saved.workdir / saved_lib.MODEL
+    if saved.config is not None:
+        specs.resolve(saved.config.model, field="config.model")  # Its module registers its layers.
+    try:
+        with cluster.scope():
+            return keras.models.load_model(path, compile=False)
+    except (ValueError, TypeError, OSError) as error:
+        why = " ".join(str(error).split())[:400]
+        raise ValueError(
+            f"Keras cannot load {path}: {why} A layer or function of your own needs the decorator "
+            "@keras.saving.register_keras_serializable() in a module that the config names."
+        ) from None
