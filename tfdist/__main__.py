@@ -13,8 +13,14 @@ import sys
 
 # Tool -> (its module, which has define_flags() and main(argv) -> exit code or None; its line in the list).
 TOOLS = {
-    "predict": ("tfdist.tools.saved_runs.predict", "Predict files with the model of a run, on all devices and workers."),
-    "inspect": ("tfdist.tools.saved_runs.inspection", "Show what a run gets wrong: pictures, confusion matrix, classes."),
+    "predict": (
+        "tfdist.tools.saved_runs.predict",
+        "Predict files with the model of a run, on all devices and workers.",
+    ),
+    "inspect": (
+        "tfdist.tools.saved_runs.inspection",
+        "Show what a run gets wrong: pictures, confusion matrix, classes.",
+    ),
     "export": ("tfdist.tools.saved_runs.export", "Write the model of a run as a SavedModel, ONNX, TFLite and others."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),

@@ -16,7 +16,7 @@ _FIT = re.compile(r"fit(\d+)$")
 
 
 def workdirs(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the workdirs at `path`: itself, or those of the calls of `fit` of a script, in order; [] without a run."""
+    """Returns the workdirs at `path`: itself, or those of the calls of `fit` of a script; [] without a run."""
     path = Path(path).expanduser()
     if (path / FILE).is_file():
         return [path]

@@ -15,6 +15,7 @@ _INSTEAD = {
     "pbs": "pbsdsh's tasks are the workers: pbsdsh -u ... python -m tfdist.main ...",
     "tf_config": "start python -m tfdist.main for each of its workers, or unset TF_CONFIG",
 }
+_OTHERS = "its processes are the workers: start python -m tfdist.main in each (docs/launchers.md)"
 
 
 def refuse_other_launchers(env: Mapping[str, str]) -> str:
@@ -31,7 +32,7 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
     if spec.num_workers > 1:
         raise ValueError(
             f"this is already process {spec.rank} of {spec.num_workers}, started by {spec.launcher}; each one "
-            f"would start its own workers. Do not use tfdist.launch here: {_INSTEAD[spec.launcher]}."
+            f"would start its own workers. Do not use tfdist.launch here: {_INSTEAD.get(spec.launcher, _OTHERS)}."
         )
     return spec.note
 

@@ -34,8 +34,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         if run.cluster.is_chief:
             text = report_run.describe_finished(finished)
             more = f"For more epochs: tfdist train {run.workdir} --epochs=N. To train again, choose another --workdir."
-            print(f"This run is finished; nothing to do. {text}
-{more}")
+            print(f"This run is finished; nothing to do. {text}\n{more}")
         return 0
     if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:

@@ -371,7 +371,6 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         ("--config.model.width=wide", "--config.model.width=wide: must be a whole number"),
         ("--config.lr=1", "config.lr: base.py has no such field. Did you mean 'learning_rate.peak'?"),
         ("--config.blue=1", "config.blue: base.py has no such field. --config=base.py --help lists all fields."),
-        ("--epochs=3", "There is no flag --epochs. Did you mean --config.train.epochs=3? Received: --epochs=3"),
         ("--batch-size=3", "There is no flag --batch-size. Did you mean --config.data.batch_size=3? "),
         ("--confg.seed=3", "There is no flag --confg.seed. Did you mean --config.seed? "),
     ],

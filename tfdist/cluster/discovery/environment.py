@@ -5,20 +5,41 @@ The first of these that is found applies:
 1. TF_CONFIG with a cluster. It is only for TensorFlow, so it was set on purpose; a launcher's variables (of an
    interactive Slurm shell, for example) may be there too. If that launcher started several tasks, but not as many as
    TF_CONFIG has workers, one of the two is a leftover: an error.
-2. mpirun or mpiexec: OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, MPI_LOCALRANKID, PALS_RANKID, which only these programs set;
+2. `INNER`: torchrun and jsrun, which start workers within a step or a job of others.
+3. mpirun or mpiexec: OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, MPI_LOCALRANKID, PALS_RANKID, which only these programs set;
    on HPE Cray EX, srun sets PALS_RANKID too, and PALS_APID to its own step.
    Before Slurm, because mpirun inside an allocation starts its own daemons as a Slurm step: a rank inherits the SLURM_*
    variables of a daemon, which do not contain its rank or the number of ranks.
-3. A Slurm step, started by srun. An sbatch script and a salloc shell are not steps.
-4. PMI_RANK and PMI_SIZE, set by other MPI launchers. After Slurm, because `srun --mpi=pmi2` sets them too.
-5. pbsdsh, which starts a task on each host of a PBS job: PBS_TASKNUM above 1.
-6. Otherwise this process is the only worker.
+4. Flux, whose brokers may be the tasks of a Slurm step, and which sets PMI_RANK as well.
+5. A Slurm step, started by srun. An sbatch script and a salloc shell are not steps.
+6. PMI_RANK and PMI_SIZE, set by other MPI launchers. After Slurm, because `srun --mpi=pmi2` sets them too.
+7. pbsdsh, which starts a task on each host of a PBS job: PBS_TASKNUM above 1.
+8. `OTHERS`, whose variables may be left from outside: a container of Kubernetes may start mpirun.
+9. Otherwise this process is the only worker.
 """
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tfdist.cluster.discovery import mpi, pbs, slurm, tf_config
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+
+# Modules of launchers/ and the variables that show that one has started this process, in the order in which they are
+# looked for. A module is imported if all of its variables are set.
+INNER = (("torchrun", ("TORCHELASTIC_RUN_ID", "RANK")), ("jsrun", ("JSM_NAMESPACE_RANK",)))
+FLUX = (("flux", ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),)
+OTHERS = (
+    ("kubeflow", ("PET_NODE_RANK", "PET_NNODES")),
+    ("torchrun", ("RANK", "WORLD_SIZE", "MASTER_ADDR")),
+    ("skypilot", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
+    ("dstack", ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS")),
+    ("sagemaker", ("SM_HOSTS", "SM_CURRENT_HOST")),
+    ("kubernetes", ("JOB_COMPLETION_INDEX",)),
+    ("host_list", ("TFDIST_ONE_PER_HOST",)),
+)
+# A job of these may have several hosts although this process was started on one only.
+_JOBS = ("OAR_JOB_ID", "LSB_JOBID")
 
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
@@ -35,8 +56,12 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     cluster = tf_config.read_cluster(env)
     if cluster:
         return tf_config.resolve(env, cluster, mpirun[1] if mpirun else "SLURM_STEP_NUM_TASKS", **ports)
+    if found := _first(env, INNER):
+        return found.resolve(env, **ports)
     if mpirun:
         return mpi.rank(env, mpirun, **ports)
+    if found := _first(env, FLUX):
+        return found.resolve(env, **ports)
     if slurm.in_step(env):
         return slurm.step(env, **ports)
     pmi = mpi.pmi_variables(env)
@@ -44,4 +69,18 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         return mpi.rank(env, pmi, **ports)
     if pbs.in_task(env):
         return pbs.task(env, **ports)
-    return WorkerSpec(launcher="local", note=slurm.forgotten_srun(env) or pbs.forgotten_launcher(env))
+    if found := _first(env, OTHERS):
+        return found.resolve(env, **ports)
+    note = slurm.forgotten_srun(env) or pbs.forgotten_launcher(env)
+    if not note and any(env.get(name) for name in _JOBS):
+        note = _module("host_list").forgotten(env)
+    return WorkerSpec(launcher="local", note=note)
+
+
+def _first(env: Mapping[str, str], launchers: Sequence[tuple[str, Sequence[str]]]) -> Any:
+    """Returns the module of the first launcher whose variables are all set; None: there is none."""
+    return next((_module(name) for name, marks in launchers if all(env.get(mark) for mark in marks)), None)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"tfdist.cluster.discovery.launchers.{name}")

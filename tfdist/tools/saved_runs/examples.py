@@ -163,4 +163,6 @@ def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[Any]) -> bool:
-    return len(shape) == len(wanted) and all(there is None or have == there for have, there in zip(shape, wanted, strict=True))
+    return len(shape) == len(wanted) and all(
+        there is None or have == there for have, there in zip(shape, wanted, strict=True)
+    )

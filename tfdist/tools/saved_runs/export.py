@@ -32,7 +32,9 @@ def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     flags.DEFINE_enum("to", None, list(NAMES), "The format.")
     flags.DEFINE_string("checkpoint", "newest", 'The weights: "newest", "best" or a step.')
-    flags.DEFINE_string("out", None, "The file, or folder of a SavedModel. Default: model in the workdir, with a suffix.")
+    flags.DEFINE_string(
+        "out", None, "The file, or folder of a SavedModel. Default: model in the workdir, with a suffix."
+    )
 
 
 def parse(argv: list[str]) -> list[str]:

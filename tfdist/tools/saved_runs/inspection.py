@@ -1,8 +1,8 @@
 """Shows what a run gets wrong: `python -m tfdist inspect RUN [DIR]`.
 
-The examples are those of the evaluation split of the run, or those of DIR, a folder of class folders. Printed is a table
-of the classes; the folder inspect/ of the workdir gets it as classes.csv, the confusion matrix and the most wrong
-images as pictures, and all wrong examples as wrong.csv.
+The examples are those of the evaluation split of the run, or those of DIR, a folder of class folders. It prints a
+table of the classes; the folder inspect/ of the workdir gets it as classes.csv, the confusion matrix and the most
+wrong images as pictures, and all wrong examples as wrong.csv.
 
     python -m tfdist inspect runs/digits
     python -m tfdist inspect runs/cats photos/ --checkpoint=best
@@ -84,7 +84,9 @@ def run(workdir: str, words: Sequence[str]) -> int:
     if words:
         found, source = predict.outputs_of_files(saved, cluster, words)
         if source.labels is None:
-            raise ValueError(f"No folder of {words[0]} has the name of a class: {', '.join(saved.classes) or 'unknown'}.")
+            raise ValueError(
+                f"No folder of {words[0]} has the name of a class: {', '.join(saved.classes) or 'unknown'}."
+            )
         labels = source.labels
     else:
         found, labels, source = outputs_of_split(saved, cluster)

@@ -2,8 +2,8 @@
 
     python other_backend.py jax|torch MODEL.keras INPUTS.npz [OUT]
 
-INPUTS.npz has the inputs of a batch, in order, and "output", their outputs: the largest difference is printed. With OUT,
-the model is written to it as a serialized `jax.export.Exported` of a function of the inputs, for batches of any size.
+INPUTS.npz has the inputs of a batch, in order, and "output", their outputs: the largest difference is printed. OUT is
+written as a serialized `jax.export.Exported` of a function of the inputs, for batches of any size.
 """
 
 import os

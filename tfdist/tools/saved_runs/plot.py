@@ -16,6 +16,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.config import flags as config_flags
+from tfdist.config import saved_run
 from tfdist.tools import scaling_results
 from tfdist.tools.pictures import curves, scaling, style
 
@@ -68,3 +69,8 @@ def main(argv: list[str]) -> None:
 
 def _words(workdirs: list[Path]) -> str:
     return " ".join(map(str, workdirs))
+
+
+def _fits(path: Path) -> list[Path]:
+    """Returns the runs of the calls of `fit` in the workdir of a script; [] if it is another folder."""
+    return [] if (path / scaling_results.FILE).is_file() else saved_run.workdirs(path)

@@ -41,7 +41,9 @@ def define_flags() -> None:
 def define_model_flags() -> None:
     """Defines the flags of the commands that call the model of a run."""
     flags.DEFINE_string("checkpoint", "newest", 'The weights: "newest", "best" or a step.')
-    flags.DEFINE_integer("batch_size", None, "Examples of a step over all replicas. Default: as in the run's evaluation.")
+    flags.DEFINE_integer(
+        "batch_size", None, "Examples of a step over all replicas. Default: as in the run's evaluation."
+    )
     flags.DEFINE_integer("gpus", None, "GPUs of each worker; 0: the CPU. Default: all.", lower_bound=0)
 
 
@@ -231,7 +233,9 @@ def show(
         known = labels >= 0
         chosen = np.array([classes.index(row[1]) for row in rows])
         right = int((chosen == labels)[known].sum())
-        print(f"accuracy {right / int(known.sum()):.4f}: {right:,} of {int(known.sum()):,}, by the names of the folders")
+        print(
+            f"accuracy {right / int(known.sum()):.4f}: {right:,} of {int(known.sum()):,}, by the names of the folders"
+        )
 
 
 def main(argv: list[str]) -> None:

@@ -1,0 +1,159 @@
+"""Variables of launchers besides Slurm, MPI and PBS: recorded of torchrun, the others as their documents show them."""
+
+import pytest
+
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.discovery.launchers import host_list
+
+# Recorded of `torchrun --standalone --nproc-per-node=2` (torch 2.13), rank 1.
+TORCHRUN = {
+    **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RANK": "1"},
+    **{"ROLE_NAME": "default", "ROLE_RANK": "1", "ROLE_WORLD_SIZE": "2", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
+    **{"MASTER_ADDR": "localhost", "MASTER_PORT": "33267", "TORCHELASTIC_RESTART_COUNT": "0"},
+    **{"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "6e8f69e7", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+}
+TWO_NODES = TORCHRUN | {"MASTER_ADDR": "gpu-1", "WORLD_SIZE": "4", "RANK": "3", "GROUP_WORLD_SIZE": "2"}
+KUBEFLOW = {
+    **{"PET_NNODES": "3", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "2", "JOB_COMPLETION_INDEX": "2"},
+    **{"PET_MASTER_ADDR": "mine-node-0-0.mine", "PET_MASTER_PORT": "29400", "HOSTNAME": "mine-node-0-2"},
+}
+SKYPILOT = {
+    **{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5", "SKYPILOT_NUM_NODES": "2"},
+    **{"SKYPILOT_NUM_GPUS_PER_NODE": "4", "SKYPILOT_TASK_ID": "sky-2026-11-25-08-00-00-000000_mine_id-1"},
+}
+DSTACK = {
+    **{"DSTACK_NODES_IPS": "10.128.0.47\n10.128.0.48\n10.128.0.49", "DSTACK_MASTER_NODE_IP": "10.128.0.47"},
+    **{"DSTACK_NODE_RANK": "0", "DSTACK_NODES_NUM": "3", "DSTACK_GPUS_PER_NODE": "8", "DSTACK_GPUS_NUM": "24"},
+    "DSTACK_RUN_NAME": "mine",
+}
+SAGEMAKER = {
+    **{"SM_HOSTS": '["algo-2","algo-1"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "4"},
+    **{"SM_NETWORK_INTERFACE_NAME": "eth0", "TRAINING_JOB_NAME": "mine-2026-11-25"},
+}
+FLUX = {
+    **{"FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2"},
+    **{"FLUX_JOB_ID": "ƒ2ZFaCJ5Y", "FLUX_URI": "local:///run/flux/local", "PMI_RANK": "5", "PMI_SIZE": "8"},
+}
+JSRUN = {
+    **{"JSM_NAMESPACE_RANK": "7", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "1", "LSB_JOBID": "77"},
+    **{"JSM_NAMESPACE_LOCAL_SIZE": "6", "LSB_MCPU_HOSTS": "batch5 1 a01n01 42 a01n02 42"},
+    **{"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "12", "PMIX_RANK": "7", "PMIX_NAMESPACE": "2"},
+}
+KUBERNETES = {
+    **{"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-digits-1", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+    **{"TFDIST_NUM_WORKERS": "3", "TFDIST_SERVICE": "train-digits"},
+}
+
+
+def resolve(env):
+    return environment.resolve(env, port_base=10000, port_count=10000)
+
+
+def hosts(spec):
+    """The hosts of the workers, of which each has the same port."""
+    pairs = [address.rpartition(":") for address in spec.addresses]
+    assert {port for _, _, port in pairs} == {str(spec.port)}
+    return [host for host, _, _ in pairs]
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher", "rank", "expected"),
+    [
+        (SKYPILOT, "skypilot", 1, ["10.0.0.4", "10.0.0.5"]),
+        (DSTACK, "dstack", 0, ["10.128.0.47", "10.128.0.48", "10.128.0.49"]),
+        (SAGEMAKER, "sagemaker", 1, ["algo-1", "algo-2"]),
+        (KUBERNETES, "kubernetes", 1, [f"train-digits-{number}.train-digits" for number in range(3)]),
+    ],
+)
+def test_launchers_that_list_hosts_have_one_worker_on_each(env, launcher, rank, expected):
+    spec = resolve(env)
+    assert (spec.launcher, spec.rank, spec.num_workers, spec.local_size) == (launcher, rank, len(expected), 1)
+    assert hosts(spec) == expected and spec.gpu_sharers == 1
+    assert spec.heartbeat_port == spec.port + 1 and spec.note == ""
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher", "place", "chiefs"),
+    [
+        (TWO_NODES, "torchrun", (3, 4, 1, 2), ["gpu-1"]),
+        (KUBEFLOW, "kubeflow", (2, 3, 0, 1), ["mine-node-0-0.mine"]),
+        (FLUX | {"TFDIST_CHIEF": "n3"}, "flux", (5, 8, 1, 4), ["n3"]),
+        (JSRUN, "jsrun", (7, 12, 1, 6), ["batch5", "a01n01", "a01n02"]),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "mine-master-0"}, "torchrun", (1, 2, 0, 1), ["mine-master-0"]),
+    ],
+)
+def test_launchers_that_number_workers_are_met_at_the_host_of_rank_0(env, launcher, place, chiefs):
+    spec = resolve(env)
+    assert (spec.launcher, spec.addresses) == (launcher, ())
+    assert (spec.rank, spec.num_workers, spec.local_rank, spec.local_size) == place
+    first = spec.port - spec.local_rank
+    assert list(spec.chiefs) == [f"{host}:{first}" for host in chiefs]
+    assert spec.gpu_sharers == spec.local_size  # All GPUs of the host are visible.
+    visible = ",".join(map(str, range(spec.local_size)))
+    assert resolve(env | {"CUDA_VISIBLE_DEVICES": visible}).gpu_sharers == spec.local_size
+    assert resolve(env | {"CUDA_VISIBLE_DEVICES": "3"}).gpu_sharers == 1
+
+
+def test_torchrun_on_one_host_needs_no_name():
+    spec = resolve(TORCHRUN)
+    assert spec.addresses == (f"localhost:{spec.port - 1}", f"localhost:{spec.port}") and spec.rank == 1
+    assert resolve(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"}).port != spec.port
+    slurm = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
+    assert resolve(TORCHRUN | slurm) == spec  # srun torchrun ...
+
+
+def test_a_host_is_found_in_the_list_of_its_job(tmp_path):
+    (tmp_path / "nodes").write_text("gros-1.nancy\n" * 4 + "gros-2.nancy\n" * 4)
+    oar = {"OAR_JOB_ID": "9", "OAR_NODEFILE": str(tmp_path / "nodes")}
+    lsf = {"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "gros-1.nancy 4 gros-2.nancy 4"}
+    for env in (oar, lsf):
+        spec = host_list.resolve(env, port_base=10000, port_count=10000, host="gros-2")
+        assert hosts(spec) == ["gros-1.nancy", "gros-2.nancy"] and spec.rank == 1
+        with pytest.raises(ValueError, match=r"this host, n7, is not in the job's list of hosts: gros-1"):
+            host_list.resolve(env, port_base=10000, port_count=10000, host="n7")
+        assert "job has 2 hosts, but this process was started on one of them" in resolve(env).note
+        with pytest.raises(ValueError, match="is not in the job's list"):
+            resolve(env | {"TFDIST_ONE_PER_HOST": "1"})
+    assert resolve({"OAR_JOB_ID": "9"}).note == ""
+    (tmp_path / "ranks").write_text("batch5\n" + "a01n01\n" * 2)
+    spec = resolve(JSRUN | {"LSB_DJOB_RANKFILE": str(tmp_path / "ranks")})
+    assert [chief.partition(":")[0] for chief in spec.chiefs] == ["batch5", "a01n01"]
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (FLUX, r"flux run started workers on several nodes.* export TFDIST_CHIEF=\$\(flux hostlist"),
+        (FLUX | {"FLUX_JOB_SIZE": "7"}, "7 tasks on 2 nodes: start the same number on each"),
+        (TORCHRUN | {"WORLD_SIZE": ""}, "these variables are not set: WORLD_SIZE"),
+        (TORCHRUN | {"RANK": "2"}, "The variables of torchrun are inconsistent.* Received: RANK=2"),
+        (KUBEFLOW | {"PET_NNODES": "1:4"}, "PET_NNODES must be a number. Received: '1:4'"),
+        (SKYPILOT | {"SKYPILOT_NODE_RANK": "2"}, "rank 2 must be below the number of hosts, 2"),
+        (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "SM_HOSTS must be a JSON list that has SM_CURRENT_HOST"),
+        (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_HOSTS must be a JSON list that has SM_CURRENT_HOST"),
+        (KUBERNETES | {"HOSTNAME": "pod"}, "HOSTNAME must be JOB-1 in pod 1"),
+        (KUBERNETES | {"TFDIST_SERVICE": ""}, "these variables are not set: TFDIST_SERVICE"),
+        (JSRUN | {"LSB_MCPU_HOSTS": ""}, "jsrun does not say on which host rank 0 runs"),
+    ],
+)
+def test_variables_that_cannot_be_right_are_named(env, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(env)
+
+
+def test_pods_of_an_indexed_job_without_a_number_train_alone():
+    spec = resolve({"JOB_COMPLETION_INDEX": "4", "HOSTNAME": "sweep-4"})
+    assert (spec.launcher, spec.num_workers) == ("local", 1)
+    assert "pod 4 of a Kubernetes Indexed Job, and it trains alone" in spec.note
+
+
+def test_the_inner_launcher_is_found_first():
+    mpirun = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
+    mpirun |= {f"OMPI_COMM_WORLD_{name}": "1" for name in ("SIZE", "LOCAL_SIZE")}
+    assert resolve(FLUX | mpirun).launcher == "mpi"
+    assert resolve(KUBERNETES | mpirun).launcher == "mpi"
+    assert resolve(KUBEFLOW | TORCHRUN).launcher == "torchrun"
+    assert resolve(SKYPILOT | TORCHRUN).launcher == "torchrun"
+    slurm = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURMD_NODENAME": "n1"}
+    assert resolve(FLUX | slurm | {"TFDIST_CHIEF": "n3"}).launcher == "flux"
+    assert resolve(slurm | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x"}).launcher == "slurm"

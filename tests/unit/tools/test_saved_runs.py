@@ -1,0 +1,184 @@
+"""What is done with a run: `tfdist train` its workdir, `evaluate`, `predict`, `inspect` and `export`."""
+
+import csv
+import json
+import pathlib
+import sys
+
+import forked
+import numpy as np
+import pytest
+import topologies
+from launching import run_all, worker_environment
+from PIL import Image
+
+from tfdist.tools.saved_runs import examples, meaning
+
+CLASSES = ("dark", "light")
+MODULE = """
+import keras
+
+def net(num_classes):
+    return keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+"""
+CONFIG = """
+from tfdist import config as c
+
+def get_config():
+    return c.Config(
+        model={"target": "my_net:net", "num_classes": 2},
+        data=c.Data(source={"target": "tfdist.zoo.sources:image_folder", "path": "images"}, batch_size=8),
+        optimizer={"target": "keras.optimizers:SGD"},
+        learning_rate=c.LearningRate(peak=0.5),
+        train=c.Train(steps=20),
+        checkpoint=c.Checkpoint(best_metric="accuracy", keep=2),
+        report=c.Report(tensorboard=False),
+        cluster=c.ClusterOptions(logical_devices=2, connect_seconds=240.0),
+    )
+"""
+
+
+def test_outputs_become_probabilities():
+    logits = np.array([[0.0, 0.0, np.log(2.0)], [-800.0, 0.0, 800.0]])
+    np.testing.assert_allclose(meaning.probabilities(logits), [[0.25, 0.25, 0.5], [0, 0, 1]])
+    np.testing.assert_allclose(meaning.probabilities(np.array([[0.2, 0.8]])), [[0.2, 0.8]])
+    np.testing.assert_allclose(meaning.probabilities(np.array([[0.25]])), [[0.75, 0.25]])  # Of a sigmoid.
+    np.testing.assert_allclose(meaning.probabilities(np.array([[0.0], [-2.0]]))[0], [0.5, 0.5])
+    assert meaning.class_names(["a", "b"], 2) == ["a", "b"] and meaning.class_names(["a"], 2) == ["0", "1"]
+
+
+def test_wrong_examples_are_counted_by_class():
+    labels, probability = np.array([0, 0, 1, 1]), np.array([[0.9, 0.1], [0.2, 0.8], [0.1, 0.9], [0.6, 0.4]])
+    matrix = meaning.confusion(labels, probability.argmax(1), 3)
+    assert matrix.tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
+    _, rows = meaning.per_class(matrix, ["a", "b", "c"])
+    assert rows == [["a", 2, 1, 0.5, 0.5, "b (1)"], ["b", 2, 1, 0.5, 0.5, "a (1)"], ["c", 0, 0, None, None, "-"]]
+    assert meaning.most_wrong(probability, labels, 5).tolist() == [1, 3]
+
+
+def test_files_that_cannot_be_predicted_are_named(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,x\n")
+    (tmp_path / "u.csv").write_text("a,b\n1,2\n")
+    np.savez(tmp_path / "x.npz", one=np.zeros((3, 2)), two=np.zeros((3, 2)), three=np.zeros((3, 5)))
+    with pytest.raises(ValueError, match=r"line 3, column 'b': 'x' is no number"):
+        examples.read_table(tmp_path / "t.csv", 2)
+    with pytest.raises(ValueError, match="has 2 columns, and the model needs 3: a, b"):
+        examples.read_table(tmp_path / "u.csv", 3)
+    assert examples.read_table(tmp_path / "u.csv", 2)[0].tolist() == [[1, 2]]
+    assert examples.read_array(tmp_path / "x.npz", "image", (5,)).shape == (3, 5)
+    with pytest.raises(ValueError, match=r"must have one array \[n, 2\], or name it 'image'. It has: one \[3, 2\]"):
+        examples.read_array(tmp_path / "x.npz", "image", (2,))
+    with pytest.raises(ValueError, match="is a folder without images"):
+        examples.find([str(tmp_path)])
+    with pytest.raises(ValueError, match="There is no file or folder"):
+        examples.find([str(tmp_path / "none.png")])
+    with pytest.raises(ValueError, match=r"Files must be images .* Received: \.csv, \.npz"):
+        examples.find([str(tmp_path / "t.csv"), str(tmp_path / "x.npz")])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with images, a config and a finished run of it."""
+    folder, random = tmp_path_factory.mktemp("mine"), np.random.RandomState(0)
+    for split, count, side in (("train", 16, 6), ("test", 8, 6), ("../photos", 5, 9)):
+        for label, name in enumerate(CLASSES):
+            place = folder / "images" / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                values = random.randint(0, 100, (side, side, 3)) + 150 * label
+                Image.fromarray(values.astype(np.uint8)).save(place / f"{number}.png")
+    (folder / "my_net.py").write_text(MODULE)
+    (folder / "mine.py").write_text(CONFIG)
+    assert "finished after step 20" in tfdist(folder, "train", "mine.py")
+    return folder
+
+
+def tfdist(folder, *words, code=0):
+    """Runs a command in `folder`; returns what it printed."""
+    command = [sys.executable, "-m", "tfdist", *words]
+    done = forked.run(command, cwd=folder, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
+    printed = tfdist(folder, "evaluate", "runs/mine", "--checkpoint=best")
+    accuracy = json.loads(printed.splitlines()[-1])["accuracy"]
+    assert accuracy == 1.0
+    assert "nothing to do" in tfdist(folder, "train", "runs/mine")
+    printed = tfdist(folder, "train", "runs/mine", "--epochs=6")  # Of 4 steps; the config has 20 steps.
+    assert "finished after step 24" in printed and "config.train.epochs: None was saved, now 6.0" in printed
+
+
+def test_files_are_predicted_on_all_replicas_and_workers(folder):
+    printed = tfdist(folder, "predict", "runs/mine", "photos", "--out=one.csv")
+    header, *rows = read_csv(folder / "one.csv")
+    assert header == ["file", "class", "probability", "p(dark)", "p(light)"] and len(rows) == 10
+    assert all(row[0].split("/")[1] == row[1] and float(row[2]) > 0.5 for row in rows)
+    assert "10 examples: 5 dark, 5 light\naccuracy 1.0000: 10 of 10, by the names of the folders" in printed
+    words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv", "--batch_size=3"]
+    run_all([words] * 2, topologies.environments(2), cwd=folder)
+    several = read_csv(folder / "two.csv")
+    assert [row[:2] for row in several] == [header[:2], *(row[:2] for row in rows)]
+    numbers = [np.array(each, float) for each in ([row[2:] for row in rows], [row[2:] for row in several[1:]])]
+    np.testing.assert_allclose(*numbers, atol=1e-6)
+    (folder / "photos" / "bad.png").write_bytes(b"no image")
+    assert "photos/bad.png cannot be read" in tfdist(folder, "predict", "runs/mine", "photos/bad.png", code=1)
+    (folder / "photos" / "bad.png").unlink()
+
+
+def test_what_a_run_gets_wrong_is_shown(folder):
+    printed = tfdist(folder, "inspect", "runs/mine", "--checkpoint=best")
+    assert "accuracy 1.0000: 16 of 16 examples" in printed
+    assert read_csv(folder / "runs/mine/inspect/classes.csv")[1][:3] == ["dark", "8", "8"]
+    pytest.importorskip("matplotlib")
+    copies = folder / "copies"
+    for path in (folder / "photos" / "dark").glob("*.png"):
+        (copies / "light").mkdir(parents=True, exist_ok=True)
+        (copies / "light" / path.name).write_bytes(path.read_bytes())
+    printed = tfdist(folder, "inspect", "runs/mine", "copies", "--out=seen")
+    assert "accuracy 0.0000: 0 of 5 examples" in printed and "dark (5)" in printed
+    for name in ("confusion.png", "wrong.png"):
+        with Image.open(folder / "seen" / name) as image:
+            assert min(image.size) > 300
+    assert {row[1] for row in read_csv(folder / "seen" / "wrong.csv")[1:]} == {"light"}
+
+
+@pytest.mark.parametrize(
+    ("form", "packages", "file"),
+    [
+        ("savedmodel", (), "savedmodel-best/saved_model.pb"),
+        ("tflite", (), "model-best.tflite"),
+        ("onnx", ("onnx", "tf2onnx", "onnxruntime"), "model-best.onnx"),
+        ("safetensors", ("safetensors",), "model-best.safetensors"),
+        ("jax", ("jax",), "model-best.jax"),
+        ("keras", ("jax", "torch"), "model-best.keras"),
+    ],
+)
+def test_the_model_is_exported_and_gives_equal_outputs(folder, form, packages, file):
+    for name in packages:
+        pytest.importorskip(name)
+    printed = tfdist(folder, "export", "runs/mine", f"--to={form}", "--checkpoint=best")
+    assert (folder / "runs/mine" / file).is_file() and "float32 [n, 6, 6, 3]" in printed
+    assert printed.count("at most; the largest is") == (3 if form == "keras" else 1)
+
+
+def test_an_export_without_its_library_says_what_to_install(folder):
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        assert "pip install 'tfdist[export]'" in tfdist(folder, "export", "runs/mine", "--to=safetensors", code=1)
+    else:
+        pytest.skip("safetensors is installed")
+
+
+def test_a_folder_without_a_run_is_refused(folder):
+    for command in ("predict", "inspect", "export"):
+        words = {"predict": ["images"], "inspect": [], "export": ["--to=keras"]}[command]
+        assert "images has no run: it has no config.json" in tfdist(folder, command, "images", *words, code=1)
+    assert pathlib.Path(folder, "images").is_dir()
