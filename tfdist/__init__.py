@@ -13,6 +13,7 @@ In a script with a compiled Keras model (docs/scripts.md):
     tfdist.fit(cluster, model, x, y, epochs=10)
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -48,8 +49,8 @@ if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no comma
     importlib.import_module("tfdist.config.command_line.command_names").check(sys.orig_argv)
 
 
-def _choose_onednn() -> None:
-    importlib.import_module("tfdist.cluster.devices.onednn").choose(os.environ)
+def _onednn() -> contextlib.AbstractContextManager[None]:
+    return importlib.import_module("tfdist.cluster.devices.onednn").applied(os.environ)
 
 
-tensorflow_log.hide_at_import(before=_choose_onednn)
+tensorflow_log.hide_at_import(_onednn)

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 
 # What is imported before the first fork. None of it defines flags, which belong to one command.
 _PRELOADED = (
-    *("tensorflow", "keras", "h5py", "tensorboard.summary", "ml_collections.config_flags"),
+    *("tfdist", "tensorflow", "keras", "h5py", "tensorboard.summary", "ml_collections.config_flags"),
     *(
         "tfdist.training.loop",
         "tfdist.training.evaluate",

@@ -95,12 +95,11 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def hide_at_import(before: Callable[[], object]) -> None:
-    """Hides the lines of the first `import tensorflow` that follows in this process, and calls `before` before it."""
+def hide_at_import(settings: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Hides the lines of the first `import tensorflow` that follows in this process, which runs within `settings`."""
 
     def quietly(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
-        before()
-        with quiet():
+        with settings(), quiet():
             execute(module)
 
     if "tensorflow" not in sys.modules:

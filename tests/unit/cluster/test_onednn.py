@@ -30,13 +30,17 @@ onednn._measure = lambda: json.loads(sys.argv[3])
 workdir = pathlib.Path(sys.argv[2]) if sys.argv[2] else None
 choice = onednn.choose(os.environ, workdir, measure=sys.argv[3] != "null")
 assert onednn.choose(os.environ) == onednn.current(os.environ) == choice
-print(json.dumps([choice.enabled, os.environ.get(onednn.VARIABLE), choice.reason]))
+with onednn.applied(os.environ):
+    read_by_tensorflow = os.environ.get(onednn.VARIABLE)
+assert os.environ.get(onednn.VARIABLE) == os.environ.get("BEFORE")
+print(json.dumps([choice.enabled, read_by_tensorflow, choice.reason]))
 """
 
 
 def choose(tmp_path, cpuinfo, workdir="", times=None, **variables):
     env = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE}
     env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")} | variables
+    env |= {"BEFORE": env[onednn.VARIABLE]} if onednn.VARIABLE in env else {}
     command = [sys.executable, "-c", CHOOSE, cpuinfo, str(workdir), json.dumps(times)]
     return json.loads(subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout)
 

@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
@@ -75,11 +75,11 @@ def read_processor(text: str | None = None) -> Processor:
     )
 
 
-def choose(env: MutableMapping[str, str], workdir: Path | None = None, *, measure: bool = False) -> Choice:
-    """Sets TF_ENABLE_ONEDNN_OPTS in `env`, unless the user has set it or TensorFlow has read it already.
+def choose(env: Mapping[str, str], workdir: Path | None = None, *, measure: bool = False) -> Choice:
+    """Decides for this process, unless TensorFlow has been imported already.
 
     Args:
-        env: the environment of this process.
+        env: the environment of this process: what the user has set there is taken.
         workdir: the run that is started here or resumed; a saved choice is kept. None: there is none.
         measure: measures a processor that is not known, in other processes, and keeps the result in the user's cache.
             False: it is left to TensorFlow.
@@ -90,26 +90,37 @@ def choose(env: MutableMapping[str, str], workdir: Path | None = None, *, measur
     global _chosen
     if "tensorflow.python" in sys.modules:
         return current(env)
-    if _chosen is not None and workdir is None:
-        return _chosen
-    made = _chosen is not None and env.get(VARIABLE) == str(int(_chosen.enabled))  # Not the user's.
+    if _chosen is None or workdir is not None:
+        _chosen = _decide(env, workdir, measure)
+    return _chosen
+
+
+def _decide(env: Mapping[str, str], workdir: Path | None, measure: bool) -> Choice:
     processor = read_processor()
     saved = _saved(workdir, processor)
-    if VARIABLE in env and not made:
-        choice = Choice(_is_true(env[VARIABLE]), f"{VARIABLE}={env[VARIABLE]}")
-        if saved is not None and saved.enabled != choice.enabled:
-            choice = dataclasses.replace(choice, reason=f"{choice.reason}, unlike before: results differ in last bits")
-    else:
-        choice = saved or _of(processor, measure)
-        if choice.enabled != processor.on_by_default:
-            env[VARIABLE] = str(int(choice.enabled))
-        elif made:
-            del env[VARIABLE]
-    _chosen = choice
+    if VARIABLE not in env:
+        return saved or _of(processor, measure)
+    choice = Choice(_is_true(env[VARIABLE]), f"{VARIABLE}={env[VARIABLE]}")
+    if saved is not None and saved.enabled != choice.enabled:
+        return dataclasses.replace(choice, reason=f"{choice.reason}, unlike before: results differ in last bits")
     return choice
 
 
-def current(env: MutableMapping[str, str]) -> Choice:
+@contextlib.contextmanager
+def applied(env: MutableMapping[str, str]) -> Iterator[None]:
+    """In the block, `env` says what was chosen: TensorFlow reads it at its import, and child processes choose anew."""
+    choice = choose(env)
+    if VARIABLE in env or choice.enabled == read_processor().on_by_default:
+        yield
+        return
+    env[VARIABLE] = str(int(choice.enabled))
+    try:
+        yield
+    finally:
+        del env[VARIABLE]
+
+
+def current(env: Mapping[str, str]) -> Choice:
     """Returns what TensorFlow does in this process: what was chosen, or what it found when it was imported."""
     if _chosen is not None:
         return _chosen
