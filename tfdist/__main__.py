@@ -22,6 +22,8 @@ TOOLS = {
         "Show what a run gets wrong: pictures, confusion matrix, classes.",
     ),
     "export": ("tfdist.tools.saved_runs.export", "Write the model of a run as a SavedModel, ONNX, TFLite and others."),
+    "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
+    "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist, or search them."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
@@ -56,8 +58,9 @@ TRAINING = {
 # Old name -> new name; the old one works until the next release.
 RENAMED = {"mistakes": "parallel_mistakes"}
 _BEGIN = (
-    "  $ tfdist train digits       trains a small network on images that come with it, in half a minute",
-    "  $ tfdist run my_script.py   trains with a Keras script of yours, unchanged",
+    "  $ tfdist train digits             trains a small network on images that come with it",
+    "  $ tfdist new mine --images=DIR    writes a config for data of yours, also tables, arrays, text",
+    "  $ tfdist run my_script.py         trains with a Keras script of yours, unchanged",
 )
 _HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}
 
@@ -85,7 +88,7 @@ def main() -> None:
     arguments += ["--mode=eval"] if name == "evaluate" else []
     sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.
     if name == "completion":
-        from tfdist.tools import completion
+        from tfdist.tools.start import completion
 
         completion.main(arguments, {name: module for name, (module, _) in {**TRAINING, **TOOLS}.items()})
         return

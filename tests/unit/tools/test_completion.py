@@ -7,7 +7,7 @@ import sys
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.tools import completion
+from tfdist.tools.start import completion
 
 COMMANDS = {
     "train": "tfdist.main",

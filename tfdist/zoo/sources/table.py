@@ -11,6 +11,7 @@ from tfdist.zoo.sources.arrays import Arrays
 
 # Different texts of a column that is a category, and different whole numbers of a label that is a class.
 MOST_CATEGORIES, MOST_CLASSES = 100, 20
+_NUMBERS_OF_ROWS = ("id", "index", "row", "unnamed: 0")
 _SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
@@ -134,6 +135,13 @@ def is_number(column: Any) -> bool:
     from pandas.api import types
 
     return types.is_numeric_dtype(column) or types.is_bool_dtype(column)
+
+
+def names_of_rows(frame: Any, label: str) -> list[str]:
+    """Returns the columns besides `label` that only tell rows apart: with too many different texts, or called "id"."""
+    names = [str(name) for name in frame.columns if name != label]
+    texts = [name for name in names if not is_number(frame[name]) and frame[name].nunique() > MOST_CATEGORIES]
+    return [*texts, *(name for name in names if name.lower() in _NUMBERS_OF_ROWS and name not in texts)]
 
 
 def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:

@@ -1,0 +1,115 @@
+"""`tfdist new` and `tfdist docs`: what they write and print. test_wheel.py trains with what is written."""
+
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfdist.config import specs, validate
+from tfdist.config.command_line import flag_errors
+from tfdist.tools.start import new, pages, templates
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Runs `tfdist new`; returns the output, and the config with its model and both sources."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, kind, data, label=""):
+        said = new.write(pathlib.Path(name), kind, data, label)
+        config = flag_errors.load(f"{name}/{name}.py")
+        validate.validate(config)
+        monkeypatch.syspath_prepend(tmp_path / name)
+        importlib.invalidate_caches()
+        model = specs.build(config.model, field="config.model")
+        found = [specs.build(config.data.source, split, field="x") for split in ("train", "test")]
+        done = subprocess.run([sys.executable, "-m", "ruff", "check", "--line-length=120", "--isolated", name])
+        assert done.returncode == 0
+        return said, config, model, found
+
+    return run
+
+
+def test_images_without_splits(make, tmp_path):
+    generator = np.random.default_rng(0)
+    for label, count in (("cat", 20), ("dog", 10)):
+        (tmp_path / "pets" / label).mkdir(parents=True)
+        for number in range(count):
+            size = (300, 200) if number else (150, 100)
+            Image.fromarray(generator.integers(0, 255, (*size, 3), np.uint8)).save(
+                tmp_path / "pets" / label / f"{number}.png"
+            )
+    said, config, model, (train, test) = make("pets1", "images", "pets")
+    assert "2 classes: cat, dog" in said and "scaled from up to 300x200" in said
+    assert "24 examples for training, 6 for evaluation" in said and "cd pets1 && tfdist train pets1.py" in said
+    assert model.input_shape == (None, 128, 88, 3) and model.output_shape == (None, 2)
+    assert (
+        (len(train), len(test)) == (24, 6) and config.data.batch_size == 2 and config.data.source["size"] == [128, 88]
+    )
+    readme = (tmp_path / "pets1" / "README.md").read_text()
+    assert "tfdist train pets1.py" in readme and len(readme.splitlines()) <= 14
+
+
+def test_tables_of_classes_and_numbers(make, tmp_path):
+    rows = "\n".join(f"{n},{n % 7},{'ab'[n % 2]},name{n},{'xyz'[n % 3]},{n * 1000.5}" for n in range(200))
+    (tmp_path / "t.csv").write_text(f"id,size,colour,name,kind,price\n{rows}\n")
+    said, config, model, _ = make("kinds", "table", "t.csv", "kind")
+    assert "left out, as names or numbers of rows: name, id" in said and "'kind' has 3 classes: x, y, z" in said
+    assert config.data.source["ignore"] == ["name", "id"] and config.adapt == {"target": "kinds_model:adapt"}
+    assert model.input_shape == (None, 4) and model.output_shape == (None, 3)
+    said, config, model, _ = make("prices", "table", "t.csv")
+    assert "the column 'price' is a number, " in said and config.checkpoint.best_metric == "mae"
+    assert config.objective["target"].endswith(":regression") and model.output_shape == (None, 1)
+
+
+def test_arrays_and_text(make, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((100, 6, 2), np.float32), y=np.arange(100) % 5)
+    _, config, model, _ = make("grids", "arrays", "a.npz")
+    assert (
+        config.objective["inputs"] == "image" if "inputs" in config.objective else model.input_shape == (None, 6, 2, 1)
+    )
+    (tmp_path / "p.txt").write_text("a rose is a rose. " * 100)
+    _, config, model, _ = make("poem", "text", "p.txt")
+    assert model.output_shape == (None, 64, len(set("a rose is a rose. "))) and config.objective["labels"] == "targets"
+    np.savez(tmp_path / "b.npz", first=np.zeros(9), second=np.zeros(9))
+    with pytest.raises(ValueError, match=r"which array is predicted is not known. .* It has: first, second"):
+        make("none", "arrays", "b.npz")
+
+
+def test_a_script_and_a_batch_file_where_slurm_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for program, text in (("sbatch", ""), ("sinfo", "echo 'gpu:a100:4(S:0-1)'; echo '(null)'")):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    said = new.write(pathlib.Path("mine"), "script")
+    assert "tfdist run --workdir=runs/mine mine.py" in said
+    job = (tmp_path / "mine" / "job.sbatch").read_text()
+    assert "#SBATCH --gpus-per-node=4\n" in job and "#SBATCH --ntasks-per-node=4\n" in job
+    compile((tmp_path / "mine" / "mine.py").read_text(), "mine.py", "exec")
+    with pytest.raises(ValueError, match=r"mine exists and is not empty"):
+        new.write(pathlib.Path("mine"), "script")
+    with pytest.raises(ValueError, match=r"'2nd' is no name .* such as run_2nd"):
+        new.write(pathlib.Path("2nd"), "script")
+    with pytest.raises(FileNotFoundError, match=r"--images=none: there is no folder"):
+        new.write(pathlib.Path("other"), "images", "none")
+    monkeypatch.setenv("PATH", str(tmp_path / "mine"))
+    assert set(templates.of_script("mine")) == {"mine.py", "README.md"}
+
+
+def test_pages_are_listed_printed_and_searched(capsys):
+    pages.main(["docs"])
+    listed = capsys.readouterr().out
+    assert "  guide " in listed and "  your-data " in listed
+    pages.main(["docs", "your-data"])
+    assert capsys.readouterr().out.startswith("# Your data\n")
+    pages.main(["docs", "requeue"])
+    found = capsys.readouterr().out
+    assert "slurm: Running under Slurm" in found and "tfdist docs slurm" in found
+    assert all(len(line) <= 100 for line in found.splitlines())
+    with pytest.raises(ValueError, match=r"no page has 'quokka'"):
+        pages.main(["docs", "quokka"])

@@ -1,0 +1,90 @@
+"""Prints the pages of tfdist, or searches them: `python -m tfdist docs [PAGE | WORD]`, such as `tfdist docs slurm`.
+
+Without a word it lists the pages. The name of a page, or a part that only one name has, prints this page. Any other
+words are searched for, and the lines with them are printed.
+"""
+
+import os
+import pydoc
+import sys
+import textwrap
+from pathlib import Path
+
+from tfdist.config import flags as config_flags
+
+USAGE = "[PAGE | WORD...]"
+_IN_WHEEL = Path(__file__).parents[2] / "shipped_docs"
+FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else Path(__file__).parents[3] / "docs"
+# Lines of a page that a search prints.
+_MOST_LINES = 4
+_WIDTH = 100
+
+
+def define_flags() -> None:
+    """Defines no flags."""
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; returns the program's name and the words."""
+    return config_flags.parse_words(argv)
+
+
+def main(argv: list[str]) -> None:
+    """Prints the list of pages, a page, or the lines with the words of the command line.
+
+    Raises:
+        ValueError: no page has these words.
+    """
+    found, words = pages(), " ".join(argv[1:]).strip().lower()
+    named = [name for name in found if words in (name, f"{name}.md", f"docs/{name}.md")]
+    named = named or [name for name in found if words and words in name]
+    if not words:
+        print(
+            "\n".join(["The pages; tfdist docs NAME prints one, tfdist docs WORD searches all.", "", *_listed(found)])
+        )
+    elif len(named) == 1:
+        _show(found[named[0]])
+    else:
+        lines = [line for name, text in found.items() for line in search(name, text, words)]
+        if not lines:
+            raise ValueError(f"no page has {words!r}. tfdist docs lists the pages.")
+        _show("\n".join(lines))
+
+
+def pages() -> dict[str, str]:
+    """Returns name -> text of the pages in Markdown, in alphabetical order."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+
+
+def title(text: str) -> str:
+    """Returns the title of a page."""
+    return next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), "")
+
+
+def search(name: str, text: str, words: str) -> list[str]:
+    """Returns the lines of a page that contain `words`, lower case, with the heading above them; [] if none does."""
+    found, heading = [], ""
+    for line in text.splitlines():
+        heading = line.lstrip("# ") if line.startswith("#") else heading
+        if words in line.lower():
+            found.append((heading, line.strip()))
+    if not found:
+        return []
+    lines = [f"{name}: {title(text)}"]
+    for heading, line in found[:_MOST_LINES]:
+        text_of_line = line if heading in line else f"{heading}: {line}"
+        lines.append(f"    {textwrap.shorten(text_of_line, _WIDTH - 4, placeholder=' ...')}")
+    more = len(found) - _MOST_LINES
+    return [*lines, *([f"    and {more} more lines: tfdist docs {name}"] if more > 0 else []), ""]
+
+
+def _listed(found: dict[str, str]) -> list[str]:
+    width = max(map(len, found))
+    return [f"  {name:{width}}  {title(text)}" for name, text in found.items()]
+
+
+def _show(text: str) -> None:
+    if sys.stdout.isatty() and text.count("\n") > os.get_terminal_size().lines:
+        pydoc.pager(text)
+    else:
+        print(text)
