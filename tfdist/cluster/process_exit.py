@@ -10,6 +10,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.devices import machine
 from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.rendezvous import decision
 from tfdist.config import tensorflow_log, user_code
@@ -143,6 +144,8 @@ def import_tensorflow_quietly() -> None:
     If TF_CPP_MIN_LOG_LEVEL is set to another value than "3", it applies instead; "0" shows everything. Processes that
     this one starts inherit "3".
     """
+    if "tensorflow" not in sys.modules:
+        machine.check_before_import()
     if tensorflow_log.hide(os.environ):
         with tensorflow_log.hidden():
             import tensorflow as tf

@@ -17,9 +17,9 @@ from tensorflow.python.eager import context
 from tfdist import config as config_lib
 from tfdist.cluster import first_collective, interruption, malloc
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import gpu_software, onednn
+from tfdist.cluster.devices import gpu_software, machine, onednn
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
-from tfdist.cluster.discovery import environment, worker_spec
+from tfdist.cluster.discovery import environment, host_names, worker_spec
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import heartbeat, startup_watchdog
@@ -143,11 +143,13 @@ def connect(
     Raises:
         StopError: a worker received a stop request before all were connected.
         TimeoutError: some workers did not connect within `connect_seconds`; lists ranks and hosts.
-        ValueError: the workers' `must_match` values differ, the environment is not valid, or there is no key.
+        ValueError: the workers' `must_match` values differ, the environment is not valid, there is no key, or the name
+            of a worker's host does not resolve.
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
     spec = planned.worker_spec
+    host_names.check(spec, os.environ)
     preflight.unset_proxies(os.environ)
     details = [*_configure_malloc(planned), onednn.describe(onednn.current(os.environ))]
     listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
@@ -160,7 +162,14 @@ def connect(
             start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
         _set_visible_devices(planned)
         software = gpu_software.describe(os.environ)
-        notes = [spec.note, *gpu_software.notes(software), onednn.advice(onednn.current(os.environ)), _mixed(members)]
+        unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused(machine.read(os.environ))
+        notes = [
+            spec.note,
+            unused,
+            *gpu_software.notes(software),
+            onednn.advice(onednn.current(os.environ)),
+            _mixed(members),
+        ]
         if planned.num_workers > 1:
             with interruption.blocked_signals():
                 strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])

@@ -12,7 +12,7 @@ from launching import REPOSITORY, worker_environment
 
 from tfdist import config
 from tfdist.cluster import strategy
-from tfdist.cluster.devices import gpu_software, host_gpus
+from tfdist.cluster.devices import gpu_software, host_gpus, machine
 from tfdist.cluster.discovery import worker_spec
 
 LIST = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aa)
@@ -122,11 +122,12 @@ def test_without_nvidia_smi_the_drivers_files_count(no_program, proc):
 
 def test_the_reason_is_that_of_the_installation():
     build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
-    assert "was built without CUDA. Install" in gpu_software.why_unused({"is_cuda_build": False}, [], "")
-    lacking = gpu_software.why_unused(build, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15")
+    here = machine.Machine(architecture="x86_64")
+    assert "was built without CUDA. Install" in gpu_software.why_unused({"is_cuda_build": False}, [], "", here)
+    lacking = gpu_software.why_unused(build, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15", here)
     assert lacking.startswith("CUDA's libraries are missing (nvidia-cudnn-cu12, nvidia-nccl-cu12). Run: ")
     assert "modules of CUDA 12.5.1 and cuDNN 9" in lacking
-    complete = gpu_software.why_unused(build, [], "450.80.02")
+    complete = gpu_software.why_unused(build, [], "450.80.02", here)
     assert "driver (450.80.02) is too old for CUDA 12.5.1" in complete and "TF_CPP_MIN_LOG_LEVEL=0" in complete
 
 

@@ -120,7 +120,7 @@ def test_files_are_predicted_on_all_replicas_and_workers(folder):
     header, *rows = read_csv(folder / "one.csv")
     assert header == ["file", "class", "probability", "p(dark)", "p(light)"] and len(rows) == 10
     assert all(row[0].split("/")[1] == row[1] and float(row[2]) > 0.5 for row in rows)
-    assert "10 examples: 5 dark, 5 light\naccuracy 1.0000: 10 of 10, by the names of the folders" in printed
+    assert "10 examples: 5 dark, 5 light\naccuracy 1.0000: 10 of 10, by their labels" in printed
     words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv", "--batch_size=3"]
     run_all([words] * 2, topologies.environments(2), cwd=folder)
     several = read_csv(folder / "two.csv")
@@ -182,3 +182,38 @@ def test_a_folder_without_a_run_is_refused(folder):
         words = {"predict": ["images"], "inspect": [], "export": ["--to=keras"]}[command]
         assert "images has no run: it has no config.json" in tfdist(folder, command, "images", *words, code=1)
     assert pathlib.Path(folder, "images").is_dir()
+
+
+TABLE_CONFIG = """
+from tfdist import config as c
+
+def get_config():
+    return c.Config(
+        model={"target": "my_rows:net", "num_classes": 2},
+        data=c.Data(
+            source={"target": "tfdist.zoo.sources.table:table", "path": "rows.csv", "label": "kind"},
+            prepare={"target": "tfdist.zoo.prepare:identity"},
+            batch_size=8,
+        ),
+        objective={"target": "tfdist.zoo.objectives:classification", "inputs": "inputs"},
+        optimizer={"target": "keras.optimizers:Adam"},
+        learning_rate=c.LearningRate(peak=0.1),
+        train=c.Train(epochs=5),
+        report=c.Report(tensorboard=False),
+    )
+"""
+
+
+def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
+    pytest.importorskip("pandas")
+    rows = [f"{number % 7},{'red' if number % 2 else 'blue'},{'a' if number % 2 else 'b'}" for number in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["size,colour,kind", *rows]))
+    (tmp_path / "new.csv").write_text("colour,size\nred,3\nblue,\n")
+    (tmp_path / "bad.csv").write_text("colour\nred\n")
+    (tmp_path / "my_rows.py").write_text(MODULE.replace("(6, 6, 3)", "(3,)"))
+    (tmp_path / "rows.py").write_text(TABLE_CONFIG)
+    tfdist(tmp_path, "train", "rows.py")
+    tfdist(tmp_path, "predict", "runs/rows", "new.csv", "--out=new_out.csv")
+    assert [row[:2] for row in read_csv(tmp_path / "new_out.csv")] == [["row", "class"], ["0", "a"], ["1", "b"]]
+    assert "accuracy 1.0000: 60 of 60, by their labels" in tfdist(tmp_path, "predict", "runs/rows", "rows.csv")
+    assert "has no column 'size'" in tfdist(tmp_path, "predict", "runs/rows", "bad.csv", code=1)

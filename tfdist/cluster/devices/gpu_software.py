@@ -1,6 +1,7 @@
 """Whether TensorFlow can use the GPUs of this host: CUDA build and libraries, driver, code for their architecture."""
 
 import importlib.metadata
+import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.devices import host_gpus, machine
 from tfdist.config import tensorflow_log
 
 # Environment variables that change how GPUs compute or communicate.
@@ -45,24 +46,27 @@ def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
     """
     found = host_gpus.unused_by_tensorflow(env, proc)
     if found:
-        reason = why_unused(tf.sysconfig.get_build_info(), missing_libraries(), host_gpus.driver_version(proc))
+        here = machine.Machine(architecture=platform.machine(), site=machine.site(env))
+        driver = host_gpus.driver_version(proc)
+        reason = why_unused(tf.sysconfig.get_build_info(), missing_libraries(), driver, here)
         raise GpusNotFoundError(
             f"This host has {found}, but TensorFlow {tf.__version__} lists none: {reason} To train on the CPU, set "
             "--config.cluster.gpus=0."
         )
 
 
-def why_unused(build: Mapping[str, Any], missing: Sequence[str], driver: str) -> str:
+def why_unused(build: Mapping[str, Any], missing: Sequence[str], driver: str, here: machine.Machine) -> str:
     """Returns the probable reason why TensorFlow lists no GPU, and what to do.
 
     Args:
         build: TensorFlow's build information.
         missing: the result of `missing_libraries`.
         driver: version of the NVIDIA driver; "": unknown.
+        here: the architecture and the site.
     """
     install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]=={tf.__version__}'"
     if not build.get("is_cuda_build"):
-        return f"it was built without CUDA. Install a build with CUDA: {install}"
+        return f"it was built without CUDA. {machine.advice(here, 'nvidia')}"
     cuda = f"CUDA {build.get('cuda_version')} and cuDNN {build.get('cudnn_version')}"
     container = "In a container, also pass the GPUs: apptainer exec --nv, docker run --gpus=all."
     if missing:

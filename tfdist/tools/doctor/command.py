@@ -1,8 +1,8 @@
 """Checks the environment of a job within a minute: `srun python -m tfdist doctor --config=...`.
 
 Start it like tfdist.main, alone or under any launcher, with the same flags. The chief prints a table with one line for
-each finding, and advice. Exit code 1: a finding is BAD, and a training would fail or hang. `doctor --gpu`, without a
-config, measures the GPUs instead.
+each finding, and advice. Exit code 1: a finding is BAD, and a training would fail or hang. Without a config, it looks
+at this machine only: processor, GPUs, versions, launcher. `doctor --gpu` measures the GPUs instead.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ from absl import flags
 from tfdist.cluster import process_exit, slurm_requeue
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
+from tfdist.config.command_line import flag_errors
 from tfdist.report import files
 from tfdist.tools import tables
-from tfdist.tools.doctor import checks, gpus
+from tfdist.tools.doctor import checks, gpus, this_machine
 from tfdist.tools.doctor.checks import BAD, OK, Finding
 
 _STEPS = 3
@@ -37,6 +38,24 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Workdir of the planned run. Default: runs/NAME for NAME.py.")
     flags.DEFINE_float("job_minutes", None, "Time limit of the planned job, as of sbatch --time.", lower_bound=0.0)
     flags.DEFINE_float("seconds", 2.0, "Seconds for which reading is measured.", lower_bound=0.1)
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; a config is not required."""
+    if "--gpu" in argv or flag_errors.config_path(argv):
+        return config_flags.parse(argv)
+    rest = config_flags.parse_words(argv)
+    config_flags.flags_only(rest[1:])
+    return rest
+
+
+def run_without_config() -> int:
+    """Looks at this machine, and prints the findings; returns the exit code."""
+    findings, rank = this_machine.look(os.environ)
+    code = report(findings, rank)
+    if rank == 0 and not code:
+        print("With a config it checks data, workers, memory and time as well: tfdist doctor my_config.py")
+    return code
 
 
 def run() -> int:
@@ -232,4 +251,6 @@ def report(findings: list[Finding], rank: int) -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
+    if not flags.FLAGS.gpu and flags.FLAGS["config"].value is None:
+        sys.exit(run_without_config())  # TensorFlow is imported only if it can be.
     process_exit.run_and_exit(gpus.run if flags.FLAGS.gpu else run)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-ARRAYS, TABLES = (".npz", ".npy"), (".csv", ".tsv")
+ARRAYS, TABLES = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq")
 _PARALLEL_IMAGES = 16
 
 
@@ -145,6 +145,8 @@ def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
     Raises:
         ValueError: names the first field that is no number, or the table has another number of columns.
     """
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        raise ValueError(f"{path}: only a run that was trained on a table (data.json in its workdir) reads Parquet.")
     with open(path, newline="") as file:
         header, *lines = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
     if width is not None and len(header) != width:

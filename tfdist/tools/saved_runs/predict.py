@@ -1,13 +1,14 @@
 """Predicts with the model of a run, on all devices and workers: `python -m tfdist predict RUN FILES`.
 
-RUN is the workdir of a run. FILES are images, or folders of images; one .npy or .npz file; or one .csv file with the
-columns of the training. They are prepared as in an evaluation of the run.
+RUN is the workdir of a run. FILES are images, or folders of images; one .npy or .npz file; or one table, .csv, .tsv or
+.parquet, with the columns of the training. They are prepared as in an evaluation of the run.
 
     python -m tfdist predict runs/cats photos/ --out=cats.csv
     srun python -m tfdist predict runs/cats photos/ --out=cats.csv --checkpoint=best
 
 The table has the class and its probability for each file; --out writes it with the probabilities of all classes. Images
-in a folder with the name of a class count as examples of this class: the accuracy is printed, too.
+in a folder with the name of a class count as examples of this class, and rows of a table with the label's column as
+examples of that label: the accuracy is printed, too.
 """
 
 import collections
@@ -23,11 +24,14 @@ from absl import flags
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
+from tfdist.config import specs
 from tfdist.tools import tables
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "RUN FILES... [flags]"
+# Reads tables, and makes inputs of them as in the training.
+_TABLES = "tfdist.zoo.sources.table"
 # Rows that are printed; the file has all.
 _SHOWN = 20
 
@@ -98,12 +102,32 @@ def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
     if kind == "arrays":
         stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
         return examples.Rows({key: examples.read_array(files[0], key, stored)})
+    if kind == "table" and saved.label_column:
+        return encoded_table(saved, key, files[0])
     if kind == "table":
         width = shape[0] if shape is not None and len(shape) == 1 else None
         return examples.Rows({key: examples.read_table(files[0], width)[0]})
     size = image_shape(saved, shape)
     dtype = tf.uint8 if saved.config is not None else tf.float32
     return examples.ImageFiles(files, size, dtype, saved.classes)
+
+
+def encoded_table(saved: SavedRun, key: str, path: Path) -> Any:
+    """Opens a table with the columns of the table of the training, with or without the label.
+
+    Raises:
+        ValueError: a column is missing, or holds what it did not hold in the training.
+    """
+    from tfdist.tools.saved_runs import examples
+
+    columns, label = saved.about["columns"], saved.label_column
+    read, encode = (specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode"))
+    frame = read(str(path))
+    labels = None
+    if columns[label]["kind"] == "class" and label in frame:
+        numbers = {text: number for number, text in enumerate(columns[label]["values"])}
+        labels = np.array([numbers.get(str(value), -1) for value in frame[label]], np.int64)
+    return examples.Rows({key: encode(frame, columns)}, labels)
 
 
 def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None) -> tuple[int, int, int]:
@@ -135,12 +159,12 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
     """
     import tensorflow as tf
 
-    from tfdist.tools.saved_runs import outputs, weights
+    from tfdist.tools.saved_runs import examples, outputs, weights
 
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
     source = open_examples(saved, model, words)
     prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
-    name = "images" if hasattr(source, "IMAGES") else "examples"
+    name = "images" if isinstance(source, examples.ImageFiles) else "examples"
     try:
         found, _ = outputs.compute(
             cluster, caller(saved, model), source, prepare, batch=min(batch_size(saved), len(source)), name=name
@@ -204,6 +228,8 @@ def run(workdir: str, words: Sequence[str]) -> int:
         classes = meaning.class_names(saved.classes, count)
     first = "row" if source.names[:1] == ["0"] else "file"
     header, rows = table(source.names, outputs, classes, first)
+    if classes is None and saved.label_column and len(header) == 2:
+        header = [first, saved.label_column]
     if cluster.is_chief:
         show(header, rows, outputs, source.labels, classes)
         if flags.FLAGS.out:
@@ -233,9 +259,7 @@ def show(
         known = labels >= 0
         chosen = np.array([classes.index(row[1]) for row in rows])
         right = int((chosen == labels)[known].sum())
-        print(
-            f"accuracy {right / int(known.sum()):.4f}: {right:,} of {int(known.sum()):,}, by the names of the folders"
-        )
+        print(f"accuracy {right / int(known.sum()):.4f}: {right:,} of {int(known.sum()):,}, by their labels")
 
 
 def main(argv: list[str]) -> None:

@@ -30,6 +30,12 @@ class SavedRun:
         return self.about.get("classes") or []
 
     @property
+    def label_column(self) -> str:
+        """The column that was to be predicted, if the run was trained on a table; "" otherwise."""
+        columns = self.about.get("columns") or {}
+        return next((name for name, each in columns.items() if each.get("role") == "label"), "")
+
+    @property
     def checkpoints(self) -> Path:
         """The directory of the checkpoints."""
         return self.workdir / "checkpoints"

@@ -1,0 +1,99 @@
+"""Machines on which TensorFlow finds no GPU or cannot start, as their files and variables describe them."""
+
+import platform
+
+import pytest
+import tensorflow as tf
+from launching import REPOSITORY
+
+from tfdist.cluster.devices import gpu_software, machine
+from tfdist.cluster.devices.machine import Machine
+
+VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1"}
+X86 = Machine(architecture="x86_64", processor_flags=frozenset({"sse4_2", "avx", "avx2"}))
+GH200 = Machine(architecture="aarch64", gpus={"nvidia": 4})
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A / with the PCI devices that it is given, as (maker, class), and no nvidia-smi."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    def make(*devices, flags="fpu sse4_2 avx avx2"):
+        for number, (maker, kind) in enumerate(devices):
+            folder = tmp_path / "sys" / "bus" / "pci" / "devices" / f"0000:{number:02x}:00.0"
+            folder.mkdir(parents=True)
+            (folder / "vendor").write_text(f"{maker}\n")
+            (folder / "class").write_text(f"{kind}\n")
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc" / "cpuinfo").write_text(f"processor : 0\nvendor_id : X\nflags\t: {flags}\n")
+        return tmp_path
+
+    return make
+
+
+def test_gpus_of_all_makers_are_counted_and_graphics_in_processors_are_not(root):
+    mi250x, ponte_vecchio = ("0x1002", "0x038000"), ("0x8086", "0x038000")
+    integrated, network = ("0x8086", "0x030000"), ("0x8086", "0x020000")
+    found = machine.read({"SLURM_CLUSTER_NAME": "lumi"}, root(*[mi250x] * 8, ponte_vecchio, integrated, network))
+    assert found.gpus == {"amd": 8, "intel": 1} and found.site == "LUMI"
+    assert found.processor_flags == {"fpu", "sse4_2", "avx", "avx2"} and found.architecture == platform.machine()
+
+
+def test_nvidias_gpus_are_counted_without_their_program(root):
+    folder = root()
+    (folder / "proc" / "driver" / "nvidia" / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    assert machine.read({}, folder).gpus == {"nvidia": 1}
+
+
+@pytest.mark.parametrize(
+    ("variables", "site", "words"),
+    [
+        ({}, "", "micromamba search -c conda-forge"),
+        ({"SLURM_CLUSTER_NAME": "roihu"}, "CSC Roihu", "load CSC's module of TensorFlow 2.21"),
+        ({"CLUSTER_NAME": "clariden"}, "Alps (CSCS)", "container engine"),
+        ({"SYSTEMNAME": "jupiter"}, "JUPITER (JSC)", "module spider TensorFlow"),
+    ],
+)
+def test_gh200_is_not_sent_in_a_circle(variables, site, words):
+    here = Machine(architecture="aarch64", site=machine.site(variables))
+    text = gpu_software.why_unused({"is_cuda_build": False}, [], "580.1", here)
+    assert here.site == site and words in text and "docs/gh200.md" in text
+    assert "wheels for aarch64 have no CUDA" in text and "ended with 25.02" in text
+    assert "pip install" not in text  # What was tried already.
+
+
+def test_other_gpus_have_their_own_advice():
+    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.22'" in machine.advice(X86, "nvidia")
+    assert "no wheels for ppc64le" in machine.advice(Machine(architecture="ppc64le"), "nvidia")
+    lumi = Machine(architecture="x86_64", gpus={"amd": 8}, site="LUMI")
+    assert "8 GPU(s) of AMD" in machine.unused(lumi) and "LUMI-G has MI250X" in machine.unused(lumi)
+    assert "plug-in, whose last release is for TensorFlow 2.15" in machine.unused(
+        Machine(architecture="x86_64", gpus={"intel": 6})
+    )
+    assert machine.unused(GH200) == ""
+
+
+def test_what_cannot_work_is_refused_before_tensorflow_is_imported():
+    assert machine.refusal(X86, VERSIONS) == "" and machine.refusal(GH200, VERSIONS) == ""
+    old = Machine(architecture="x86_64", processor_flags=frozenset({"sse4_2"}))
+    assert "has no AVX instructions" in machine.refusal(old, VERSIONS)
+    assert "TensorFlow is not installed" in machine.refusal(X86, VERSIONS | {"tensorflow": ""})
+    text = machine.refusal(X86, VERSIONS | {"tensorflow": "2.13.1"})
+    assert "tensorflow 2.13.1 is installed, and tfdist needs tensorflow>=2.21,<2.22" in text
+    assert "a module of the site" in text and "python3 -m venv env" in text
+    assert "keras 2.15.0 is installed" in machine.refusal(X86, VERSIONS | {"keras": "2.15.0"})
+    assert machine.refusal(X86, VERSIONS | {"tensorflow": "2.21.0rc1"}) == ""
+
+
+def test_this_machine_and_its_tensorflow_are_accepted():
+    found = machine.installed()
+    assert found["tensorflow"] == tf.__version__
+    machine.check_before_import()
+
+
+def test_the_supported_versions_are_those_of_the_package():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    (first, end), (keras_first, keras_end) = machine.TENSORFLOW, machine.KERAS
+    assert f'"tensorflow>={first[0]}.{first[1]},<{end[0]}.{end[1]}"' in text
+    assert f'"keras>={keras_first[0]}.{keras_first[1]},<{keras_end[0]}.{keras_end[1]}"' in text

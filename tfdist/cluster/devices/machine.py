@@ -1,0 +1,138 @@
+"""What this machine is, before TensorFlow is imported: processor, GPUs of any maker, site, versions. No TensorFlow.
+
+machines.json has what to do on each kind of machine, and the known sites by the names of their clusters.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.devices import host_gpus, onednn
+
+# What tfdist supports; pyproject.toml has the same.
+TENSORFLOW, KERAS = ((2, 21), (2, 22)), ((3, 12), (3, 16))
+# PCI: the makers of GPUs, and the classes of 3D controllers, display controllers and accelerators.
+_MAKERS = {"0x1002": "amd", "0x8086": "intel"}
+# Those of graphics in processors are 0x0300.
+_CLASSES = ("0x0302", "0x0380", "0x1200")
+_KNOWN = json.loads(Path(__file__).with_name("machines.json").read_text())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine as its files and variables describe it."""
+
+    # As `platform.machine`: "x86_64", "aarch64", "ppc64le".
+    architecture: str
+    # Such as "avx2"; empty: unknown.
+    processor_flags: frozenset[str] = frozenset()
+    # "nvidia", "amd", "intel" -> number of GPUs.
+    gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # A key of the known sites; "": none of them.
+    site: str = ""
+
+
+def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
+    """Returns this machine; `root`: the folder of proc and sys."""
+    gpus: dict[str, int] = {}
+    folder = root / "proc" / "driver" / "nvidia" / "gpus"
+    nvidia = len(host_gpus.listed()) or (len(list(folder.iterdir())) if folder.is_dir() else 0)
+    if nvidia:
+        gpus["nvidia"] = nvidia
+    for device in sorted((root / "sys" / "bus" / "pci" / "devices").glob("*")):
+        maker = _MAKERS.get(_line(device / "vendor"), "")
+        if maker and _line(device / "class").startswith(_CLASSES):
+            gpus[maker] = gpus.get(maker, 0) + 1
+    text = _content(root / "proc" / "cpuinfo")
+    flags = onednn.read_processor(text).flags
+    return Machine(architecture=platform.machine(), processor_flags=flags, gpus=gpus, site=site(env))
+
+
+def site(env: Mapping[str, str]) -> str:
+    """Returns the known site whose cluster Slurm or the site's own variables name; "" if there is none."""
+    names = {env.get(name, "").lower() for name in ("SLURM_CLUSTER_NAME", "CLUSTER_NAME", "SYSTEMNAME")}
+    return next((name for name, each in _KNOWN["sites"].items() if names & {*each["clusters"]}), "")
+
+
+def advice(machine: Machine, maker: str) -> str:
+    """Returns what to do about GPUs of `maker`, "nvidia", "amd" or "intel", for which TensorFlow was not built."""
+    install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
+    kind = f"nvidia {machine.architecture}" if maker == "nvidia" else maker
+    known = _KNOWN["advice"]
+    text = known.get(kind, known["nvidia x86_64"]).format(install=install)
+    return f"{_KNOWN['sites'][machine.site]['advice']} {text}" if machine.site else text
+
+
+def unused(machine: Machine) -> str:
+    """Returns a note about GPUs of AMD and Intel, which TensorFlow's wheels do not use; "" without such GPUs."""
+    makers = {"amd": "AMD", "intel": "Intel"}
+    found = [(maker, machine.gpus[maker]) for maker in makers if machine.gpus.get(maker)]
+    return " ".join(
+        f"This machine has {number} GPU(s) of {makers[maker]}, and the replicas run on the CPU. {advice(machine, maker)}"
+        for maker, number in found
+    )
+
+
+def refusal(machine: Machine, versions: Mapping[str, str]) -> str:
+    """Returns why TensorFlow cannot be imported here, or is too old for tfdist, and what to do; "": it can.
+
+    Args:
+        machine: the machine.
+        versions: "tensorflow" and "keras" -> version; "" if not installed.
+    """
+    if machine.architecture == "x86_64" and machine.processor_flags and "avx" not in machine.processor_flags:
+        return (
+            'this processor has no AVX instructions, and TensorFlow\'s wheels end with "Illegal instruction" without '
+            "them. Use another machine; in a virtual machine, pass on the host's processor (QEMU: -cpu host)."
+        )
+    if not versions["tensorflow"]:
+        return f"TensorFlow is not installed: {sys.executable} -m pip install 'tensorflow>=2.21,<2.22'"
+    for name, (first, end) in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
+        found = tuple(int(part) for part in re.findall(r"\d+", versions[name])[:2])
+        if found and not first <= found < end:
+            needed = f">={first[0]}.{first[1]},<{end[0]}.{end[1]}"
+            return (
+                f"{name} {versions[name]} is installed, and tfdist needs {name}{needed}. An old version is often "
+                "that of a module of the site, or in ~/.local: unload the module, and install tfdist in an environment of "
+                "its own, without --system-site-packages: python3 -m venv env && env/bin/pip install tfdist; set "
+                "PYTHONNOUSERSITE=1 and unset PYTHONPATH"
+            )
+    return ""
+
+
+def check_before_import() -> None:
+    """Exits with a message if TensorFlow cannot be imported on this machine, or is too old for tfdist."""
+    here = Machine(architecture=platform.machine(), processor_flags=onednn.read_processor().flags)
+    if text := refusal(here, installed()):
+        sys.exit(f"tfdist: {text}.")
+
+
+def installed() -> dict[str, str]:
+    """Returns the versions of TensorFlow and Keras by their metadata, without an import; "" if not installed."""
+    return {"tensorflow": _version("tensorflow", "tensorflow-cpu", "tf-nightly"), "keras": _version("keras")}
+
+
+def _version(*names: str) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _line(path: Path) -> str:
+    return (_content(path) or "").strip()
+
+
+def _content(path: Path) -> Any:
+    try:
+        return path.read_text()
+    except OSError:
+        return None

@@ -1,0 +1,89 @@
+"""Checks that the names of the workers' hosts resolve, before the workers wait for one another. No TensorFlow."""
+
+import concurrent.futures
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+
+# Seconds in which names must resolve, and pause between two attempts: a name server may be busy.
+SECONDS, _PAUSE = 5.0, 1.0
+_AT_ONCE = 16
+# Answers that another attempt does not change.
+_FINAL = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+
+def are_known_at_the_start(spec: WorkerSpec, env: Mapping[str, str]) -> bool:
+    """Returns whether names must resolve now: those of pods, and of SageMaker's containers, appear as these start."""
+    return spec.launcher != "sagemaker" and "KUBERNETES_SERVICE_HOST" not in env
+
+
+def check(
+    spec: WorkerSpec,
+    env: Mapping[str, str],
+    *,
+    seconds: float = SECONDS,
+    look_up: Callable[..., Any] = socket.getaddrinfo,
+) -> None:
+    """Checks that this host can resolve the names of all workers' hosts.
+
+    Args:
+        spec: of this worker.
+        env: the environment.
+        seconds: the time for all attempts; a name without an answer is not reported.
+        look_up: as `socket.getaddrinfo`.
+
+    Raises:
+        ValueError: names the hosts that do not resolve, and what to do.
+    """
+    if spec.num_workers == 1 or not are_known_at_the_start(spec, env):
+        return
+    hosts = dict.fromkeys(hostlist.split_address(address)[0] for address in (*spec.addresses, *spec.chiefs))
+    unknown, end = list(hosts), time.monotonic() + seconds
+    while unknown:
+        unknown = _unresolved(unknown, look_up, end - time.monotonic())
+        if not unknown or time.monotonic() + _PAUSE > end:
+            break
+        time.sleep(_PAUSE)
+    # Of several hosts where rank 0 may be, one is enough.
+    if not unknown or (not spec.addresses and len(unknown) < len(hosts)):
+        return
+    raise ValueError(
+        f"host {socket.gethostname()} cannot resolve names of workers' hosts: {hostlist.compress_hostlist(unknown)}, "
+        f"from {_ORIGIN.get(spec.launcher, spec.launcher)}. The workers connect by these names: correct them, or have "
+        "the site's administrators enter them into DNS or /etc/hosts of all nodes. To look one up: "
+        f"getent hosts {unknown[0]}"
+    )
+
+
+# Launcher -> where its names of hosts are.
+_ORIGIN = {
+    "slurm": "SLURM_STEP_NODELIST",
+    "tf_config": "TF_CONFIG",
+    "pbs": "PBS_NODEFILE",
+    "mpi": "TFDIST_CHIEF or the job's list of hosts",
+    "torchrun": "MASTER_ADDR",
+    "flux": "TFDIST_CHIEF",
+}
+
+
+def _unresolved(hosts: list[str], look_up: Callable[..., Any], seconds: float) -> list[str]:
+    """Returns those of `hosts` that surely have no address."""
+
+    def fails(host: str) -> bool:
+        try:
+            look_up(host, None)
+        except socket.gaierror as error:
+            return error.errno in _FINAL
+        return False
+
+    pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
+    try:
+        found = {pool.submit(fails, host): host for host in hosts}
+        done, _ = concurrent.futures.wait(found, max(0.0, seconds))
+        return [host for future, host in found.items() if future in done and future.result()]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
