@@ -143,13 +143,11 @@ def connect(
     Raises:
         StopError: a worker received a stop request before all were connected.
         TimeoutError: some workers did not connect within `connect_seconds`; lists ranks and hosts.
-        ValueError: the workers' `must_match` values differ, the environment is not valid, there is no key, or the name
-            of a worker's host does not resolve.
+        ValueError: the workers' `must_match` values differ, the environment is not valid, or there is no key.
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
     spec = planned.worker_spec
-    host_names.check(spec, os.environ)
     preflight.unset_proxies(os.environ)
     details = [*_configure_malloc(planned), onednn.describe(onednn.current(os.environ))]
     listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
@@ -162,14 +160,7 @@ def connect(
             start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
         _set_visible_devices(planned)
         software = gpu_software.describe(os.environ)
-        unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused(machine.read(os.environ))
-        notes = [
-            spec.note,
-            unused,
-            *gpu_software.notes(software),
-            onednn.advice(onednn.current(os.environ)),
-            _mixed(members),
-        ]
+        notes = [spec.note, *gpu_software.notes(software), *_notes(planned, members)]
         if planned.num_workers > 1:
             with interruption.blocked_signals():
                 strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
@@ -252,6 +243,12 @@ def _mixed(members: Sequence[Mapping[str, Any]]) -> str:
     return f"the workers have different processors, which round differently: {', '.join(names)}"
 
 
+def _notes(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns notes about the processors of all workers, and about GPUs of this host that are not used."""
+    unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused(machine.read(os.environ))
+    return onednn.advice(onednn.current(os.environ)), _mixed(members), unused
+
+
 def _connect_workers(
     planned: ClusterPlan,
     must_match: Mapping[str, str],
@@ -260,6 +257,7 @@ def _connect_workers(
     stop: interruption.StopRequest | None,
     keys: Keys | None,
 ) -> list[dict]:
+    host_names.check(planned.worker_spec, os.environ)
     devices = f"{planned.local_replicas} {planned.device_type}{'s' if planned.local_replicas > 1 else ''}"
     ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
     common = {

@@ -81,7 +81,7 @@ def test_what_cannot_work_is_refused_before_tensorflow_is_imported():
     assert "TensorFlow is not installed" in machine.refusal(X86, VERSIONS | {"tensorflow": ""})
     text = machine.refusal(X86, VERSIONS | {"tensorflow": "2.13.1"})
     assert "tensorflow 2.13.1 is installed, and tfdist needs tensorflow>=2.21,<2.22" in text
-    assert "a module of the site" in text and "python3 -m venv env" in text
+    assert "module of the site" in text and "python3 -m venv env" in text
     assert "keras 2.15.0 is installed" in machine.refusal(X86, VERSIONS | {"keras": "2.15.0"})
     assert machine.refusal(X86, VERSIONS | {"tensorflow": "2.21.0rc1"}) == ""
 

@@ -74,7 +74,8 @@ def unused(machine: Machine) -> str:
     makers = {"amd": "AMD", "intel": "Intel"}
     found = [(maker, machine.gpus[maker]) for maker in makers if machine.gpus.get(maker)]
     return " ".join(
-        f"This machine has {number} GPU(s) of {makers[maker]}, and the replicas run on the CPU. {advice(machine, maker)}"
+        f"This machine has {number} GPU(s) of {makers[maker]}, and the replicas run on the CPU. "
+        f"{advice(machine, maker)}"
         for maker, number in found
     )
 
@@ -98,9 +99,9 @@ def refusal(machine: Machine, versions: Mapping[str, str]) -> str:
         if found and not first <= found < end:
             needed = f">={first[0]}.{first[1]},<{end[0]}.{end[1]}"
             return (
-                f"{name} {versions[name]} is installed, and tfdist needs {name}{needed}. An old version is often "
-                "that of a module of the site, or in ~/.local: unload the module, and install tfdist in an environment of "
-                "its own, without --system-site-packages: python3 -m venv env && env/bin/pip install tfdist; set "
+                f"{name} {versions[name]} is installed, and tfdist needs {name}{needed}. An old version is often in "
+                "a module of the site, or in ~/.local: unload the module, and install tfdist in an environment of its own "
+                "without --system-site-packages: python3 -m venv env && env/bin/pip install tfdist; set "
                 "PYTHONNOUSERSITE=1 and unset PYTHONPATH"
             )
     return ""
