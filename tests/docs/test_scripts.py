@@ -105,6 +105,7 @@ def test_from_fit(lab):
     assert (lab / "mnist.keras").exists() and (lab / "runs/mnist/finished.json").exists()
 
 
+@pytest.mark.slow
 def test_own_step(lab):
     blocks = re.findall(
         r"^```python\n(.*?)^```", (REPOSITORY / "docs/own_step.md").read_text(), re.DOTALL | re.MULTILINE
@@ -127,6 +128,7 @@ def test_from_horovod(lab):
     assert written == [f"epoch-{n}.weights.h5" for n in (1, 2, 3)] and not list(lab.glob("*.h5"))
 
 
+@pytest.mark.slow
 def test_from_ddp(lab):
     chief, _ = script(lab, "from-ddp.md", "my_ddp.py", workers=2)
     losses = [float(loss) for loss in re.findall(r"^Epoch \d/3 - 5/5 - .* loss: (\S+)$", chief, re.MULTILINE)]

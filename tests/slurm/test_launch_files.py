@@ -11,6 +11,7 @@ import time
 
 import pytest
 from launching import REPOSITORY, worker_environment
+from parameters import slow_except
 from slurm_cluster import slurm_cluster, slurm_missing
 
 LAUNCH = REPOSITORY / "launch"
@@ -105,7 +106,9 @@ def test_every_slurm_file_is_run_below():
     assert {name(path) for path in SLURM_FILES} == set(SLURM_ASKED)
 
 
-@pytest.mark.parametrize("file", SLURM_ASKED)
+@pytest.mark.parametrize(
+    "file", slow_except(SLURM_ASKED, ["slurm.sbatch", "slurm/apptainer.sbatch", "slurm/piz_daint.sbatch"])
+)
 def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, file):
     tasks, gpus, cpus = SLURM_ASKED[file]
     log = tmp_path / "log"

@@ -73,7 +73,7 @@ def slow(*row: object):
 @pytest.mark.parametrize(
     ("launch", "hosts"),
     [
-        ("srun -N2 --ntasks-per-node=1", "n9 n10"),
+        slow("srun -N2 --ntasks-per-node=1", "n9 n10"),
         ("srun -N2 --ntasks-per-node=2", "n9 n9 n10 n10"),
         slow("srun -N2 --ntasks-per-node=2 -m block", "n9 n9 n10 n10"),
         ("srun -N2 --ntasks-per-node=2 -m cyclic", "n9 n10 n9 n10"),
@@ -81,18 +81,18 @@ def slow(*row: object):
         slow("srun -N2 --ntasks-per-node=2 -m *:cyclic", "n9 n9 n10 n10"),
         # Without --ntasks-per-node Slurm fills the first node as far as it can.
         ("srun -N2 -n4", "n9 n9 n9 n10"),
-        ("srun -N2 -n4 -m cyclic", "n9 n10 n9 n9"),
+        slow("srun -N2 -n4 -m cyclic", "n9 n10 n9 n9"),
         slow("srun -N2 -n3", "n9 n9 n10"),
         slow("srun -N2 -n3 -m cyclic", "n9 n10 n9"),
         slow("srun -N2 -n4 -m plane=1", "n9 n10 n9 n10"),
         ("srun -N2 -n8 -m plane=2 --ntasks-per-node=4", "n9 n9 n10 n10 n9 n9 n10 n10"),
         slow("srun -N2 -n7 -m plane=3", "n9 n9 n9 n10 n9 n9 n9"),
-        ("srun -n3 -w n10", "n10 n10 n10"),
-        ("srun -n1", "n9"),
+        slow("srun -n3 -w n10", "n10 n10 n10"),
+        slow("srun -n1", "n9"),
         slow("srun -n1 -w n10", "n10"),
         # A step of an allocation, with fewer nodes than that, or distributed as that says.
         slow("salloc -N2 --ntasks-per-node=2 srun -N1 -n2 -w n10", "n10 n10"),
-        ("salloc -N2 --ntasks-per-node=2 srun -n1", "n9"),
+        slow("salloc -N2 --ntasks-per-node=2 srun -n1", "n9"),
         slow("salloc -N2 --ntasks-per-node=2 -m cyclic srun", "n9 n10 n9 n10"),
         ("salloc -N2 --ntasks-per-node=2 -m cyclic srun -m block", "n9 n9 n10 n10"),
         # Two parts of a heterogeneous job.
@@ -145,17 +145,17 @@ def test_a_batch_script_without_srun_is_one_worker_and_told_so(slurm, tmp_path):
     ("launch", "listed", "used"),
     [
         # Slurm shows each task one GPU, or all GPUs of its node.
-        ("srun -N2 --ntasks-per-node=2 --gpus-per-task=1", "0 1 0 1", "0 1 0 1"),
+        slow("srun -N2 --ntasks-per-node=2 --gpus-per-task=1", "0 1 0 1", "0 1 0 1"),
         slow("srun -N2 --ntasks-per-node=2 --gpus-per-node=2", "0,1 0,1 0,1 0,1", "0 1 0 1"),
         ("srun -N2 --ntasks-per-node=2 --gpus-per-node=2 -m cyclic", "0,1 0,1 0,1 0,1", "0 0 1 1"),
         slow("srun -N2 --ntasks-per-node=2 --gres=gpu:2 --gpu-bind=single:1", "0 1 0 1", "0 1 0 1"),
-        ("srun -N2 --ntasks-per-node=1 --gpus-per-task=2", "0,1 0,1", "0,1 0,1"),
+        slow("srun -N2 --ntasks-per-node=1 --gpus-per-task=2", "0,1 0,1", "0,1 0,1"),
         slow("srun -N2 --ntasks-per-node=1 --gpus-per-node=1", "0 0", "0 0"),
         slow("salloc -N2 --ntasks-per-node=2 --gpus-per-task=1 srun", "0 1 0 1", "0 1 0 1"),
         # The second node has one task, which is to hold as many GPUs as each task of the first.
         ("srun -N2 -n3 --gpus-per-node=2", "0,1 0,1 0,1", "0 1 0"),
         # No GPUs.
-        ("srun -N2 --ntasks-per-node=2", "- - - -", "- - - -"),
+        slow("srun -N2 --ntasks-per-node=2", "- - - -", "- - - -"),
         ("salloc -N2 --ntasks-per-node=2 --gres=gpu:2 srun --gres=none", "- - - -", "- - - -"),
     ],
 )

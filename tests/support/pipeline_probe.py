@@ -1,6 +1,6 @@
 """Reads the input pipelines of several configs on the devices of one worker, and records the examples of each step.
 
-usage: python pipeline_probe.py OUT DEVICES FOLDER   -> writes OUT, an .npz file, and once the files in FOLDER
+usage: python pipeline_probe.py OUT DEVICES FOLDER CASE...   -> writes OUT, an .npz file, and once the files in FOLDER
 """
 
 import dataclasses
@@ -136,10 +136,10 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     sys.modules["pipeline_probe"] = sys.modules["__main__"]  # Sources are found by name, and count here.
-    out, devices, folder = sys.argv[1:]
+    out, devices, folder, *cases = sys.argv[1:]
     connected = strategy.connect(c.ClusterOptions(logical_devices=int(devices), connect_seconds=240.0))
     if connected.is_chief:
         write(pathlib.Path(folder))
     connected.any_worker(True)  # All wait until the files are written.
-    measured = {f"{case}/{key}": v for case, data in CASES.items() for key, v in measure(connected, data).items()}
+    measured = {f"{case}/{key}": v for case in cases for key, v in measure(connected, CASES[case]).items()}
     np.savez(out, **measured)

@@ -124,30 +124,22 @@ def per_replica(cluster: Cluster, values: list) -> tf.Tensor:
 
 
 def sums(options: c.ClusterOptions) -> Arrays:
-    """The sum over replicas of dense, sparse and absent gradients, in each type on the wire, and in packs.
-
-    Of the sparse one: its rows, and the lookups.
-    """
+    """The sum over replicas of dense and absent gradients, in each type on the wire, and in packs."""
     forget()
     cluster = strategy.connect(options)
     dense = [per_replica(cluster, values) for values in DENSE]
-    rows = per_replica(cluster, [np.int64(rows) for rows, _ in SPARSE])
-    values = per_replica(cluster, [np.float32(values) for _, values in SPARSE])
     found = {}
     for dtype, pack in (("float32", 0), ("float32", 64), ("float16", 0), ("bfloat16", 0)):
 
-        def replica(dense, rows, values, dtype=dtype, pack=pack):
-            # Replicas have different numbers of lookups, which are not known when the step is traced.
-            values = tf.compat.v1.placeholder_with_default(values, [None, 2])
-            rows = tf.compat.v1.placeholder_with_default(rows, [None])
-            sparse = tf.IndexedSlices(values, rows, tf.constant([6, 2], tf.int64))
-            given = [None, dense[0], sparse, *dense[1:], None]
-            total = all_reduce.sum_over_replicas(given, c.Communication(dtype=dtype, bytes_per_pack=pack))
-            assert total[0] is None and total[-1] is None and len(total) == 6
-            return [total[1], total[2].values, total[2].indices, *total[3:-1]]
+        def replica(dense, dtype=dtype, pack=pack):
+            total = all_reduce.sum_over_replicas(
+                [None, *dense, None], c.Communication(dtype=dtype, bytes_per_pack=pack)
+            )
+            assert total[0] is None and total[-1] is None and len(total) == 5
+            return total[1:-1]
 
-        total = tf.function(lambda replica=replica: cluster.strategy.run(replica, args=(dense, rows, values)))()
-        for name, value in zip(("matrix", "rows", "lookups", "vector", "scalar"), total, strict=True):
+        total = tf.function(lambda replica=replica: cluster.strategy.run(replica, args=(dense,)))()
+        for name, value in zip(("matrix", "vector", "scalar"), total, strict=True):
             found[f"{dtype}/{pack}/{name}"] = on_each(cluster, value)
     exact = per_replica(cluster, [np.array([1.0, 2.0**-40 * (replica + 1)]) for replica in range(2)])
     mixed = tf.function(
@@ -155,6 +147,29 @@ def sums(options: c.ClusterOptions) -> Arrays:
     )
     found["float64"] = on_each(cluster, mixed()[1])
     return found
+
+
+def lookups(options: c.ClusterOptions, *, dtype: str, pack: int = 0) -> Arrays:
+    """The sum over replicas of a sparse gradient between dense and absent ones: its rows, their lookups, the others."""
+    forget()
+    cluster = strategy.connect(options)
+    dense = [per_replica(cluster, values) for values in DENSE]
+    rows = per_replica(cluster, [np.int64(rows) for rows, _ in SPARSE])
+    values = per_replica(cluster, [np.float32(values) for _, values in SPARSE])
+
+    def replica(dense, rows, values):
+        # Replicas have different numbers of lookups, which are not known when the step is traced.
+        values = tf.compat.v1.placeholder_with_default(values, [None, 2])
+        rows = tf.compat.v1.placeholder_with_default(rows, [None])
+        sparse = tf.IndexedSlices(values, rows, tf.constant([6, 2], tf.int64))
+        given = [None, dense[0], sparse, *dense[1:], None]
+        total = all_reduce.sum_over_replicas(given, c.Communication(dtype=dtype, bytes_per_pack=pack))
+        assert total[0] is None and total[-1] is None and len(total) == 6
+        return [total[1], total[2].values, total[2].indices, *total[3:-1]]
+
+    total = tf.function(lambda: cluster.strategy.run(replica, args=(dense, rows, values)))()
+    names = ("matrix", "rows", "lookups", "vector", "scalar")
+    return {name: on_each(cluster, value) for name, value in zip(names, total, strict=True)}
 
 
 def clipped(options: c.ClusterOptions) -> Arrays:
@@ -230,39 +245,41 @@ def xla(options: c.ClusterOptions) -> Arrays:
     return found
 
 
-def embedding(options: c.ClusterOptions) -> Arrays:
-    """One step that reads few rows of a table, beside a weight that nothing depends on: with SGD and with Adam."""
+# Name -> optimizer, and options of training and of communication, of a step that reads few rows of a table.
+ADAM = {"target": "keras.optimizers:Adam"}
+TABLES = {
+    "plain": ({"target": "keras.optimizers:SGD"}, {}, {}),
+    "micro": ({"target": "keras.optimizers:SGD"}, {"micro_batches": 2}, {}),
+    "local": ({"target": "keras.optimizers:SGD"}, {"local_steps": 2}, {}),
+    "adam": (ADAM, {"precision": "float16", "xla": True}, {}),
+    "adam, micro": (ADAM, {"micro_batches": 2}, {}),
+    "adam, clipped": (ADAM, {"clip_norm": 0.1}, {}),
+    "adam, dense": (ADAM, {}, {"sparse_as_dense": True}),
+}
+
+
+def embedding(options: c.ClusterOptions, *, name: str) -> Arrays:
+    """One step that reads few rows of a table, beside a weight that nothing depends on; `name` is one of `TABLES`."""
     splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
-    found = {}
-    adam = {"target": "keras.optimizers:Adam"}
-    for name, optimizer, pieces in (
-        ("plain", {}, {}),
-        ("micro", {}, {"micro_batches": 2}),
-        ("local", {}, {"local_steps": 2}),
-        ("adam", adam, {"precision": "float16", "xla": True}),
-        ("adam, micro", adam, {"micro_batches": 2}),
-        ("adam, clipped", adam, {"clip_norm": 0.1}),
-        ("adam, dense", adam, {}),
-    ):
-        run = start(
-            options,
-            model={"target": "lab:Table", "rows": 30, "columns": 4},
-            data=c.Data(
-                source={"target": "tfdist.zoo.sources:arrays", "splits": splits},
-                prepare={"target": "tfdist.zoo.prepare:identity"},
-                evaluation_split=None,
-                batch_size=BATCH,
-                shuffle=False,
-            ),
-            objective={"target": "lab:sum_of_outputs", "inputs": "token"},
-            train=c.Train(steps=20, **pieces),
-            communication=c.Communication(sparse_as_dense=name == "adam, dense"),
-            **({"optimizer": optimizer} if optimizer else {}),
-        )
-        found |= {f"{name}/before/{key}": value for key, value in weights(run).items()}
-        run_steps(run, 1)
-        found |= {f"{name}/after/{key}": value for key, value in weights(run).items()}
-    return found
+    optimizer, training, communication = TABLES[name]
+    run = start(
+        options,
+        model={"target": "lab:Table", "rows": 30, "columns": 4},
+        data=c.Data(
+            source={"target": "tfdist.zoo.sources:arrays", "splits": splits},
+            prepare={"target": "tfdist.zoo.prepare:identity"},
+            evaluation_split=None,
+            batch_size=BATCH,
+            shuffle=False,
+        ),
+        objective={"target": "lab:sum_of_outputs", "inputs": "token"},
+        train=c.Train(steps=20, **training),
+        communication=c.Communication(**communication),
+        optimizer=optimizer,
+    )
+    found = {f"before/{key}": value for key, value in weights(run).items()}
+    run_steps(run, 1)
+    return found | {f"after/{key}": value for key, value in weights(run).items()}
 
 
 def loss_scale(options: c.ClusterOptions) -> Arrays:
@@ -297,20 +314,17 @@ def loss_scale(options: c.ClusterOptions) -> Arrays:
     return {key: np.stack([each[key] for each in seen]) for key in seen[0]}
 
 
-def regularization(options: c.ClusterOptions) -> Arrays:
-    """One step that only a penalty moves, in one piece and in two: the weights, and what is reported."""
-    found = {}
-    for pieces in (1, 2):
-        run = start(
-            options,
-            model={"target": "lab:linear", "num_classes": 10, "l2": 0.05},
-            objective={"target": "lab:nothing_to_learn"},
-            train=c.Train(steps=20, micro_batches=pieces),
-        )
-        found |= {f"{pieces}/before/{key}": value for key, value in weights(run).items()}
-        found[f"{pieces}/reported"] = np.array(run_steps(run, 1)["regularization"])
-        found |= {f"{pieces}/after/{key}": value for key, value in weights(run).items()}
-    return found
+def regularization(options: c.ClusterOptions, *, pieces: int) -> Arrays:
+    """One step that only a penalty moves, in so many pieces: the weights, and what is reported."""
+    run = start(
+        options,
+        model={"target": "lab:linear", "num_classes": 10, "l2": 0.05},
+        objective={"target": "lab:nothing_to_learn"},
+        train=c.Train(steps=20, micro_batches=pieces),
+    )
+    found = {f"before/{key}": value for key, value in weights(run).items()}
+    found["reported"] = np.array(run_steps(run, 1)["regularization"])
+    return found | {f"after/{key}": value for key, value in weights(run).items()}
 
 
 def statistics(options: c.ClusterOptions) -> Arrays:
@@ -327,15 +341,12 @@ def statistics(options: c.ClusterOptions) -> Arrays:
     }
 
 
-def synchronised(options: c.ClusterOptions) -> Arrays:
-    """Three steps of synchronised batch normalisation: in one piece, in two, and with a mask."""
-    found = {}
-    for name, pieces, masked in (("whole", 1, False), ("pieces", 2, False), ("masked", 2, True)):
-        model = {"target": "lab:synchronised", "num_classes": 10, "masked": masked}
-        run = start(options, model=model, train=c.Train(steps=20, micro_batches=pieces))
-        run_steps(run, 3)
-        found |= {f"{name}/{key}": value for key, value in weights(run).items()}
-    return found
+def synchronised(options: c.ClusterOptions, *, pieces: int, masked: bool = False) -> Arrays:
+    """Three steps of synchronised batch normalisation, in so many pieces, and with a mask."""
+    model = {"target": "lab:synchronised", "num_classes": 10, "masked": masked}
+    run = start(options, model=model, train=c.Train(steps=20, micro_batches=pieces))
+    run_steps(run, 3)
+    return weights(run)
 
 
 def averages(options: c.ClusterOptions) -> Arrays:
@@ -549,9 +560,16 @@ def predicted(options: c.ClusterOptions) -> Arrays:
 
 
 PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
-    **{f.__name__: f for f in (sums, clipped, update, compressed, xla, embedding, loss_scale)},
-    **{f.__name__: f for f in (regularization, statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
-    **{f.__name__: f for f in (synchronised, averages, traces, collectives, local_rounds, seeds)},
+    **{f.__name__: f for f in (sums, clipped, update, compressed, xla, loss_scale)},
+    **{f"lookups/{dtype}": functools.partial(lookups, dtype=dtype) for dtype in ("float32", "float16", "bfloat16")},
+    "lookups/packed": functools.partial(lookups, dtype="float32", pack=64),
+    **{f"embedding/{name}": functools.partial(embedding, name=name) for name in TABLES},
+    **{f"regularization/{pieces}": functools.partial(regularization, pieces=pieces) for pieces in (1, 2)},
+    "synchronised/whole": functools.partial(synchronised, pieces=1),
+    "synchronised/pieces": functools.partial(synchronised, pieces=2),
+    "synchronised/masked": functools.partial(synchronised, pieces=2, masked=True),
+    **{f.__name__: f for f in (statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
+    **{f.__name__: f for f in (averages, traces, collectives, local_rounds, seeds)},
     **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike, muon)},
 }
 

@@ -1,5 +1,6 @@
 """Bad input ends a run soon, with exit code 1 and one message: the field or file, the value, and what to do."""
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import tensorflow as tf
 import topologies
 from launching import REPOSITORY, worker_environment
+from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
@@ -203,8 +205,9 @@ def cut(path: pathlib.Path) -> None:
     path.write_bytes(content[: len(content) - 60])
 
 
-@pytest.mark.parametrize("limit", [100, 0], ids=["in memory", "on disk"])
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("limit", "split"), slow_except(itertools.product((100, 0), ("train", "test")), [(0, "train"), (100, "test")])
+)
 def test_an_unreadable_image_is_named(fails, tmp_path, limit, split):
     root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4, "dog": 4}})
     broken = root / split / "dog" / "3.jpg"
@@ -436,7 +439,7 @@ def get_config():
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_loss_that_is_no_number_stops_all_and_keeps_the_last_good_checkpoint(tmp_path, workers):
     (tmp_path / "nan.py").write_text(NAN)
     command = topologies.command(tmp_path / "run", config=str(tmp_path / "nan.py"))

@@ -178,10 +178,11 @@ def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path):
         until(lambda: not processes_with(str(tmp_path)), 5)
 
 
-def test_nor_one_that_is_killed_at_the_instant_of_their_start(tmp_path):
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_nor_one_that_is_killed_at_the_instant_of_their_start(tmp_path, times):
     # The workers have the path of this test in their command line.
     program = f"mark = {str(tmp_path)!r}; time.sleep(60)"
-    for _ in range(5):
+    for _ in range(times):
         with launched(supervising(program, tmp_path, "--workers=8")) as process:
             until(lambda launcher=process.pid: children(launcher))
             time.sleep(random.uniform(0.0, 0.02))
@@ -201,8 +202,8 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
 @pytest.mark.parametrize(
     ("program", "own", "code", "words"),
     [
-        ("sys.exit(0)", (), 0, ""),
-        ("sys.exit(75)", (), 75, ""),
+        pytest.param("sys.exit(0)", (), 0, "", marks=pytest.mark.slow),
+        pytest.param("sys.exit(75)", (), 75, "", marks=pytest.mark.slow),
         # The worker that notices may be faster than the one that dies.
         (
             "time.sleep(0.4 * rank)\nif rank: die()\nsys.exit(76)",
@@ -265,8 +266,8 @@ def test_what_came_first_decides(tmp_path, program, own, code, words):
     ("numbers", "program", "code", "words"),
     [
         ([signal.SIGINT], "def stop(*_): sys.exit(75)", 75, ""),
-        ([signal.SIGUSR1], "def stop(*_): sys.exit(75)", 75, ""),
-        ([signal.SIGHUP], "def stop(*_): sys.exit(75)", 75, ""),
+        pytest.param([signal.SIGUSR1], "def stop(*_): sys.exit(75)", 75, "", marks=pytest.mark.slow),
+        pytest.param([signal.SIGHUP], "def stop(*_): sys.exit(75)", 75, "", marks=pytest.mark.slow),
         ([signal.SIGTERM], "def stop(*_): signal.raise_signal(signal.SIGKILL)", 76, "worker . was killed by SIGKILL"),
         # Ctrl-C twice ends even those that do not listen.
         ([signal.SIGINT, signal.SIGINT], "def stop(*_): pass", 130, "interrupted before the run was saved"),

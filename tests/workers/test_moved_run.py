@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import topologies
+from parameters import slow_except
 
 from tfdist.training import checkpointing
 
@@ -24,9 +25,7 @@ def on_four(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize(
-    ("workers", "devices"), [*(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (3, 1))), (1, 8)]
-)
+@pytest.mark.parametrize(("workers", "devices"), slow_except([(1, 2), (3, 1), (1, 8)], [(1, 2)]))
 def test_a_run_of_four_replicas_goes_on_elsewhere(on_four, tmp_path, workers, devices):
     moved = tmp_path / "moved"
     shutil.copytree(on_four, moved)

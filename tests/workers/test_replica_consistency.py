@@ -102,7 +102,7 @@ def run(workdir, *options: str, workers: int, code: int = 77) -> list[str]:
     return outputs
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, workers, devices):
     # 1,442 examples in batches of 480 are 3 steps an epoch.
     flip = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 1, 'replica': 1}"
@@ -139,19 +139,30 @@ def test_unequal_replicas_are_never_saved_and_the_launcher_does_not_restart_them
     assert sorted(path.name for path in tmp_path.glob("checkpoints/step-*"))[-1] == "step-00000003"
 
 
+# Three steps of an epoch flip a bit of the second replica.
+FLIP = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': %d, 'replica': 1}"
+
+
+def copying(workers):
+    """Options of a run of 6 steps on 2 replicas, which copies the chief's state."""
+    steps = ("--config.train.steps=6", "--config.checkpoint.every.steps=3")
+    return ("--config.agreement.action=copy", *steps, f"--config.cluster.logical_devices={2 // workers}")
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_copying_continues_with_the_chiefs_state_a_few_times(tmp_path, workers):
-    # Three steps of epoch 1 flip a bit of the second replica.
-    flip = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': %d, 'replica': 1}"
-    copy = ("--config.agreement.action=copy", "--config.train.steps=6", "--config.checkpoint.every.steps=3")
-    copy += (f"--config.cluster.logical_devices={2 // workers}",)
-    outputs = run(tmp_path / "flipped", flip % 1, *copy, workers=workers, code=0)
+def test_copying_continues_with_the_chiefs_state(tmp_path, workers):
+    outputs = run(tmp_path / "flipped", FLIP % 1, *copying(workers), workers=workers, code=0)
     said = [output.count("All replicas now have the chief's state: copy 3 of at most 3") for output in outputs]
     assert said == [1, 0][:workers]
-    run(tmp_path / "sound", flip % 99, *copy, workers=workers, code=0)
+    run(tmp_path / "sound", FLIP % 99, *copying(workers), workers=workers, code=0)
     flipped, sound = (topologies.arrays(tmp_path / name, step=6) for name in ("flipped", "sound"))
     assert topologies.largest_difference(flipped, sound) == 0.0
-    outputs = run(tmp_path / "limited", flip % 1, *copy, "--config.agreement.limit=1", workers=workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_copying_ends_the_run_at_its_limit(tmp_path, workers):
+    outputs = run(tmp_path, FLIP % 1, *copying(workers), "--config.agreement.limit=1", workers=workers)
     assert "copy 1 of at most 1" in outputs[0]
     for output in outputs:
         assert re.search(

@@ -191,6 +191,7 @@ def linear_for(epochs: int, **rate):
     return change
 
 
+@pytest.mark.slow
 def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tmp_path, capsys):
     def epochs(number):
         def change(config):
@@ -235,6 +236,7 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
     assert content(workdir) == before
 
 
+@pytest.mark.slow
 def test_another_best_metric_starts_the_search_anew(tmp_path):
     """The lowest loss was compared with accuracies, and was "the best accuracy" for good."""
 

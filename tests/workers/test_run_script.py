@@ -95,7 +95,11 @@ def test_a_finished_script_trains_nothing(found):
     [
         ("here", r'Traceback \(most recent call last\):\n  File "tests/scripts/unchanged\.py", line \d+, in <module>'),
         ("strategy", r"makes a tf\.distribute\.MirroredStrategy, but tfdist\.run already distributes it .*: remove"),
-        ("devices", r"tf\.config's set_visible_devices, but tfdist\.run has chosen the devices .*: remove the call"),
+        pytest.param(
+            "devices",
+            r"tf\.config's set_visible_devices, but tfdist\.run has chosen the devices .*: remove the call",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("connect", r"calls tfdist\.connect, as tfdist\.run has done already", marks=pytest.mark.slow),
     ],
 )
@@ -124,13 +128,13 @@ def test_errors_show_the_script(tmp_path, fail, words):
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, words):
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "tfdist.run", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1 and re.search(words, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_mistake_in_a_script_that_connects_is_one_message_with_its_place(tmp_path, workers):
     script = tmp_path / "script.py"
     script.write_text("import tfdist\n\ncluster = tfdist.connect()\ntfdist.fit(cluster, None, [1])\n")

@@ -60,6 +60,7 @@ def in_groups(tmp_path_factory):
     return topologies.arrays(workdir)
 
 
+@pytest.mark.slow
 def test_statistics_over_groups_and_sums_in_packs_change_nothing(in_groups, tmp_path):
     packs = "--config.communication.bytes_per_pack=4096"
     topologies.train(tmp_path, *GROUPS, packs, workers=2, devices=2)

@@ -122,7 +122,9 @@ def hanging(workdir, *options):
         yield process, printed
 
 
-@pytest.mark.parametrize(("number", "code", "pause"), [(INT, 130, 0.0), (TERM, 128 + TERM, 5.5)])
+@pytest.mark.parametrize(
+    ("number", "code", "pause"), [(INT, 130, 0.0), pytest.param(TERM, 128 + TERM, 5.5, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_ends_one_worker_that_hangs(tmp_path, number, code, pause):
     """Python runs no signal handler in a call that hangs: only SIGKILL ended the process."""
     with hanging(tmp_path) as (process, printed):
@@ -197,7 +199,7 @@ def get_config():
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_callback_that_exits_is_named_by_all_workers(tmp_path, monkeypatch, workers):
     """The chief ended with 0 and without a word, and the others lost "another worker"."""
     (tmp_path / "exits.py").write_text(EXITS)

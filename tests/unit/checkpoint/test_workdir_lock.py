@@ -14,11 +14,12 @@ import numpy as np
 import psutil
 import pytest
 from launching import REPOSITORY
+from processes import until
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import workdir_lock
 
-# Holds the workdir until it is killed; exits with 1 and a message if it is refused or has lost it.
+# Holds the workdir for some seconds or until its input ends; exits with 1 and a message if refused, or if it lost it.
 HOLDER = """
 import os, pathlib, sys, time
 from tfdist.checkpoint import workdir_lock
@@ -30,15 +31,16 @@ try:
 except workdir_lock.WorkdirInUseError as error:
     sys.exit(str(error))
 print("acquired", flush=True)
-time.sleep(float(sys.argv[3]))
+time.sleep(float(sys.argv[3])) if sys.argv[3] != "told" else sys.stdin.read()
 lock.release()
 print("released", flush=True)
 """
 
 
-def holder(workdir: pathlib.Path, job: str = "", seconds: float = 600.0) -> subprocess.Popen:
+def holder(workdir: pathlib.Path, job: str = "", seconds: float | str = 600.0) -> subprocess.Popen:
     command = [sys.executable, "-c", HOLDER, str(workdir), job, str(seconds)]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=REPOSITORY, text=True, **pipes)
 
 
 @pytest.fixture
@@ -194,7 +196,8 @@ def test_a_live_owner_is_known_whatever_its_clock_says(tmp_path, held, monkeypat
 def test_of_many_that_start_together_one_wins(tmp_path, held):
     held.kill()
     held.wait()
-    processes = [holder(tmp_path, seconds=8.0) for _ in range(5)]
+    processes = [holder(tmp_path, seconds="told") for _ in range(5)]
+    until(lambda: sum(process.poll() is None for process in processes) <= 1)
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     codes = [process.returncode for process in processes]
     assert sorted(codes) == [0, 1, 1, 1, 1], outputs

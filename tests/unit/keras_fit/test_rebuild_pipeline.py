@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parameters import slow_except
 
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, make_adapter, rebuild_pipeline
@@ -65,25 +66,27 @@ SHUFFLED = {
 }
 
 
-@pytest.mark.parametrize("make", SHUFFLED.values(), ids=SHUFFLED.keys())
-def test_a_look_at_the_data_takes_no_pass_of_a_shuffle(make):
+# Each takes seconds of tracing.
+@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["batches that are mapped", "unknown length"]))
+def test_a_look_at_the_data_takes_no_pass_of_a_shuffle(name):
+    make = SHUFFLED[name]
     tf.random.set_seed(3)
     passes = make()
     expected = [list(passes.as_numpy_iterator()) for _ in range(3)]
     data = feed(lambda: (make(), {}))
     batches = data.stream(0, 2 * data.steps).take(2 * data.steps).as_numpy_iterator()
     # Keras makes an iterator after an epoch that it does not use, unless it has to find out where the epoch ends.
-    second = expected[1] if make is SHUFFLED["unknown length"] else expected[2]
+    second = expected[1] if name == "unknown length" else expected[2]
     for found, wanted in zip(batches, expected[0] + second, strict=True):
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
     assert data.batch_size == 16
 
 
-@pytest.mark.parametrize("make", SHUFFLED.values(), ids=SHUFFLED.keys())
-def test_workers_of_different_speeds_read_the_same_passes_of_a_shuffle(make):
+@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["batches", "unknown length"]))
+def test_workers_of_different_speeds_read_the_same_passes_of_a_shuffle(name):
     """What is read ahead of the last step would take another pass: rows would be evaluated twice, and others never."""
-    passes = []
+    make, passes = SHUFFLED[name], []
     for waits in (0.0, 0.2):
         tf.random.set_seed(3)
         data, own = feed(lambda: (make(), {})), []
@@ -103,11 +106,12 @@ CONTINUED = {
 }
 
 
-@pytest.mark.parametrize("make", CONTINUED.values(), ids=CONTINUED.keys())
-def test_a_second_fit_gets_the_passes_that_follow_in_keras_however_far_was_read_ahead(make):
+@pytest.mark.parametrize("name", slow_except(CONTINUED, ["batches", "mapped behind"]))
+def test_a_second_fit_gets_the_passes_that_follow_in_keras_however_far_was_read_ahead(name):
+    make = CONTINUED[name]
     tf.random.set_seed(3)
     passes = make()
-    expected = [list(passes.as_numpy_iterator()) for _ in range(5)][2 if make is SHUFFLED["unknown length"] else 4]
+    expected = [list(passes.as_numpy_iterator()) for _ in range(5)][2 if name == "unknown length" else 4]
     tf.random.set_seed(3)
     dataset, options = make(), base.DataOptions(continues=True)
     first = make_adapter.make_data_adapter(dataset, None, None, options)
@@ -194,7 +198,7 @@ def assert_equal(first, second):
     tf.nest.map_structure(np.testing.assert_array_equal, first, second)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", slow_except(PIPELINES, ["typical", "two maps, of classes"]))
 def test_workers_make_their_rows_of_the_same_batches(name):
     make, steps = PIPELINES[name], 9
     opened = feed(make)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import keras
 import pytest
+from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import directory
@@ -132,7 +133,7 @@ def start(run: run_lib.Run, capsys) -> tuple[int, str]:
     return code, said
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("how", slow_except(DAMAGES, ["empty", "cut", "wrong values", FIFO, DIRECTORY]))
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, capsys, name, how):
     run, path = copied(finished, tmp_path / "run", name, how)
@@ -157,7 +158,7 @@ def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, 
             checkpoint_format.find(run.checkpoints, "best", print)
 
 
-@pytest.mark.parametrize("how", [FIFO, LOOP, DANGLING, "empty"])
+@pytest.mark.parametrize("how", slow_except([FIFO, LOOP, DANGLING, "empty"], [FIFO, DANGLING]))
 @pytest.mark.parametrize("name", DIRECTORIES)
 def test_something_else_in_place_of_a_directory(finished, tmp_path, capsys, name, how):
     run, path = copied(finished, tmp_path / "run", name, how)

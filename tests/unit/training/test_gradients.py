@@ -31,17 +31,37 @@ def test_the_size_of_packs_follows_the_implementation_unless_it_is_set(implement
         assert all_reduce.with_pack_size(given, implementation) == given
 
 
+# Each row of a table of probes takes seconds of tracing: those that other rows resemble are slow.
+QUICK = ("lookups/bfloat16", "embedding/plain", "embedding/adam", "embedding/adam, dense")
+SLOW = ("lookups/float32", "lookups/packed", "lookups/float16", "embedding/micro", "embedding/local")
+SLOW += ("embedding/adam, micro", "embedding/adam, clipped", "xla")
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """What one process with two replicas has measured."""
-    names = ("sums", "clipped", "update", "compressed", "xla", "embedding", "loss_scale")
+    names = ("sums", "clipped", "update", "compressed", "loss_scale", *QUICK)
     return probes.measure(tmp_path_factory.mktemp("gradients"), *names, devices=2)[0]
 
 
-@pytest.mark.parametrize(("dtype", "pack"), [("float32", 0), ("float32", 64), ("float16", 0), ("bfloat16", 0)])
-def test_gradients_are_summed_whatever_travels(measured, dtype, pack):
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    """As `measured`, of the slow probes."""
+    return probes.measure(tmp_path_factory.mktemp("slow"), *SLOW, devices=2)[0]
+
+
+def rows(table, *names):
+    """Parameters (the fixture with its results, name) for rows of a table of probes; the slow ones are marked."""
+    return [
+        pytest.param("slow", name, marks=pytest.mark.slow) if f"{table}/{name}" in SLOW else ("measured", name)
+        for name in names
+    ]
+
+
+def assert_sums(measured, place, dtype):
+    """Asserts that the dense gradients were summed, and travelled in `dtype`."""
     for index, name in enumerate(("matrix", "vector", "scalar")):
-        found = measured[f"sums/{dtype}/{pack}/{name}"]
+        found = measured[f"{place}/{name}"]
         assert found.shape == (2, *SUMS[index].shape) and found.dtype == np.float32
         np.testing.assert_array_equal(found[0], found[1])
         # Each term is rounded once, by half a step at most, and so is their sum.
@@ -50,12 +70,19 @@ def test_gradients_are_summed_whatever_travels(measured, dtype, pack):
             bound = bound + 1.5 * 2.0**-24  # Below 6e-5 float16's steps no longer shrink.
         assert np.all(np.abs(found[0] - SUMS[index]) <= bound)
     exact = SUMS[0].astype(np.float32)
-    assert (measured[f"sums/{dtype}/{pack}/matrix"][0] == exact).all() == (dtype == "float32")
+    assert (measured[f"{place}/matrix"][0] == exact).all() == (dtype == "float32")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_lookups_of_sparse_gradients_are_concatenated_in_the_order_of_the_replicas(measured, dtype):
-    lookups, rows = measured[f"sums/{dtype}/0/lookups"], measured[f"sums/{dtype}/0/rows"]
+@pytest.mark.parametrize(("dtype", "pack"), [("float32", 0), ("float32", 64), ("float16", 0), ("bfloat16", 0)])
+def test_gradients_are_summed_whatever_travels(measured, dtype, pack):
+    assert_sums(measured, f"sums/{dtype}/{pack}", dtype)
+
+
+@pytest.mark.parametrize(("fixture", "name"), rows("lookups", "float32", "packed", "float16", "bfloat16"))
+def test_lookups_of_sparse_gradients_are_concatenated_in_the_order_of_the_replicas(request, fixture, name):
+    measured = request.getfixturevalue(fixture)
+    assert_sums(measured, f"lookups/{name}", "float32" if name == "packed" else name)
+    lookups, rows = measured[f"lookups/{name}/lookups"], measured[f"lookups/{name}/rows"]
     # Rows of zeros are added for the first entry.
     added = ~rows[0].any(axis=1)
     assert added.any() and not lookups[:, added].any()
@@ -100,20 +127,22 @@ def test_compression_costs_little_and_the_weights_stay_float32(measured):
         assert 0 < error < STEP[dtype] * size, dtype
 
 
-def test_what_xla_compiles_comes_to_the_same(measured):
-    plain = {key: value for key, value in measured.items() if key.startswith("xla/plain/")}
+@pytest.mark.slow
+def test_what_xla_compiles_comes_to_the_same(slow):
+    plain = {key: value for key, value in slow.items() if key.startswith("xla/plain/")}
     assert "xla/plain/model/norm/moving_mean" in plain
     for key, value in plain.items():
-        np.testing.assert_allclose(measured[key.replace("plain", "compiled")], value, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(slow[key.replace("plain", "compiled")], value, rtol=0, atol=1e-6)
 
 
 def test_float64_travels_as_it_is(measured):
     np.testing.assert_array_equal(measured["sums/float64"], [[2.0, 3 * 2.0**-40]] * 2)
 
 
-@pytest.mark.parametrize(("name", "updates"), [("plain", 1), ("micro", 1), ("local", 2)])
-def test_sparse_and_absent_gradients_go_through_a_step(measured, name, updates):
-    before, after = ({k: measured[f"embedding/{name}/{w}/{k}"] for k in KEYS} for w in ("before", "after"))
+@pytest.mark.parametrize(("fixture", "name"), rows("embedding", "plain", "micro", "local"))
+def test_sparse_and_absent_gradients_go_through_a_step(request, fixture, name):
+    updates, found = 2 if name == "local" else 1, request.getfixturevalue(fixture)
+    before, after = ({k: found[f"embedding/{name}/{w}/{k}"] for k in KEYS} for w in ("before", "after"))
     counts = np.bincount(probes.TOKENS[: probes.BATCH].ravel(), minlength=30)
     assert counts.min() == 0 and counts.max() > 1
     expected = before[KEYS[0]] - updates * counts[:, np.newaxis] / probes.BATCH
@@ -122,15 +151,14 @@ def test_sparse_and_absent_gradients_go_through_a_step(measured, name, updates):
         np.testing.assert_array_equal(before[key], after[key])
 
 
-@pytest.mark.parametrize(
-    ("name", "by_lookup"), [("adam", True), ("adam, micro", False), ("adam, clipped", False), ("adam, dense", False)]
-)
-def test_adam_squares_the_row_of_each_lookup_as_keras_does(measured, name, by_lookup):
+@pytest.mark.parametrize(("fixture", "name"), rows("embedding", "adam", "adam, micro", "adam, clipped", "adam, dense"))
+def test_adam_squares_the_row_of_each_lookup_as_keras_does(request, fixture, name):
     """In float16 and compiled by XLA too; Keras adds the rows first if it accumulates or clips by the global norm.
 
     So does tfdist with `communication.sparse_as_dense`.
     """
-    before, after = (measured[f"embedding/{name}/{when}/{KEYS[0]}"] for when in ("before", "after"))
+    by_lookup, found = name == "adam", request.getfixturevalue(fixture)
+    before, after = (found[f"embedding/{name}/{when}/{KEYS[0]}"] for when in ("before", "after"))
     counts = np.bincount(probes.TOKENS[: probes.BATCH].ravel(), minlength=30)[:, np.newaxis]
     # The first update is the sum over the root of the sum of squares; each lookup has the same gradient.
     np.testing.assert_allclose(

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
@@ -48,7 +49,9 @@ def steps(run: run_lib.Run, first: int, last: int, step=train_step.train_step) -
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize("parts", [NOISY, NOISE, NOISY | {"train": c.Train(steps=20, micro_batches=2)}])
+@pytest.mark.parametrize(
+    "parts", slow_except([NOISY, NOISE, NOISY | {"train": c.Train(steps=20, micro_batches=2)}], [NOISY])
+)
 def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path, parts):
     whole = steps(start(tmp_path, **parts), 0, 6)
     half = steps(start(tmp_path, **parts), 0, 3)

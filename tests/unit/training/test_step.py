@@ -14,34 +14,38 @@ from tfdist import config as c
 from tfdist.training import evaluate, loop, setup
 from tfdist.training import run as run_lib
 
-MASKS = ("masks", "masks_of_a_second_run", "masks_of_micro_batches")
-NAMES = ("regularization", "statistics", "synchronised", "averages", *MASKS, "traces")
-ON_ONE = ("regularization:1", "synchronised:1", "traces:1")
+# Each takes seconds of tracing. A name that ends in ":1" is measured on one replica, all others on two.
+NAMES = ("regularization/2", "statistics", "averages", "masks", "masks_of_micro_batches", "traces")
+NAMES += ("synchronised/whole", "synchronised/masked", "synchronised/whole:1", "synchronised/masked:1")
+SLOW = ("regularization/1", "regularization/1:1", "regularization/2:1", "masks_of_a_second_run", "traces:1")
+SLOW += ("synchronised/pieces", "synchronised/pieces:1", "synchronised/whole", "masks")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """The measurements of one process, with two replicas unless stated otherwise."""
-    return probes.measure(tmp_path_factory.mktemp("two"), *NAMES, *ON_ONE, devices=2)[0]
+    """What one process has measured."""
+    return probes.measure(tmp_path_factory.mktemp("two"), *NAMES, devices=2)[0]
 
 
 @pytest.fixture(scope="module")
-def one(two):
-    """What was measured with one replica."""
-    return {name.replace(":1/", "/"): value for name, value in two.items() if ":1/" in name}
+def slow(tmp_path_factory):
+    """As `two`, of the slow probes."""
+    return probes.measure(tmp_path_factory.mktemp("slow"), *SLOW, devices=2)[0]
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_penalty_counts_once_on_any_number_of_replicas_and_pieces(one, two, replicas, pieces):
-    measured = {1: one, 2: two}[replicas]
-    before, after = (measured[f"regularization/{pieces}/{w}/model/logits/kernel"] for w in ("before", "after"))
+@pytest.mark.parametrize(
+    ("fixture", "pieces", "on"),
+    [("two", 2, ""), *(pytest.param("slow", *row, marks=pytest.mark.slow) for row in ((1, ""), (1, ":1"), (2, ":1")))],
+)
+def test_a_penalty_counts_once_on_any_number_of_replicas_and_pieces(request, fixture, pieces, on):
+    measured = request.getfixturevalue(fixture)
+    before, after = (measured[f"regularization/{pieces}{on}/{w}/model/logits/kernel"] for w in ("before", "after"))
     # The gradient of 0.05 x the sum of squares is 0.1 x the weight; the rate is 1.
     assert np.abs(before).max() > 0.1
     np.testing.assert_allclose(after, 0.9 * before, rtol=1e-6)
     penalty = 0.05 * np.sum(before.astype(np.float64) ** 2)
-    np.testing.assert_allclose(measured[f"regularization/{pieces}/reported"], penalty, rtol=1e-6)
+    np.testing.assert_allclose(measured[f"regularization/{pieces}{on}/reported"], penalty, rtol=1e-6)
 
 
 @pytest.mark.workers
@@ -66,15 +70,19 @@ def test_unsynchronised_statistics_are_the_mean_of_the_replicas_own(two):
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize("name", ["whole", "pieces", "masked"])
-def test_synchronised_statistics_are_those_of_all_replicas_in_micro_batches_and_with_a_mask_too(one, two, name):
-    keys = [key for key in two if key.startswith(f"synchronised/{name}/")]
-    assert f"synchronised/{name}/model/norm/moving_variance" in keys and len(keys) == 6
+@pytest.mark.parametrize(
+    ("fixture", "name"), [("two", "whole"), ("two", "masked"), pytest.param("slow", "pieces", marks=pytest.mark.slow)]
+)
+def test_synchronised_statistics_are_those_of_all_replicas_in_micro_batches_and_with_a_mask_too(request, fixture, name):
+    measured = request.getfixturevalue(fixture)
+    keys = [key.removeprefix(f"synchronised/{name}/") for key in measured if key.startswith(f"synchronised/{name}/")]
+    assert "model/norm/moving_variance" in keys and len(keys) == 6
     for key in keys:
-        np.testing.assert_allclose(two[key], one[key], rtol=1e-7, atol=1e-8, err_msg=key)
+        two, one = (measured[f"synchronised/{name}{on}/{key}"] for on in ("", ":1"))
+        np.testing.assert_allclose(two, one, rtol=1e-7, atol=1e-8, err_msg=key)
     # The statistics of two pieces are not those of the whole.
-    mean = f"synchronised/{name}/model/norm/moving_mean"
-    assert name == "whole" or np.abs(two[mean] - two["synchronised/whole/model/norm/moving_mean"]).max() > 1e-4
+    mean, whole = (measured[f"synchronised/{one}/model/norm/moving_mean"] for one in (name, "whole"))
+    assert name == "whole" or np.abs(mean - whole).max() > 1e-4
 
 
 @pytest.mark.workers
@@ -117,10 +125,16 @@ def test_dropout_differs_between_replicas_steps_layers_and_micro_batches(two, pr
             assert abs(agreement - 0.5) < 5 * 0.5 / size**0.5, (first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.workers
-def test_dropout_is_the_same_in_a_repeated_run_and_on_two_workers(two, tmp_path):
+def test_dropout_is_the_same_in_a_second_run_of_the_process(two, slow):
     for replica in ("0", "1"):
-        np.testing.assert_array_equal(two[f"masks/{replica}"], two[f"masks_of_a_second_run/{replica}"])
+        for name in ("masks", "masks_of_a_second_run"):
+            np.testing.assert_array_equal(two[f"masks/{replica}"], slow[f"{name}/{replica}"])
+
+
+@pytest.mark.workers
+def test_dropout_is_the_same_in_a_repeated_run_on_two_workers(two, tmp_path):
     workers = probes.measure(tmp_path, "masks", workers=2)
     for rank, worker in enumerate(workers):
         assert list(worker) == [f"masks/{rank}"]
@@ -128,14 +142,20 @@ def test_dropout_is_the_same_in_a_repeated_run_and_on_two_workers(two, tmp_path)
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_nothing_is_traced_twice(one, two, replicas):
-    measured = {1: one, 2: two}[replicas]
-    assert measured["traces/train"] == measured["traces/evaluation"] == 1
+@pytest.mark.parametrize(
+    ("fixture", "on"), [("two", ""), pytest.param("slow", ":1", marks=pytest.mark.slow)], ids=["two", "one"]
+)
+def test_nothing_is_traced_twice(request, fixture, on):
+    measured = {
+        key.partition("/")[2]: value
+        for key, value in request.getfixturevalue(fixture).items()
+        if key.startswith(f"traces{on}/")
+    }
+    assert measured["train"] == measured["evaluation"] == 1
     # Functions of the config too; for training that was done before, to learn the shapes.
-    assert measured["traces/prepared for train"] == 0 and measured["traces/prepared for eval"] == 1
+    assert measured["prepared for train"] == 0 and measured["prepared for eval"] == 1
     # Boundaries at multiples of 3, 4 and 5 up to 20, and six evaluations.
-    train_calls, evaluation_calls = measured["traces/calls"]
+    train_calls, evaluation_calls = measured["calls"]
     assert train_calls >= 12 and evaluation_calls >= 5
 
 

@@ -1,0 +1,20 @@
+"""Rows of tables of parameters, most of which the slow tests add."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def slow_except(rows: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+    """The rows in their order, those that are not among `quick` marked slow; a tuple is a row of several parameters.
+
+    Raises:
+        AssertionError: `quick` names a row that is not there.
+    """
+    rows = list(rows)
+    assert all(row in rows for row in quick), f"not among the rows: {[row for row in quick if row not in rows]}"
+    return [
+        row if row in quick else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow)
+        for row in rows
+    ]
