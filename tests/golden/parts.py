@@ -9,6 +9,9 @@ import tensorflow as tf
 
 from tfdist.zoo import prepare
 
+# Without AutoGraph, which takes longer than to trace it.
+_image = tf.autograph.experimental.do_not_convert(prepare.image)
+
 # Set to a number of steps, it makes the callback `Stop` ask the run to stop after them.
 STOP_AFTER = "GOLDEN_STOP_AFTER"
 # An example that is damaged in the second epoch alone.
@@ -29,7 +32,7 @@ def everything(num_classes: int = 10) -> keras.Model:
 
 def damaged(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool, **options: Any) -> dict[str, tf.Tensor]:
     """Prepares images as `prepare.image` does; one example becomes NaN in one epoch, so that one update is left out."""
-    batch = prepare.image(batch, seeds, training=training, **options)
+    batch = _image(batch, seeds, training=training, **options)
     if not training:
         return batch
     # Rows of `seeds` are ((seed << 32) | epoch, example).

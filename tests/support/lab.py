@@ -15,6 +15,10 @@ import tensorflow as tf
 from tfdist.cluster.devices import replicas
 from tfdist.zoo import objectives, prepare, sources
 
+# AutoGraph converts all that functions of a user call: of these two, it takes half the time of a short training.
+_classification = tf.autograph.experimental.do_not_convert(objectives.classification)
+_image = tf.autograph.experimental.do_not_convert(prepare.image)
+
 # Of each time that `darkened` was traced, whether for training.
 TRACED: list[bool] = []
 # State of objectives that no model holds.
@@ -101,7 +105,7 @@ def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
 def darkened(batch, seeds, *, training):
     """Scales images with a Python `if`, which AutoGraph converts."""
     TRACED.append(training)
-    images = prepare.image(batch, seeds, training=training, scale=1 / 16)["image"]
+    images = _image(batch, seeds, training=training, scale=1 / 16)["image"]
     if tf.reduce_max(images) > 0.5:
         images = images / 2
     return batch | {"image": images}
@@ -117,7 +121,7 @@ darkened_wrongly.in_keras = functools.partial(prepare.image.in_keras, scale=1 / 
 
 def bounded(model, batch, *, training):
     """Classification that halves a very large loss, with a Python `for` and `if`, which AutoGraph converts."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     loss = values["loss"]
     for _ in tf.range(2):
         if tf.reduce_max(loss) > 1e6:
@@ -146,12 +150,12 @@ def not_a_model() -> str:
 def with_epoch(batch, seeds, *, training, scale: float = 1 / 16):
     """Prepares images, and adds the epoch to the batch."""
     epoch = tf.bitwise.bitwise_and(seeds[:, 0], 2**32 - 1)
-    return prepare.image(batch, seeds, training=training, scale=scale) | {"epoch": epoch}
+    return _image(batch, seeds, training=training, scale=scale) | {"epoch": epoch}
 
 
 def nan_from_epoch(model, batch, *, training, epoch: int) -> Mapping[str, tf.Tensor]:
     """Classification whose loss is NaN in training from an epoch on; see `with_epoch`."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     if training:
         values["loss"] = tf.where(batch["epoch"] >= epoch, float("nan"), values["loss"])
     return values
@@ -159,7 +163,7 @@ def nan_from_epoch(model, batch, *, training, epoch: int) -> Mapping[str, tf.Ten
 
 def slow_classification(model, batch, *, training, seconds: float) -> Mapping[str, tf.Tensor]:
     """Classification whose training steps last at least so long."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     if training and seconds:
 
         def wait(loss):
@@ -194,41 +198,41 @@ def wrong_type(batch, seeds, *, training) -> Mapping[str, tf.Tensor]:
 
 def averaged(model, batch, *, training) -> Mapping[str, tf.Tensor]:
     """Breaks the contract: one mean instead of one value per example."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     return {"loss": tf.reduce_mean(values["loss"]), "accuracy": values["accuracy"]}
 
 
 def column(model, batch, *, training) -> Mapping[str, tf.Tensor]:
     """Breaks the contract: [n, 1] instead of [n]."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     return values | {"error": 1.0 - values["accuracy"][:, tf.newaxis]}
 
 
 def without_loss(model, batch, *, training) -> Mapping[str, tf.Tensor]:
     """Breaks the contract: there is no "loss"."""
-    return {"accuracy": objectives.classification(model, batch, training=training)["accuracy"]}
+    return {"accuracy": _classification(model, batch, training=training)["accuracy"]}
 
 
 def bare_loss(model, batch, *, training) -> tf.Tensor:
     """Breaks the contract: no dict."""
-    return objectives.classification(model, batch, training=training)["loss"]
+    return _classification(model, batch, training=training)["loss"]
 
 
 def renamed(model, batch, *, training, name: str) -> Mapping[str, tf.Tensor]:
     """Classification with its accuracy under another name."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     return {"loss": values["loss"], name: values["accuracy"]}
 
 
 def changing(model, batch, *, training) -> Mapping[str, tf.Tensor]:
     """Breaks the contract: other values in training than in evaluation."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     return {"loss": values["loss"]} if training else values
 
 
 def bad_gradient_from_epoch(model, batch, *, training, epoch: int) -> Mapping[str, tf.Tensor]:
     """Classification whose gradient, and not its loss, is NaN in training from an epoch on; see `with_epoch`."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     if training:
         # The derivative of the square root at 0 is infinite.
         nothing = values["loss"] - tf.stop_gradient(values["loss"])
@@ -245,7 +249,7 @@ def steep(model, batch, *, training) -> Mapping[str, tf.Tensor]:
 
 def flips_a_bit(model, batch, *, training, epoch: int, replica: int, nan: bool = False) -> Mapping[str, tf.Tensor]:
     """Classification that flips a bit of a weight, or makes it NaN, on one replica in an epoch; see `with_epoch`."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     if training:
         kernel = model.trainable_variables[0].value
         bits = tf.bitcast(tf.convert_to_tensor(kernel), tf.int32)
@@ -279,7 +283,7 @@ def noisy(model, batch, *, training, looped: bool = False) -> Mapping[str, tf.Te
     elif training:
         images = tf.random.shuffle(images + tf.random.normal(tf.shape(images)))
         images = images[:, ::-1] if tf.random.uniform([]) > 0.5 else images
-    return objectives.classification(model, batch | {"image": images}, training=training)
+    return _classification(model, batch | {"image": images}, training=training)
 
 
 class Drifting:
@@ -322,7 +326,7 @@ class Unreadable:
 
 def with_nan(batch, seeds, *, training, examples, **image) -> Mapping[str, tf.Tensor]:
     """Prepares images; some are NaN in the first epoch of training."""
-    prepared = prepare.image(batch, seeds, training=training, **image)
+    prepared = _image(batch, seeds, training=training, **image)
     epoch = tf.bitwise.bitwise_and(seeds[:, 0], 2**32 - 1)
     listed = tf.reduce_any(seeds[:, 1:] == tf.constant([examples], tf.int64), axis=1)
     bad = tf.reshape(listed & (epoch == 0) & training, [-1, 1, 1, 1])
@@ -375,7 +379,7 @@ def scaled(num_classes: int) -> keras.Model:
 
 def running(model, batch, *, training):
     """Classification; the loss is divided by its running mean, in a variable of this function."""
-    values = objectives.classification(model, batch, training=training)
+    values = _classification(model, batch, training=training)
     if "mean" not in OWN:
         OWN["mean"] = tf.Variable(1.0, name="mean")
     if training:
@@ -392,7 +396,7 @@ def drawing(model, batch, *, training, of_keras: bool):
         images = images + keras.random.normal(images.shape, seed=OWN["keras"])
     elif not training and not of_keras:
         images = images + OWN["tensorflow"].normal(images.shape)
-    return objectives.classification(model, batch | {"image": images}, training=training)
+    return _classification(model, batch | {"image": images}, training=training)
 
 
 def shaken(model, batch, *, training):
@@ -400,18 +404,18 @@ def shaken(model, batch, *, training):
     images = batch["image"]
     noise = tf.numpy_function(lambda shape: np.random.normal(size=shape).astype("f4"), [tf.shape(images)], tf.float32)
     images += tf.ensure_shape(noise, images.shape) * float(training)
-    return objectives.classification(model, batch | {"image": images}, training=training)
+    return _classification(model, batch | {"image": images}, training=training)
 
 
 def brightened(batch, seeds, *, training):
     """Changes the brightness with numbers that do not come from `seeds`."""
-    images = prepare.image(batch, seeds, training=training, scale=1 / 16)["image"]
+    images = _image(batch, seeds, training=training, scale=1 / 16)["image"]
     return batch | {"image": tf.image.random_brightness(images, 0.5)}
 
 
 def flipped(batch, seeds, *, training):
     """Flips with a layer, whose generator is a variable."""
-    images = prepare.image(batch, seeds, training=training, scale=1 / 16)["image"]
+    images = _image(batch, seeds, training=training, scale=1 / 16)["image"]
     if "flip" not in OWN:
         with tf.init_scope():
             OWN["flip"] = keras.layers.RandomFlip()

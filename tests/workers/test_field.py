@@ -14,12 +14,7 @@ QUICK = {
     "callbacks/batch_hooks",
     "callbacks/curriculum_in_dataset",
     "callbacks/evaluate_in_callback",
-    "callbacks/lambda_list",
-    "callbacks/pruned",
-    "around/h5py_file",
-    "around/pickle_and_json",
     "around/set_order",
-    "around/tempdir_save_load",
     "around/unseeded_everything",
 }
 

@@ -86,6 +86,10 @@ def test_what_differs_is_put_into_words():
     assert len(lines) == 11 and lines[-1] == "and 3 more"
 
 
+# Neither evaluates nor exports: most of the time of so short a run.
+TRAINS_ONLY = ("--config.evaluation.every.steps=none", "--config.checkpoint.export=false")
+
+
 def run(workdir, *options: str, workers: int, code: int = 77) -> list[str]:
     """Runs workers that all end with `code`; returns what they say."""
     base = [
@@ -109,7 +113,8 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
     first, second = [r"worker 0 \(host \S+\)", r"worker 1 \(host \S+\)"]
     if devices == 2:
         first, second = [rf"worker 0 \(host \S+, replica {replica}\)" for replica in range(2)]
-    for output in run(tmp_path, flip, f"--config.cluster.logical_devices={devices}", workers=workers):
+    options = (*TRAINS_ONLY, f"--config.cluster.logical_devices={devices}")
+    for output in run(tmp_path, flip, *options, workers=workers):
         words = (
             r"The replicas do not hold the same state after step 4:\n"
             rf"  model/logits/kernel: {HASH} on {first}, {HASH} on {second}\n"
@@ -146,7 +151,7 @@ FLIP = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 
 def copying(workers):
     """Options of a run of 6 steps on 2 replicas, which copies the chief's state."""
     steps = ("--config.train.steps=6", "--config.checkpoint.every.steps=3")
-    return ("--config.agreement.action=copy", *steps, f"--config.cluster.logical_devices={2 // workers}")
+    return ("--config.agreement.action=copy", *steps, *TRAINS_ONLY, f"--config.cluster.logical_devices={2 // workers}")
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -172,8 +177,13 @@ def test_copying_ends_the_run_at_its_limit(tmp_path, workers):
 
 def test_a_weight_that_is_not_finite_on_one_worker_alone_rolls_all_back(tmp_path):
     bad = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 1, 'replica': 1, 'nan': True}"
-    options = ("--config.train.nonfinite=rollback", "--config.checkpoint.every.steps=1", "--config.train.steps=7")
-    outputs = run(tmp_path, bad, *options, workers=2, code=0)
+    options = (
+        *TRAINS_ONLY,
+        "--config.train.nonfinite=rollback",
+        "--config.checkpoint.every.steps=1",
+        "--config.train.steps=7",
+    )
+    outputs = run(tmp_path, bad, *options, "--config.train.steps=7", workers=2, code=0)
     assert outputs[0].count("is not finite after step 4. Rolled back to the weights of step 3") == 1
 
 
