@@ -175,6 +175,20 @@ def slow_classification(model, batch, *, training, seconds: float) -> Mapping[st
     return values
 
 
+def hanging(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """Classification whose first training step prints a line and does not end."""
+    values = _classification(model, batch, training=training)
+    if training:
+
+        def wait(loss):
+            print("hangs", flush=True)
+            time.sleep(3600)
+            return loss
+
+        values["loss"] = tf.ensure_shape(tf.numpy_function(wait, [values["loss"]], tf.float32), values["loss"].shape)
+    return values
+
+
 def nothing_to_learn(model, batch, *, training) -> Mapping[str, tf.Tensor]:
     """A loss of 0: the penalties alone move the weights."""
     return {"loss": 0.0 * tf.reduce_sum(model(batch["image"], training=training), axis=-1)}

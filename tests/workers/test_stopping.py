@@ -110,15 +110,14 @@ def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterr
 @contextlib.contextmanager
 def hanging(workdir, *options):
     """Starts one worker whose first step never ends; yields its process and what it has printed."""
-    options = ["--config.objective.seconds=3600", *options]
+    options = ["--config.objective={'target': 'tests.support.lab:hanging'}", *options]
     command = topologies.command(workdir, *options, config="tests/configs/interrupted.py")
     with processes.started([command], topologies.environments(1), text=True) as (process,):
         printed = []
         for line in process.stdout:
             printed.append(line)
-            if line.startswith("devices"):  # The last line before the first step.
+            if line == "hangs\n":
                 break
-        time.sleep(3.0)  # It is compiled, and runs.
         yield process, printed
 
 
