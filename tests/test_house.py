@@ -80,7 +80,7 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.adapters.base": {
         "keras.src.trainers.data_adapters.tf_dataset_adapter": "class weights of a dataset as Model.fit applies them",
     },
-    "tfdist.data.stateful_ops": dict.fromkeys(
+    "tfdist.data.dataset_traits": dict.fromkeys(
         ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.make_adapter": {

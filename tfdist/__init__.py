@@ -46,7 +46,7 @@ def __dir__() -> list[str]:
 
 
 if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
-    importlib.import_module("tfdist.config.command_line.command_names").check(sys.orig_argv)
+    importlib.import_module("tfdist.config.command_line.words").check_module(sys.orig_argv)
 
 
 def _onednn() -> contextlib.AbstractContextManager[None]:

@@ -4,7 +4,6 @@
 `python -m tfdist.launch`. Only the module of the named tool is imported; the list needs no TensorFlow.
 """
 
-import difflib
 import importlib
 import importlib.metadata
 import os
@@ -82,8 +81,10 @@ def main() -> None:
         name = new
     commands = [*TRAINING, *TOOLS, "completion"]
     if name not in commands:
-        near = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
-        hint = f"Nearest: {near[0]}. " if near else ""
+        from tfdist.config import text
+
+        near = text.closest(name, commands, 0.5)
+        hint = f"Nearest: {near}. " if near else ""
         sys.exit(f"tfdist: there is no command {name!r}. {hint}The commands: {', '.join(commands)}.")
     arguments += ["--mode=eval"] if name == "evaluate" else []
     sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.

@@ -17,7 +17,6 @@ from tfdist.config import flags as config_flags
 
 def run() -> int:
     """Runs the training or evaluation that the flags name; returns the exit code."""
-    from tfdist.cluster import cluster
     from tfdist.training import evaluate, loop, setup
 
     config = flags.FLAGS["config"].value
@@ -26,7 +25,7 @@ def run() -> int:
         code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
         code = evaluate.evaluate_only(experiment_run, flags.FLAGS.checkpoint)
-    cluster.leave(experiment_run.cluster)
+    experiment_run.cluster.leave()
     return code
 
 

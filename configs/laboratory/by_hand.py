@@ -137,7 +137,6 @@ def main() -> int:
     """Runs one worker: trains the recipes of a file, and writes the results of each beside it."""
     path = Path(sys.argv[1])
     settings = json.loads(path.read_text())
-    from tfdist.cluster import cluster as cluster_lib
     from tfdist.cluster import strategy
 
     connected = strategy.connect(schema.ClusterOptions(gpus=0))
@@ -146,7 +145,7 @@ def main() -> int:
         recipe = Recipe(**values)
         found = train(problem, recipe, rank=connected.rank, workers=connected.num_workers, gather=connected.all_gather)
         np.savez(path.with_name(f"{recipe.name}-{connected.rank}.npz"), **found)
-    cluster_lib.leave(connected)
+    connected.leave()
     return 0
 
 

@@ -159,7 +159,7 @@ def own_gradients(run: Any) -> tuple[list[np.ndarray], np.ndarray]:
     def call(iterator: Any) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:
         elements = next(iterator)
         counted = seed_generators.counted_by_loop(words, tf.zeros([], tf.int32), lambda: 0)
-        with counted, stateful_random.made_stateless():
+        with counted, stateful_random.draw_statelessly():
             args = elements if isinstance(elements, tuple) else (elements,)
             found = run.cluster.strategy.run(replica, args=args)
         return tuple(run.cluster.strategy.experimental_local_results(each) for each in found)

@@ -21,6 +21,7 @@ from tfdist import config
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import learning_rate
+from tfdist.config.command_line import words
 from tfdist.configs.laboratory import surface as pictures
 from tfdist.tools import child_runs, scaling, tables
 from tfdist.tools.pictures import style
@@ -146,7 +147,7 @@ def main(argv: list[str]) -> None:
             print(f"batch {batch} on {replicas} replica(s) by {backend} ...", flush=True)
             to = workdir / f"batch-{batch}-replicas-{replicas}"
             trajectories[batch, replicas] = run_one(
-                config_flags.config_arguments(sys.argv), batch, replicas, backend=backend, to=to
+                words.config_arguments(sys.argv[1:]), batch, replicas, backend=backend, to=to
             )
     lines = [(*key, step, *point) for key, steps in trajectories.items() for step, point in enumerate(steps.tolist())]
     tables.write_csv(workdir / "trajectories.csv", HEADER, lines)

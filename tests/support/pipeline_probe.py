@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.cluster import strategy
+from tfdist.data import feed, pipelines
 from tfdist.data import inputs as inputs_lib
-from tfdist.data import pipelines
 from tfdist.training import run as run_lib
 
 EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
@@ -105,7 +105,8 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": BATCH} | options)
     config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=STEPS), seed=SEED)
     train, test = (inputs_lib.open_source(config, split) for split in ("train", "test"))
-    inputs = inputs_lib.Inputs(
+    inputs = feed.Inputs(
+        pipeline=pipelines.choose(data),
         prepare=numbered,
         prepare_all=numbered,
         objective=lambda *args, **keywords: {},
@@ -114,7 +115,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
         evaluation_source=test,
     )
     sizes, shard = inputs_lib.make_sizes(config, inputs, cluster.num_replicas), run_lib.replica_shard(cluster)
-    made = pipelines.make_feed(config, inputs, sizes, shard, cluster)
+    made = inputs.pipeline.make_feed(config, inputs, sizes, shard, cluster)
     COUNTS.update(dict.fromkeys(COUNTS, 0))
     found = take(cluster, made.open_training(0, STEPS), STEPS)
     found |= {what: np.array(number) for what, number in COUNTS.items()}
@@ -129,7 +130,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
         for batch, mask in zip(batches, masks, strict=True):
             kept += batch["id"].numpy()[mask.numpy()].tolist()
     inputs = dataclasses.replace(inputs, prepare=spoiled)
-    searched = pipelines.make_feed(config, inputs, sizes, shard, cluster).first_nonfinite
+    searched = inputs.pipeline.make_feed(config, inputs, sizes, shard, cluster).first_nonfinite
     nonfinite = [searched(first, STEPS) or (0, "") for first in (1, STARTS[0] + 1)]
     return found | {"evaluated": np.array(kept), "nonfinite": np.array(nonfinite, str)}
 

@@ -20,6 +20,7 @@ from parameters import slow_except
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, process_exit
+from tfdist.config import user_code
 from tfdist.data import inspection
 from tfdist.training import checkpointing, loop, setup
 from tfdist.training.consistency import bad_examples
@@ -342,7 +343,7 @@ def test_a_run_whose_workdir_was_removed_ends_after_three_checkpoints(tmp_path, 
         FileNotFoundError, match=r"no longer exists: 3 checkpoints .* ends at step 120\. Restore"
     ) as ended:
         loop.train(setup.build_run(bad, tmp_path / "run"))
-    assert process_exit.is_user_error(ended.value)
+    assert user_code.is_user_error(ended.value)
     said = capsys.readouterr().err
     assert said.count("could not be written") == 3 and not (tmp_path / "run").exists()
 

@@ -291,7 +291,7 @@ def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
 COMPILING = """
 import sys
 from tfdist import config
-from tfdist.cluster import cluster, first_collective, process_exit, strategy
+from tfdist.cluster import first_collective, process_exit, strategy
 from tfdist.cluster.devices import gpu_software
 build = {"cuda_compute_capabilities": ["sm_80", "compute_90"]}
 found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
@@ -301,7 +301,7 @@ def check_and_tell(made, monitor, seconds):
     print(f"within {seconds} s", file=sys.stderr, flush=True)
     check(made, monitor, seconds)
 first_collective.check = check_and_tell
-process_exit.run_and_exit(lambda: cluster.leave(strategy.connect(config.ClusterOptions())) or 0)
+process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leave() or 0)
 """
 
 

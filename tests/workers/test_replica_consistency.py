@@ -97,7 +97,7 @@ def run(workdir, *options: str, workers: int, code: int = 77) -> list[str]:
         "--config.data.prepare={'target': 'tests.support.lab:with_epoch'}",
         "--config.data.batch_size=480",
         "--config.data.evaluation_batch_size=480",
-        "--config.agreement.every.steps=1",
+        "--config.consistency.every.steps=1",
     ]
     line = topologies.command(workdir, *base, *options)
     codes, outputs = processes.run([line] * workers, topologies.environments(workers), timeout=600)
@@ -151,7 +151,7 @@ FLIP = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 
 def copying(workers):
     """Options of a run of 6 steps on 2 replicas, which copies the chief's state."""
     steps = ("--config.train.steps=6", "--config.checkpoint.every.steps=3")
-    return ("--config.agreement.action=copy", *steps, *TRAINS_ONLY, f"--config.cluster.logical_devices={2 // workers}")
+    return ("--config.consistency.action=copy", *steps, *TRAINS_ONLY, f"--config.cluster.logical_devices={2 // workers}")
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -167,7 +167,7 @@ def test_copying_continues_with_the_chiefs_state(tmp_path, workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_copying_ends_the_run_at_its_limit(tmp_path, workers):
-    outputs = run(tmp_path, FLIP % 1, *copying(workers), "--config.agreement.limit=1", workers=workers)
+    outputs = run(tmp_path, FLIP % 1, *copying(workers), "--config.consistency.limit=1", workers=workers)
     assert "copy 1 of at most 1" in outputs[0]
     for output in outputs:
         assert re.search(

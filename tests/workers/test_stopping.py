@@ -23,7 +23,7 @@ import importlib, os, runpy, sys
 from tfdist.cluster import interruption
 for hit in sys.argv.pop(1).split():
     module, name, when, number = hit.split(":")
-    with interruption.blocked_signals():
+    with interruption.block_signals():
         module = importlib.import_module(module)
     def wrapped(*args, function=getattr(module, name), when=when, number=int(number), **kwargs):
         if when == "before":

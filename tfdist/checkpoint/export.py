@@ -14,8 +14,6 @@ def export(model: keras.Model, path: Path, about: str = "") -> str:
     Nothing is written of a model that Keras cannot save, for example because a class has no `get_config`.
 
     Args:
-        model: the model.
-        path: its file.
         about: text for the file `path` with the suffix .txt, which is written first; "": none.
 
     Returns:
@@ -39,8 +37,3 @@ def export(model: keras.Model, path: Path, about: str = "") -> str:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-
-
-def reason(error: Exception) -> str:
-    """Returns the cause of a failed write for a message: the system's text, or the type and message of `error`."""
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import directory as directory_lib
+from tfdist.config import text
 from tfdist.report import files
 
 FORMAT = 1
@@ -184,8 +185,6 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
     """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
 
     Args:
-        directory: the directory of the run's checkpoints.
-        report: called with one line per skipped checkpoint.
         at_most: the newest step to consider; None: all steps.
 
     Raises:
@@ -260,12 +259,11 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
         if name in found and found[name] != expected[name]
     ]
     if problems:
-        shown = "".join(f"\n  {problem}" for problem in problems[:10])
-        more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
+        shown = text.listed([f"\n  {problem}" for problem in problems], 10, "", "\n  and ")
         owner = "model or optimizer"
         if found.keys() != expected.keys() and {*map(_without_spelling, found)} == {*map(_without_spelling, expected)}:
             owner = "release of Keras, whose variables have other names (environment.json has the release)"
-        raise ValueError(f"{saved.path} is a checkpoint of another {owner}:{shown}{more}")
+        raise ValueError(f"{saved.path} is a checkpoint of another {owner}:{shown}")
 
 
 def _without_spelling(name: str) -> str:

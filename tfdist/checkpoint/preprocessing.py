@@ -6,12 +6,14 @@ an evaluation. The shipped functions `image`, `image_bytes`, `normalised` and `i
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.checkpoint import export
 from tfdist.config import specs
 
 # Largest difference of a prepared value: float32 additions in another order.
@@ -26,14 +28,27 @@ The source returned image {dtype} {shape}.
 """
 
 
+def open_export(config: config_lib.Config) -> Callable[..., Callable[[Path], str]]:
+    """Checks the config, and returns (model, first_examples, prepare) -> the function that exports to a path.
+
+    Raises:
+        ValueError: as `check`; the returned function as `build`.
+    """
+    check(config)
+
+    def make_export(model: keras.Model, first_examples: Callable, prepare: Callable) -> Callable[[Path], str]:
+        preprocess, about = make(config, first_examples, prepare)
+        return lambda path: export.export(before(preprocess, model), path, about)
+
+    return make_export
+
+
 def check(config: config_lib.Config) -> None:
     """Checks that all functions that prepare the model's input can be expressed.
 
     Raises:
         ValueError: names the first that cannot, and what to do.
     """
-    if not config.checkpoint.export_preprocessing:
-        return
     key = config.objective.get("inputs", "image")
     if key != "image":
         raise ValueError(

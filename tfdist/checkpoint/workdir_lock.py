@@ -73,7 +73,6 @@ class WorkdirLock:
     """The lock that `acquire` returned: updates its file in a thread until `release`.
 
     Args:
-        path: the file.
         owner: this run.
         lost: called in the thread with the name of another run that has taken over the workdir.
     """
@@ -118,7 +117,6 @@ def acquire(
     """Makes this process the only one that writes to `workdir`, which is created if needed.
 
     Args:
-        workdir: the directory of a run.
         job: id of the batch job, "" without one. Another run of the same job is awaited, for up to `wait_seconds`: a
             requeued job may start while its processes on another host still save.
         heartbeat_seconds: interval of the signs of life.

@@ -1,7 +1,7 @@
 """The workers of a run: finds and connects them, detects lost ones, and stops processes.
 
     connect(options) -> Cluster   strategy.py: rendezvous, then one tf.distribute strategy per process
-    Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier, chief_first
+    Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier
     interruption, process_exit    stop requests from signals; exit codes
     devices/                      GPUs of the host, their software, the precision that suits them; dtypes of collectives
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec

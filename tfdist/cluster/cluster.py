@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import collective_guard, distributed_dataset
+from tfdist.cluster import distributed_dataset
 from tfdist.cluster.devices import collective_dtypes, replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
@@ -19,6 +19,36 @@ from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 SHUTDOWN_SECONDS = 600.0
 # Bytes of one broadcast: longer contents are broadcast in parts.
 _BROADCAST_BYTES = 2**25
+
+
+# (what runs on this worker only, advice to the user), outermost first.
+_running: list[tuple[str, str]] = []
+
+
+@contextlib.contextmanager
+def on_one_worker(what: str, advice: str) -> Iterator[None]:
+    """Makes `check` raise inside the context: `what` runs on this worker only."""
+    _running.append((what, advice))
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+def on_this_worker_only() -> bool:
+    """Returns True inside `on_one_worker`."""
+    return bool(_running)
+
+
+def check(purpose: str) -> None:
+    """Checks that all workers can take part in `purpose`; called before each collective.
+
+    Raises:
+        RuntimeError: called inside `on_one_worker`.
+    """
+    if _running:
+        what, advice = _running[-1]
+        raise RuntimeError(f"{what} runs on one worker only, but {purpose} requires all workers: {advice}.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +116,7 @@ class Cluster:
         own = own.astype(np.int64 if own.dtype.kind in "biu" else np.float64)
         if self.num_workers == 1:
             return own[np.newaxis]
-        collective_guard.check("communication")
+        check("communication")
         key = ("all_gather", tf.as_dtype(own.dtype))
         if key not in self._compiled:
             self._compiled[key] = self.make_all_gather(tf.identity, [tf.TensorSpec([None], own.dtype)])
@@ -142,21 +172,6 @@ class Cluster:
         """Waits until all workers have called it. Collective."""
         self.broadcast(0)
 
-    def chief_first(self) -> AbstractContextManager:
-        """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
-
-        For downloads, and for files that the chief writes and all workers read. If the chief fails in the block, the
-        others skip it and raise ChiefFailedError with its message, or SystemExit if the chief raises that. In the
-        block, collectives and the creation of models raise RuntimeError: the chief would wait for workers that wait
-        for it.
-        """
-        return collective_guard.chief_first(self)
-
-    def print(self, *values: Any, **keywords: Any) -> None:
-        """Prints on the chief only; arguments as for Python's `print`."""
-        if self.is_chief:
-            print(*values, **keywords)
-
     def broadcast_bytes(self, value: bytes) -> bytes:
         """Returns the chief's `value` on every worker. Collective."""
         size = self.broadcast(len(value))
@@ -188,7 +203,7 @@ class Cluster:
         broadcast = self._make_broadcast()
 
         def broadcast_values() -> None:
-            collective_guard.check("a broadcast of variables")
+            check("a broadcast of variables")
             from_chief = broadcast([collective_dtypes.to_bits(tf.convert_to_tensor(variable)) for variable in values])
             for variable, bits in zip(values, from_chief, strict=True):
                 variable.assign(collective_dtypes.from_bits(bits, variable.dtype))
@@ -222,12 +237,14 @@ class Cluster:
         if self.monitor is not None:
             self.monitor.writing_seconds = seconds
 
-    def alone(self, model: keras.Model) -> AbstractContextManager:
-        """Lets this worker alone use Keras' own `model.predict`, in a block that the others may skip.
+    def leave(self) -> None:
+        """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.
 
-        `fit`, `evaluate`, `train_on_batch` and `test_on_batch` raise RuntimeError in it: they need all workers.
+        Raises:
+            TimeoutError: some workers did not finish within `SHUTDOWN_SECONDS`.
         """
-        return collective_guard.alone(model)
+        if self.monitor is not None:
+            self.monitor.finish(SHUTDOWN_SECONDS)
 
     def _make_broadcast(self, input_signature: Any = None) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         @tf.function(autograph=False, input_signature=input_signature)
@@ -242,13 +259,3 @@ class Cluster:
                 return broadcast(values)
 
         return broadcast_to_all
-
-
-def leave(cluster: Cluster) -> None:
-    """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.
-
-    Raises:
-        TimeoutError: some workers did not finish within `SHUTDOWN_SECONDS`.
-    """
-    if cluster.monitor is not None:
-        cluster.monitor.finish(SHUTDOWN_SECONDS)

@@ -1,4 +1,4 @@
-"""Code that one worker runs alone, first, or for all: collectives in it are rejected, since they would wait forever.
+"""`ScriptCluster`: the workers of a script. Code that one worker runs alone, first, or for all, without collectives.
 
 `Outcome`, `announce` and `result`: what the chief returned or raised, on every worker.
 """
@@ -9,47 +9,53 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import patching, user_code
 
-# (what runs on this worker only, advice to the user), outermost first.
-_running: list[tuple[str, str]] = []
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptCluster(Cluster):
+    """The workers of a script, seen from one of them; `tfdist.connect` returns it."""
+
+    def chief_first(self) -> AbstractContextManager:
+        """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
+
+        For downloads, and for files that the chief writes and all workers read. If the chief fails in the block, the
+        others skip it and raise ChiefFailedError with its message, or SystemExit if the chief raises that. In the
+        block, collectives and the creation of models raise RuntimeError: the chief would wait for workers that wait
+        for it.
+        """
+        return chief_first(self)
+
+    def alone(self, model: keras.Model) -> AbstractContextManager:
+        """Lets this worker alone use Keras' own `model.predict`, in a block that the others may skip.
+
+        `fit`, `evaluate`, `train_on_batch` and `test_on_batch` raise RuntimeError in it: they need all workers.
+        """
+        return alone(model)
+
+    def print(self, *values: Any, **keywords: Any) -> None:
+        """Prints on the chief only; arguments as for Python's `print`."""
+        if self.is_chief:
+            print(*values, **keywords)
+
+
+def for_script(cluster: Cluster) -> ScriptCluster:
+    """Returns the same workers with the methods of scripts."""
+    return ScriptCluster(**{field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)})
 
 
 @contextlib.contextmanager
-def on_one_worker(what: str, advice: str) -> Iterator[None]:
-    """Makes `check` raise inside the context: `what` runs on this worker only."""
-    _running.append((what, advice))
-    try:
-        yield
-    finally:
-        _running.pop()
-
-
-def on_this_worker_only() -> bool:
-    """Returns True inside `on_one_worker`."""
-    return bool(_running)
-
-
-def check(purpose: str) -> None:
-    """Checks that all workers can take part in `purpose`; called before each collective.
-
-    Raises:
-        RuntimeError: called inside `on_one_worker`.
-    """
-    if _running:
-        what, advice = _running[-1]
-        raise RuntimeError(f"{what} runs on one worker only, but {purpose} requires all workers: {advice}.")
-
-
-@contextlib.contextmanager
-def chief_first(cluster: Any) -> Iterator[None]:
-    """See `Cluster.chief_first`."""
+def chief_first(cluster: Cluster) -> Iterator[None]:
+    """See `ScriptCluster.chief_first`."""
     if cluster.num_workers == 1:
         yield
         return
@@ -61,7 +67,7 @@ def chief_first(cluster: Any) -> Iterator[None]:
             raise peer_loss.ChiefFailedError(
                 f"worker 0, the chief, failed in a block of cluster.chief_first: {end['error']}"
             )
-    only_here = on_one_worker("a block of cluster.chief_first", "call it outside of the block")
+    only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
     try:
         with cluster.paused(), only_here, tf.variable_creator_scope(_reject_replicated):
             yield
@@ -97,14 +103,17 @@ def local(model: keras.Model) -> Iterator[None]:
         # None: TensorFlow's current strategy, the default one outside of scopes.
         patching.put(model, "_distribute_strategy", None)
         for name in rejected:
-            patching.put(model, name, lambda *args, name=name, **keywords: check(f"model.{name}"))
+            patching.put(model, name, lambda *args, name=name, **keywords: cluster_lib.check(f"model.{name}"))
         yield
 
 
 @contextlib.contextmanager
 def alone(model: keras.Model) -> Iterator[None]:
-    """See `Cluster.alone`."""
-    with on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"), local(model):
+    """See `ScriptCluster.alone`."""
+    with (
+        cluster_lib.on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"),
+        local(model),
+    ):
         yield
 
 
@@ -125,6 +134,28 @@ def reject_keras_predict(strategy: tf.distribute.Strategy) -> None:
         return original(self, *args, **keywords)
 
     patching.put(keras.Model, "predict", predict)
+
+
+@contextlib.contextmanager
+def refuse_others() -> Iterator[None]:
+    """Makes new strategies of tf.distribute raise an error: tfdist has made one already."""
+
+    def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
+        raise ValueError(
+            f"The script makes a tf.distribute.{type(self).__name__}, but tfdist.run already distributes it over all "
+            "workers: remove the strategy and its scope."
+        )
+
+    names = [name for name in dir(tf.distribute) if name.endswith("Strategy") and name != "Strategy"]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(patching.replaced(getattr(tf.distribute, name), "__init__", refuse))
+        yield
+
+
+def in_any_scope() -> bool:
+    """Returns True in the scope of a strategy, and in functions that it runs."""
+    return tf.distribute.has_strategy()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +180,7 @@ def tried(function: Callable[[], Any]) -> Outcome:
         return Outcome(raised=error)
 
 
-def announce(cluster: Any, outcome: Outcome) -> None:
+def announce(cluster: Cluster, outcome: Outcome) -> None:
     """Sends an outcome to the other workers, which call `result`. Called on the chief."""
     error = outcome.raised
     if error is None:
@@ -164,7 +195,7 @@ def announce(cluster: Any, outcome: Outcome) -> None:
     cluster.broadcast_bytes(content.encode())
 
 
-def result(cluster: Any) -> Any:
+def result(cluster: Cluster) -> Any:
     """Returns what the function on the chief returned, None if JSON cannot hold it. Called on the other workers.
 
     Raises:

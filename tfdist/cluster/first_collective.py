@@ -27,11 +27,6 @@ def limit(connect_seconds: float, software: Mapping[str, Any]) -> float:
 def check(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float) -> None:
     """Sums four bytes over all replicas, on the devices that compute.
 
-    Args:
-        strategy: the strategy of several workers.
-        monitor: the monitor of this worker.
-        seconds: time limit.
-
     Raises:
         tf.errors.DeadlineExceededError: it did not end in time. The chief has announced which workers are missing.
     """

@@ -115,7 +115,7 @@ def end_at_second_signal(end: Callable[[int], None]) -> None:
             if again and not is_saving():
                 end(number)
 
-    with blocked_signals():  # The thread must not receive them in place of the main thread.
+    with block_signals():  # The thread must not receive them in place of the main thread.
         threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
@@ -139,7 +139,7 @@ def handlers_if(saves: bool) -> Iterator[StopRequest]:
 
 
 @contextlib.contextmanager
-def blocked_signals() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Blocks signals during a block that would lose them, such as TensorFlow's start.
 
     TensorFlow replaces our handlers, and delays Python's while it waits for the other workers. Threads started in the

@@ -1,11 +1,9 @@
 """Ends a process of tfdist: exit code and error message."""
 
-import linecache
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from absl import flags
 
@@ -15,7 +13,6 @@ from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.rendezvous import decision
 from tfdist.config import tensorflow_log, user_code
 
-_PACKAGE = str(Path(__file__).parents[1])
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
 _NAME_SECONDS = 3.0
 # Seconds to wait for the chief to announce the error that this worker has, too.
@@ -27,7 +24,7 @@ def run_and_exit(body: Callable[[], int]) -> None:
     """Runs `body`, which may use TensorFlow, and exits with the code that it returns."""
     interruption.install_early_handlers()
     interruption.end_at_second_signal(_end_unsaved)
-    with interruption.blocked_signals():  # TensorFlow's threads must not receive signals.
+    with interruption.block_signals():  # TensorFlow's threads must not receive signals.
         import_tensorflow_quietly()
     missing = ()
     try:
@@ -95,10 +92,10 @@ def report_exception(error: Exception) -> int:
         peer_loss.claim_exit()
         _print_error(str(error))
         return interruption.EXIT_PEER_LOST
-    text = _cause(error)[0]
+    text = user_code.cause(error)[0]
     peer_loss.claim_exit()
     reason = first_line(text)
-    of_user = is_user_error(error)
+    of_user = user_code.is_user_error(error)
     if not of_user and peer_loss.reported_by_another(reason, _SAME_FAILURE_SECONDS):
         _print_error(f"as another worker, which shows where: {type(error).__name__}: {reason}")
         return 1
@@ -117,16 +114,6 @@ def report_exception(error: Exception) -> int:
         _print_stack(error)
         _print_error(explained or f"{type(error).__name__}: {reason}")
     return code
-
-
-def is_user_error(error: BaseException) -> bool:
-    """Returns whether the message says what to do: tfdist raised the error, or a file that it names cannot be used.
-
-    Other errors in tfdist's code, such as that of `int("a")`, have Python's own message.
-    """
-    _, file, line = _cause(error)
-    raised = line.startswith("raise ") or (isinstance(error, OSError) and error.filename is not None)
-    return isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(_PACKAGE) and raised
 
 
 def _verbose() -> bool:
@@ -152,18 +139,6 @@ def import_tensorflow_quietly() -> None:
 
             # The initialisation of its devices logs more.
             tf.get_logger().setLevel("ERROR")
-
-
-def _cause(error: BaseException) -> tuple[str, str, str]:
-    """Returns the message, and the file and the line of code that raised `error`."""
-    # TensorFlow wraps errors raised during tracing; the new text starts with a traceback.
-    traced = getattr(error, "ag_error_metadata", None)
-    if traced is not None and traced.translated_stack:
-        place = traced.translated_stack[0]
-        message = traced.cause_message.removeprefix(f"{type(error).__name__}: ")
-        return message, place.filename, linecache.getline(place.filename, place.lineno).strip()
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return str(error), place.filename, place.line or ""
 
 
 def first_line(text: str) -> str:

@@ -162,7 +162,7 @@ def connect(
         software = gpu_software.describe(os.environ)
         notes = [spec.note, *gpu_software.notes(software), *_notes(planned, members)]
         if planned.num_workers > 1:
-            with interruption.blocked_signals():
+            with interruption.block_signals():
                 strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
         else:
             strategy = _mirrored_strategy(planned)
@@ -181,28 +181,6 @@ def connect(
         roster=_make_roster(members, planned, [*filter(None, notes)], details),
         monitor=monitor,
     )
-
-
-@contextlib.contextmanager
-def refuse_others() -> Iterator[None]:
-    """Makes new strategies of tf.distribute raise an error: tfdist has made one already."""
-
-    def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
-        raise ValueError(
-            f"The script makes a tf.distribute.{type(self).__name__}, but tfdist.run already distributes it over all "
-            "workers: remove the strategy and its scope."
-        )
-
-    names = [name for name in dir(tf.distribute) if name.endswith("Strategy") and name != "Strategy"]
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(patching.replaced(getattr(tf.distribute, name), "__init__", refuse))
-        yield
-
-
-def in_any_scope() -> bool:
-    """Returns True in the scope of a strategy, and in functions that it runs."""
-    return tf.distribute.has_strategy()
 
 
 def global_seed() -> int | None:

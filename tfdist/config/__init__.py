@@ -14,11 +14,11 @@ from typing import Any
 
 from tfdist.config import schema
 from tfdist.config.schema import (
-    Agreement,
     Checkpoint,
     ClusterOptions,
     Communication,
     Config,
+    Consistency,
     Data,
     Evaluation,
     Every,
@@ -28,11 +28,11 @@ from tfdist.config.schema import (
 )
 
 __all__ = [
-    "Agreement",
     "Checkpoint",
     "ClusterOptions",
     "Communication",
     "Config",
+    "Consistency",
     "Data",
     "Evaluation",
     "Every",
@@ -43,7 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Cluster":  # The old name, for one release.
-        warnings.warn("tfdist.config.Cluster is now ClusterOptions: change the name", FutureWarning, stacklevel=2)
-        return schema.ClusterOptions
+    new = {"Cluster": "ClusterOptions", "Agreement": "Consistency"}.get(name)  # Old names, for one release.
+    if new is not None:
+        warnings.warn(f"tfdist.config.{name} is now {new}: change the name", FutureWarning, stacklevel=2)
+        return getattr(schema, new)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,9 +14,6 @@ def to_config(value: Any) -> Any:
 
     A section may be a ConfigDict, a dict or the dataclass of `schema`; a field that is not there has its default.
 
-    Args:
-        value: what `get_config()` returned.
-
     Raises:
         ValueError: a name is no field of its section.
     """
@@ -32,6 +29,7 @@ def from_saved(saved: dict[str, Any]) -> schema.Config:
 
 def _section(kind: type, items: dict[str, Any], name: str) -> Any:
     hints = typing.get_type_hints(kind)
+    items = {schema.RENAMED.get(key, key): value for key, value in items.items()}
     unknown = [key for key in items if key not in hints]
     if unknown:
         raise ValueError(f"{name} has no field {unknown[0]!r}.{specs.nearest(unknown[0], list(hints))}")

@@ -1,12 +1,15 @@
-"""Flattens configs to dotted fields and compares two of them. Imports no TensorFlow."""
+"""Configs as dotted fields and as JSON, and the differences of two of them. Imports no TensorFlow."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
+from tfdist.config import schema
+
 # Sections and fields that may differ when a run is resumed: they do not affect the final weights, or, like another
 # number of replicas, only the order of sums.
-SECTIONS_FREE_TO_CHANGE = ("evaluation", "agreement", "checkpoint", "report", "cluster")
+SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster", *schema.RENAMED)
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
     *("communication.implementation", "communication.bytes_per_pack"),
@@ -26,11 +29,17 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def to_json(config: Any) -> Any:
+    """Returns a config (dataclass or dict) as JSON values, comparable with those read from a file; tuples are lists."""
+    return json.loads(
+        json.dumps(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config, default=repr)
+    )
+
+
 def with_defaults(saved: dict[str, Any], defaults: Any) -> dict[str, Any]:
     """Adds to a saved config the fields that it lacks, because an earlier release did not have them.
 
     Args:
-        saved: a config as nested dicts.
         defaults: the dataclass with the default values. Specs, which are dicts, are not completed.
     """
     filled = dict(saved)

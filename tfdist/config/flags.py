@@ -18,9 +18,8 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist import configs
 from tfdist.config import config_dict, saved_run, schema
-from tfdist.config.command_line import flag_errors, flag_help, spec_arguments
+from tfdist.config.command_line import flag_errors, flag_help, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
 # Python's messages for flags of the tools.
@@ -98,7 +97,7 @@ def define_config() -> flags.FlagHolder:
     def parse_path(path: str) -> Any:
         # Overrides see a `schema.Config` only.
         config = saved_run.load(path) if path.endswith(".json") else config_dict.to_config(load(path))
-        spec_arguments.add_missing(config, spec_arguments.overrides(sys.argv))
+        spec_arguments.add_missing(config, words.overrides(sys.argv[1:]))
         return config
 
     parser.parse = parse_path
@@ -133,52 +132,16 @@ def run(
         usage: the form of the command line, for the help.
         parser: parses sys.argv; None: `parse`.
     """
-    sys.argv[1:] = with_config_flag(sys.argv[1:])
-    if path := flag_errors.config_path(sys.argv):  # A config may name a module beside it, however it is started.
+    sys.argv[1:] = words.complete(sys.argv[1:])
+    if path := words.config_path(sys.argv[1:]):  # A config may name a module beside it, however it is started.
         sys.path += saved_run.import_folders(path.partition(":")[0])
-    if flag_help.is_requested(sys.argv):
+    if words.asks_for_help(sys.argv[1:]):
         print(flag_help.text(purpose, usage, RUN_FLAGS))
-        path = flag_errors.config_path(sys.argv)
         if path and not flag_errors.file_problem(path):
-            flags.FLAGS([sys.argv[0], *config_arguments(sys.argv)])
+            flags.FLAGS([sys.argv[0], *words.config_arguments(sys.argv[1:])])
             print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
         sys.exit(0)
     app.run(main, flags_parser=parser or parse)
-
-
-def with_config_flag(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with `--config=` before a config that is given without it: `configs/digits.py`, `digits`.
-
-    A file that does not exist becomes that of the shipped config, if there is one; the workdir of a run becomes its
-    saved config. `--epochs=5` is `--config.train.epochs=5`, in the place of a number of steps.
-    """
-    arguments = _with_long_epochs(arguments)
-    if path := flag_errors.config_path(["", *arguments]):
-        found = configs.find(path)
-        return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in arguments]
-    for index, word in enumerate(arguments):
-        named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
-        if named and not (index and _takes_a_value(arguments[index - 1])):
-            return [*arguments[:index], f"--config={configs.find(word)}", *arguments[index + 1 :]]
-    if "config" not in flags.FLAGS:
-        return list(arguments)
-    free = [word for word, before in zip(arguments, ["", *arguments], strict=False) if not _takes_a_value(before)]
-    return saved_run.with_flags(arguments, free, trains="allow_config_changes" in flags.FLAGS)
-
-
-def _with_long_epochs(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with the fields that `--epochs=5` stands for in commands with a config."""
-    found = []
-    for word in arguments:
-        match = re.fullmatch(r"--?epochs=(.+)", word)
-        short = match and "config" in flags.FLAGS and "epochs" not in flags.FLAGS
-        found += [f"--config.train.epochs={match[1]}", "--config.train.steps=none"] if short else [word]
-    return found
-
-
-def _takes_a_value(word: str) -> bool:
-    match = re.fullmatch(r"--?([\w.]+)", word)
-    return bool(match) and not (match[1] in flags.FLAGS and flags.FLAGS[match[1]].boolean)
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -205,7 +168,7 @@ def parse(argv: list[str]) -> list[str]:
     flags_only(rest[1:])
     if not has_config:
         return rest
-    config, path = flags.FLAGS["config"].value, flag_errors.config_path(argv)
+    config, path = flags.FLAGS["config"].value, words.config_path(argv[1:])
     if not isinstance(config, schema.Config):
         wanted = "get_config() must return a tfdist.config.Config or a ConfigDict"
         sys.exit(f"--config={path}: {wanted}. Received: {type(config).__name__}")
@@ -224,17 +187,6 @@ def parse_words(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(str(error).removeprefix("flag "))
-
-
-def config_arguments(argv: list[str]) -> list[str]:
-    """Returns the arguments of a command line that name the config file and override its fields."""
-    found, words = [], iter(argv[1:])
-    for word in words:
-        if re.match(r"--?(no)?config(\.[\w.\[\]]+)?(=|$)", word):
-            found.append(word)
-            if word in ("--config", "-config"):
-                found.append(next(words, ""))
-    return found
 
 
 def flags_only(arguments: Sequence[str]) -> None:

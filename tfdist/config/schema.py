@@ -8,10 +8,23 @@ The config does not describe the machines: batch sizes are global, and the repli
 """
 
 import dataclasses
+import warnings
 from typing import Any, Literal
 
 # The learning rate is a number that callbacks can set, and no schedule: for `learning_rate.schedule`.
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
+# Old names of sections, accepted for one release.
+RENAMED = {"agreement": "consistency"}
+# What only some values of a field need: field -> function, imported by `specs.part` in the runs that use it.
+PARTS = {
+    "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
+    "data.pipeline": "tfdist.data.textbook:pipeline",
+    "data.cache": "tfdist.data.cache:add_cache",
+    "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
+    "train.precision": "tfdist.cluster.devices.precision:resolve",
+    "train.local_steps": "tfdist.training.step.local_sgd:train_round",
+    "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
+}
 
 
 def default_optimizer() -> dict[str, Any]:
@@ -154,7 +167,7 @@ class Evaluation:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Agreement:
+class Consistency:
     """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
 
     # Interval of the checks.
@@ -262,7 +275,7 @@ class Config:
     train: Train = dataclasses.field(default_factory=Train)
     communication: Communication = dataclasses.field(default_factory=Communication)
     evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
-    agreement: Agreement = dataclasses.field(default_factory=Agreement)
+    consistency: Consistency = dataclasses.field(default_factory=Consistency)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     # Keras callbacks, one spec each: [{"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss"}]. Their logs
     # contain the objective's values, and those of the evaluation as val_NAME.
@@ -271,3 +284,9 @@ class Config:
     cluster: ClusterOptions = dataclasses.field(default_factory=ClusterOptions)
     # Seed of the initial weights, the order of examples, augmentation and dropout; 0 .. 2**31 - 1.
     seed: int = 0
+    agreement: dataclasses.InitVar[Consistency | None] = None  # The old name of `consistency`.
+
+    def __post_init__(self, agreement: Consistency | None):
+        if agreement is not None:
+            warnings.warn("config.agreement is now config.consistency: change the name", FutureWarning, stacklevel=3)
+            self.consistency = agreement

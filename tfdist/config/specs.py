@@ -1,20 +1,14 @@
 """Specs: dicts that name a function by dotted path, and how they are resolved and called. Imports no TensorFlow."""
 
-import difflib
 import functools
 import importlib
 import inspect
-import os
 import re
-import traceback
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
-from tfdist.config import user_code
-
-_PACKAGE = os.path.join(Path(__file__).parents[1], "")
+from tfdist.config import schema, text, user_code
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -37,16 +31,10 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
     try:
         return function(*args, **keywords)
     except Exception as error:
-        if type(error).__module__.startswith("tensorflow") or _raised_by_tfdist(error):
+        if type(error).__module__.startswith("tensorflow") or user_code.is_user_error(error):
             raise
         more = " --verbosity=1 shows the whole stack." if user_code.place(error) else ""
         raise ValueError(user_code.explain(error, field) + more) from error
-
-
-def _raised_by_tfdist(error: Exception) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    deeper = len(frames) > 1 and frames[-1].filename.startswith(_PACKAGE)
-    return deeper and isinstance(error, ValueError | OSError)
 
 
 def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected: Any) -> Callable[..., Any]:
@@ -66,6 +54,11 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
     function = resolve(spec, field=field)
     _bind(function, spec, (None,) * positional, expected, field)
     return functools.partial(function, **{key: value for key, value in spec.items() if key != "target"})
+
+
+def part(field: str) -> Callable[..., Any]:
+    """Returns the function of `schema.PARTS` for `field`, one that few runs need: the others do not import it."""
+    return resolve({"target": schema.PARTS[field]}, field=f"config.{field}")
 
 
 def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
@@ -127,9 +120,8 @@ def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) 
 
 def nearest(name: str, candidates: list[str]) -> str:
     """Returns a sentence with the candidate nearest to `name`, or with all; starts with a space, or is empty."""
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
-    if close:
-        return f" Did you mean {close[0]!r}?"
+    if near := text.closest(name, candidates, 0.5):
+        return f" Did you mean {near!r}?"
     return f" It has: {', '.join(sorted(candidates))}." if candidates else ""
 
 

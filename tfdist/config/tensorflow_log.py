@@ -13,7 +13,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
 
-from tfdist.config import import_hook
+from tfdist.config import patching
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # The level that hides all lines except those of a crash; with another one, nothing is hidden here.
@@ -103,4 +103,4 @@ def hide_at_import(settings: Callable[[], contextlib.AbstractContextManager[None
             execute(module)
 
     if "tensorflow" not in sys.modules:
-        sys.meta_path.insert(0, import_hook.ImportHook({"tensorflow"}, quietly))
+        sys.meta_path.insert(0, patching.ImportHook({"tensorflow"}, quietly))

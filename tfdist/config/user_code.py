@@ -1,6 +1,5 @@
 """Explains an error that was raised in a user's function: file, line and code, in one paragraph. No TensorFlow."""
 
-import difflib
 import linecache
 import os
 import re
@@ -12,11 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tfdist.config.text import closest
+
+# The folder of tfdist.
+PACKAGE = os.path.join(Path(__file__).parents[1], "")
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for path in {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        *(*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])),
+        *(*site.getsitepackages(), site.getusersitepackages(), PACKAGE),
     }
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -26,7 +29,6 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     """Returns a paragraph about an error, or "" if no user's code is in its stack and `function` is not given.
 
     Args:
-        error: the error.
         function: the function that failed, such as "config.objective"; "": not known.
         batch: the batch that it received, to name its keys, shapes and dtypes.
     """
@@ -37,8 +39,8 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     text = message(error)
     parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith(".") else ".")]
     if batch is not None:
-        close = difflib.get_close_matches(text.strip("'"), list(batch), n=1) if isinstance(error, KeyError) else []
-        parts += [f"Did you mean {close[0]!r}?"] if close else []
+        near = closest(text.strip("'"), batch) if isinstance(error, KeyError) else ""
+        parts += [f"Did you mean {near!r}?"] if near else []
         parts.append(f"The batch has {describe(batch)}.")
     return " ".join(parts)
 
@@ -68,6 +70,28 @@ def message(error: BaseException) -> str:
         text = inner
     # Keras lists the arguments of its call, with their values.
     return " ".join(without_colours(text).split()).partition(" Arguments received by ")[0]
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Returns whether the message says what to do: tfdist raised the error, or a file that it names cannot be used.
+
+    Other errors in tfdist's code, such as that of `int("a")`, have Python's own message.
+    """
+    _, file, line = cause(error)
+    raised = line.startswith("raise ") or (isinstance(error, OSError) and error.filename is not None)
+    return isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(PACKAGE) and raised
+
+
+def cause(error: BaseException) -> tuple[str, str, str]:
+    """Returns the message, and the file and the line of code that raised `error`."""
+    # TensorFlow wraps errors raised during tracing; the new text starts with a traceback.
+    traced = getattr(error, "ag_error_metadata", None)
+    if traced is not None and traced.translated_stack:
+        place = traced.translated_stack[0]
+        message = traced.cause_message.removeprefix(f"{type(error).__name__}: ")
+        return message, place.filename, linecache.getline(place.filename, place.lineno).strip()
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return str(error), place.filename, place.line or ""
 
 
 def defines(kind: type) -> bool:

@@ -65,10 +65,10 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
-        *("agreement.limit", "checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
+        *("consistency.limit", "checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
-    sections = ("evaluation", "agreement", "checkpoint", "report")
+    sections = ("evaluation", "consistency", "checkpoint", "report")
     for every in (*(f"{section}.every" for section in sections), "report.histograms"):
         yield from at_least(f"{every}.steps", 1)
         yield from at_least(f"{every}.epochs", 1e-6)

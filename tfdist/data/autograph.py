@@ -24,7 +24,6 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     An error in it becomes a ValueError that names the line and the batch.
 
     Args:
-        function: the function.
         name: for messages, such as "config.objective".
     """
     plain = function

@@ -24,10 +24,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config
+from tfdist.config import diff
 from tfdist.data import in_memory
-from tfdist.data.feed import Batch
-from tfdist.data.stream import Prepare, Source
-from tfdist.report import files, run_info
+from tfdist.data.feed import Batch, Prepare
+from tfdist.data.stream import Source
+from tfdist.report import files
 
 # Examples read and prepared at a time while the cache is filled.
 CHUNK = 256
@@ -36,16 +37,13 @@ _MANIFEST = "manifest.json"
 _POLL_SECONDS = 0.2
 
 
-def cached(
-    options: config.Data, source: Source | None, prepare: Prepare, *, training: bool
-) -> tuple[Source | None, Prepare]:
+def add_cache(options: config.Data, source: Source, prepare: Prepare, *, training: bool) -> tuple[Source, Prepare]:
     """Returns (source, prepare) with a cache: each example is read once; the batches do not change.
 
     Args:
-        options: `cache` is "raw" (cache the examples of `source`), "prepared" (cache the output of `prepare`) or
-            "none"; `cache_dir` is the directory, or None for host memory.
-        source: the training or evaluation split; None if there is none.
-        prepare: as in `stream`.
+        options: `cache` is "raw" (cache the examples of `source`) or "prepared" (cache the output of `prepare`);
+            `cache_dir` is the directory, or None for host memory.
+        source: the training or evaluation split.
         training: True for the training split; passed to `prepare`.
 
     Raises:
@@ -53,9 +51,7 @@ def cached(
             differs between epochs; or examples differ in shape.
         OSError: when the first batch is traced: the directory cannot be written, or is full.
     """
-    if options.cache == "none" or source is None:
-        return source, prepare
-    identity = [run_info.to_json(options.source), options.train_split if training else options.evaluation_split]
+    identity = [diff.to_json(options.source), options.train_split if training else options.evaluation_split]
     if options.cache == "raw":
         return CachedSource(source, source.read, options.cache_dir, identity), prepare
 
@@ -65,7 +61,7 @@ def cached(
     def check() -> None:
         reject_random(source, prepare, training=training)
 
-    identity += [run_info.to_json(options.prepare), training]
+    identity += [diff.to_json(options.prepare), training]
     cached_source = CachedSource(source, load, options.cache_dir, identity, check)
     return cached_source, lambda batch, seeds, *, training: batch
 
@@ -86,10 +82,9 @@ def reject_random(source: Source, prepare: Prepare, *, training: bool) -> None:
 
 
 class CachedSource:
-    """A source that caches the examples returned by `load`; see `cached`.
+    """A source that caches the examples returned by `load`; see `add_cache`.
 
     Args:
-        source: the original source.
         load: reads, and may prepare, the examples with the given ids.
         directory: the cache directory of the host; None: host memory.
         identity: JSON values that identify source, split and preprocessing.

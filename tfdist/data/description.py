@@ -61,9 +61,9 @@ def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
     return spec
 
 
-def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> str:
-    """Returns the prepare function of a config, its arguments, and the batches that it returns on one replica."""
-    return f"config.data.prepare: {_call(prepare)}  returns per replica {_columns(spec)}"
+def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> tuple[str, str]:
+    """Returns the prepare function of a config with its arguments, and the batches that it returns on one replica."""
+    return f"config.data.prepare: {_call(prepare)}", f"returns per replica {_columns(spec)}"
 
 
 def saved(source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:

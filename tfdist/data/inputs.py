@@ -1,4 +1,4 @@
-"""`Inputs`: the functions and sources that a config names, resolved and checked before TensorFlow uses a device."""
+"""Resolves and checks the functions and sources that a config names, before TensorFlow uses a device."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,25 +8,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import batches, specs, validate
-from tfdist.data import autograph, order, stream, textbook
-from tfdist.data.feed import Batch, Sizes
-from tfdist.data.stream import Prepare
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """The user's functions and sources."""
-
-    prepare: Prepare
-    # `prepare` and then `config.data.finish`, for `adapt`.
-    prepare_all: Prepare
-    # Its batches are those that `prepare` returns: it calls `config.data.finish` itself.
-    objective: Callable[..., dict[str, tf.Tensor]]
-    # adapt(model, read); None: not set.
-    adapt: Callable[..., None] | None
-    # Textbook pipeline: None until all workers are connected. A tf.data.Dataset cannot be made before that.
-    train_source: Any = None
-    evaluation_source: Any = None
+from tfdist.data import autograph, order, pipelines, stream
+from tfdist.data.feed import Batch, Inputs, Prepare, Sizes
 
 
 def open_inputs(config: config_lib.Config) -> Inputs:
@@ -49,12 +32,13 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
     inputs = Inputs(
+        pipeline=pipelines.choose(config.data),
         prepare=prepare,
         prepare_all=_finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
     )
-    return inputs if config.data.pipeline == "textbook" else with_sources(config, inputs)
+    return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,10 +74,10 @@ def with_sources(config: config_lib.Config, inputs: Inputs) -> Inputs:
 
 
 def open_source(config: config_lib.Config, split: str) -> Any:
-    """Makes the source of one split: a `DatasetSource`, or a `Source`, which runs no TensorFlow operation."""
+    """Makes the source of one split; a `stream.Source` runs no TensorFlow operation."""
     source = specs.build(config.data.source, split, field="config.data.source")
     if isinstance(source, tf.data.Dataset):
-        source = textbook.open_dataset(source, config.data)
+        source = pipelines.choose(config.data).open_dataset(source, config.data)
     return stream.check_source(source, config.data.source["target"], split)
 
 

@@ -4,13 +4,13 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import autograph, order, stream, textbook
+from tfdist.data import autograph, order, stream
 from tfdist.data.feed import Batch, Examples
 from tfdist.data.stream import ReplicaShard, Source
 
@@ -56,7 +56,7 @@ def read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool) 
     """Reads a few examples of each source, at positions that depend on its length only.
 
     Args:
-        sources: split -> its `stream.Source` or `textbook.DatasetSource`, or None.
+        sources: split -> its source, or None. One without random access has `first_rows`.
         count: the number of examples.
         reads_files: whether to look at the sizes and times of files: one worker is enough.
     """
@@ -64,7 +64,7 @@ def read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool) 
     for split, source in sources.items():
         if source is None:
             continue
-        if isinstance(source, textbook.DatasetSource):
+        if hasattr(source, "first_rows"):
             batch = source.first_rows(count)
         else:
             ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
@@ -86,7 +86,6 @@ def example_with_label(sources: Mapping[str, Source | None], column: str, label:
     Args:
         sources: split -> its source. Without random access, it is not searched.
         column: the column of the labels, as the source reads it.
-        label: the label.
     """
     for split, source in sources.items():
         if not hasattr(source, "read"):
@@ -116,12 +115,6 @@ def rows_of_steps(
 
     Args:
         dataset: what `stream.training` returned.
-        shard: of this worker.
-        source: the training split, which `dataset` reads.
-        split: its name, for messages.
-        first_number: the first step to read.
-        last_number: the last one.
-        seed: of the run.
         global_batch: examples per step.
         shuffle: see `order.example_ids`.
         part: see `stream.locate_rows`.
@@ -133,34 +126,14 @@ def rows_of_steps(
     for number, batch in enumerate(elements, first):
         step, rows, _ = locate(tf.constant(number, tf.int64))
         columns = {name: value.numpy() for name, value in batch.items()}
-        place = functools.partial(_place, source, split, rows.numpy(), part)
+        place = functools.partial(describe_place, source, split, rows.numpy(), part)
         yield Rows(step=1 + int(step), columns=columns, place=place)
 
 
-def rows_of_batches(
-    batches: Iterable[Sequence[Mapping[str, tf.Tensor]]], source: Any, split: str, number: str, first_number: int
-) -> Iterator[Rows]:
-    """Yields this worker's examples of the steps from `first_number` on, counted from 1; batches hold their numbers.
-
-    Args:
-        batches: for each step, the batches of this worker's replicas.
-        source: the training split.
-        split: its name, for messages.
-        number: the column of an example's number in `source`.
-        first_number: the step of the first of `batches`.
-    """
-    whole = order.WorkerExamples(total=0)
-    for step, replicas in enumerate(batches, first_number):
-        for batch in replicas:
-            columns = {name: value.numpy() for name, value in batch.items() if name != number}
-            yield Rows(
-                step=step, columns=columns, place=functools.partial(_place, source, split, batch[number].numpy(), whole)
-            )
-
-
-def _place(
+def describe_place(
     source: Any, split: str, rows: np.ndarray, part: order.WorkerExamples, column: str, at: tuple[int, ...]
 ) -> str:
+    """Returns the place of a value, for a message; see `Rows.place`. `rows`: the numbers of examples in `source`."""
     row = int(rows[at[0]])
     # With a tf.data.Dataset, the row is a hash of the example.
     example, read = source.find(row) if hasattr(source, "find") else (part.ids(row), _read(source, row))

@@ -59,11 +59,7 @@ def example_ids(
     of up to 60,000 examples are then correlated. With 8 rounds they are not.
 
     Args:
-        step: int64 [], the global step.
         slots: int64 [n], positions in the global batch, in [0, global_batch).
-        seed: the run's seed.
-        num_examples: examples in the split.
-        global_batch: examples per step, over all replicas.
         shuffle: False: the order of the source.
         epoch_steps: steps in an epoch, if fewer than floor(num_examples / global_batch).
         salt: another one gives another permutation.

@@ -1,17 +1,22 @@
-"""Makes the input of a config's run: `config.data.pipeline` and `config.data.shards`."""
+"""Makes the input of a config's run: `config.data.pipeline` and `config.data.shards`.
 
+With shards other than "batch", an example always belongs to one worker, and no other reads and caches it. "fixed":
+example i to worker i mod W. "contiguous": each worker has consecutive examples, and reads only their files.
+"""
+
+import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.data import cache, description, fixed_shards, inspection, stream, textbook
-from tfdist.data.feed import About, Batch, Feed, Sizes
-from tfdist.data.inputs import Inputs
-from tfdist.data.stream import ReplicaShard
+from tfdist.config import specs
+from tfdist.data import autograph, description, inspection, stream
+from tfdist.data.feed import About, Batch, Feed, Inputs, Pipeline, Prepare, Sizes
+from tfdist.data.order import WorkerExamples
+from tfdist.data.stream import ReplicaShard, Source
 
 
 class Distributor(Protocol):
@@ -29,26 +34,7 @@ class Distributor(Protocol):
         """Returns the parts of an iterator's element that belong to this worker's replicas."""
 
 
-def make_feed(
-    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
-) -> Feed:
-    """Makes the input of one worker.
-
-    Args:
-        config: of the run.
-        inputs: with the sources of both splits: a `Source`, or a `DatasetSource` with the textbook pipeline.
-        sizes: of the run.
-        shard: the replicas of this worker.
-        cluster: distributes datasets.
-
-    Raises:
-        ValueError: the config contradicts the data, or `prepare` returns what cannot be batched.
-    """
-    make = _make_textbook_feed if config.data.pipeline == "textbook" else _make_stream_feed
-    return make(config, inputs, sizes, shard, cluster)
-
-
-def _combine(
+def combine(
     config: config_lib.Config,
     inputs: Inputs,
     evaluate: Callable[[], tuple[tf.data.Dataset, int]],
@@ -60,18 +46,15 @@ def _combine(
     notes: tuple[str, ...],
     **fields: Any,
 ) -> Feed:
-    """Makes a `Feed` of the parts in which the two pipelines differ.
+    """Makes a `Feed` of the parts in which pipelines differ.
 
     Args:
-        config: of the run.
-        inputs: with the sources of both splits.
         evaluate: makes the dataset of an evaluation, if there is a split for it.
         compared: split -> its source: all workers must read the same examples from it.
         rows_of_steps: (first_number, last_number), counted from 1 -> this worker's examples of these steps.
         spec: shapes and dtypes of the batch of a replica.
         reads_files: whether this worker looks at the sizes and times of files.
         notes: warnings.
-        fields: other fields of the `Feed`.
     """
     options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
     by_name = dict(zip((options.train_split, options.evaluation_split), splits, strict=True))
@@ -98,29 +81,30 @@ def _combine(
     )
 
 
-def _make_stream_feed(
+def make_stream_feed(
     config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
 ) -> Feed:
-    """The default: random access to the examples of this worker's replicas."""
+    """Makes the input of one worker in the default pipeline: random access to the examples of its replicas.
+
+    Raises:
+        ValueError: the config contradicts the data, or `prepare` returns what cannot be batched.
+    """
     options, parts, notes = config.data, (None, None), ()
-    train, evaluation, batches = (
-        inputs.train_source,
-        inputs.evaluation_source,
-        (sizes.global_batch, sizes.evaluation_batch),
-    )
+    train, evaluation = inputs.train_source, inputs.evaluation_source
+    batches = (sizes.global_batch, sizes.evaluation_batch)
     reads_files = shard.first_replica == 0
     if options.shards != "batch" and cluster.num_workers > 1:
-        train, train_part = fixed_shards.divide(train, shard, options.train_split, options.shards)
-        evaluation, evaluation_part = fixed_shards.divide(evaluation, shard, options.evaluation_split, options.shards)
-        parts, notes = (train_part, evaluation_part), (fixed_shards.note(cluster.num_workers, options.shards),)
-        shard, batches = fixed_shards.local_shard(shard), tuple(size // cluster.num_workers for size in batches)
+        train, train_part = divide(train, shard, options.train_split, options.shards)
+        evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
+        parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
+        shard, batches = _local_shard(shard), tuple(size // cluster.num_workers for size in batches)
     train_source = train
-    train, train_prepare = cache.cached(options, train, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = cache.cached(options, evaluation, inputs.prepare, training=False)
+    train, train_prepare = add_cache(options, train, inputs.prepare, training=True)
+    evaluation, evaluation_prepare = add_cache(options, evaluation, inputs.prepare, training=False)
     ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
     training = stream.training(train, train_prepare, shard, **ordering)
     searched = (training, shard, train_source, options.train_split)
-    return _combine(
+    return combine(
         config,
         inputs,
         lambda: stream.evaluation(
@@ -138,63 +122,94 @@ def _make_stream_feed(
     )
 
 
-def _make_textbook_feed(
-    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
-) -> Feed:
-    options, train_source, evaluation = config.data, inputs.train_source, inputs.evaluation_source
-    train, train_prepare, first_examples = train_source, inputs.prepare, textbook.first_examples
-    evaluation_prepare, evaluate = inputs.prepare, textbook.evaluation
-    if isinstance(train, textbook.DatasetSource):
-        if options.cache != "none":
-            raise ValueError(
-                f"config.data.cache={options.cache!r} needs random access: call Dataset.cache() in your source."
-            )
-    else:
-        if options.auto_shard == "file":
-            raise ValueError(
-                'config.data.auto_shard="file" needs a source that returns a tf.data.Dataset of files, but '
-                f'{options.source["target"]} has random access: set it to "data".'
-            )
-        first_examples, evaluate = stream.first_examples, stream.evaluation
-        train, train_prepare = cache.cached(options, train, inputs.prepare, training=True)
-        evaluation, evaluation_prepare = cache.cached(options, evaluation, inputs.prepare, training=False)
-    make_training = functools.partial(
-        textbook.training, train, train_prepare, options, num_workers=cluster.num_workers, seed=config.seed
+def add_cache(
+    options: config_lib.Data, source: Source | None, prepare: Prepare, *, training: bool
+) -> tuple[Any, Prepare]:
+    """Returns (source, prepare) with the cache that `config.data.cache` names; see `cache.add_cache`."""
+    if options.cache == "none" or source is None:
+        return source, prepare
+    return specs.part("data.cache")(options, source, prepare, training=training)
+
+
+class PartSource:
+    """The examples of one part of `source`, numbered from 0. Those in memory are moved out of `source`."""
+
+    def __init__(self, source: Source, part: WorkerExamples):
+        self._part = part
+        self.num_classes = getattr(source, "num_classes", None)
+        self._fingerprint = f"{getattr(source, 'fingerprint', str)()} {part.index} of {part.count}"
+        self._fingerprint += " contiguous" * part.contiguous
+        arrays = getattr(source, "arrays_of_part", lambda _: None)(part.examples())
+        read = autograph.convert_read(source) if arrays is None else arrays.gather
+        self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
+        self.verify = getattr(source, "verify", lambda: None)
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> Batch:
+        """Returns the examples `ids` of the part, int64 [n]."""
+        return self._read(ids)
+
+    def fingerprint(self) -> str:
+        """Returns that of the whole source, and the part."""
+        return self._fingerprint
+
+
+def divide(
+    source: Source | None, shard: ReplicaShard, split: str | None, shards: str = "fixed"
+) -> tuple[Any, WorkerExamples | None]:
+    """Returns the examples of this worker, and their numbers in the whole split.
+
+    Args:
+        source: the whole split; None: there is none. If it keeps its examples in memory, it should have
+            `arrays_of_part(examples)`, as the shipped sources have; otherwise memory does not decrease.
+        shards: "fixed" or "contiguous", see `config.data.shards`.
+
+    Raises:
+        ValueError: there are fewer examples than workers.
+    """
+    if source is None:
+        return None, None
+    part = WorkerExamples(
+        total=len(source),
+        index=shard.first_replica // shard.local_replicas,
+        count=shard.num_replicas // shard.local_replicas,
+        contiguous=shards == "contiguous",
     )
-    training = make_training()
+    if part.total < part.count:
+        raise ValueError(
+            f'config.data.shards="{shards}" needs an example for each of the {part.count} workers, but the split '
+            f'{split!r} has {part.total}: use fewer workers, or set config.data.shards to "batch".'
+        )
+    return PartSource(source, part), part
 
-    def open_training(start: int, stop: int, training: Callable[..., Any] = training) -> Iterator[Any]:
-        dataset, drop = training(start, stop)
-        return cluster.distribute_global(dataset, options.auto_shard, drop)
 
-    def rows_of_steps(first_number: int, last_number: int) -> Iterator[inspection.Rows]:
-        elements = open_training(first_number - 1, last_number, make_training(numbered=True))
-        batches = map(cluster.local_values, itertools.islice(elements, last_number - first_number + 1))
-        return inspection.rows_of_batches(batches, train_source, options.train_split, textbook.ID, first_number)
+def _local_shard(shard: ReplicaShard) -> ReplicaShard:
+    """Returns the shard of a worker's replicas in batches of its own, which no other worker reads."""
+    return dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
 
-    spec = {
-        name: tf.TensorSpec([one.shape[0] // shard.num_replicas, *one.shape[1:]], one.dtype)
-        for name, one in description.element_spec(training(0, 1)[0]).items()
-    }
 
-    def with_known_shapes(step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        def known(context: Any, batch: Batch) -> tf.Tensor:
-            return step(context, {name: tf.ensure_shape(value, spec[name].shape) for name, value in batch.items()})
-
-        return known
-
-    return _combine(
-        config,
-        inputs,
-        lambda: evaluate(evaluation, evaluation_prepare, shard, global_batch=sizes.evaluation_batch, seed=config.seed),
-        {"train": train, "evaluation": evaluation},
-        rows_of_steps,
-        spec=spec,
-        reads_files=shard.first_replica == 0,
-        sizes=sizes,
-        training=lambda start, stop: training(start, stop)[0],
-        open_training=open_training,
-        first_examples=functools.partial(first_examples, train, seed=config.seed),
-        with_known_shapes=with_known_shapes,
-        notes=(textbook.note(options, cluster.num_workers), *textbook.caveats(train)),
+def _note(num_workers: int, shards: str) -> str:
+    """Returns the line for the log: what fixed shards cost."""
+    return (
+        f'config.data.shards="{shards}": each of the {num_workers} workers reads and caches 1/{num_workers} of the '
+        "examples. The examples of a batch depend on the number of workers, and so do the weights "
+        "(docs/consistency.md)."
     )
+
+
+def _refuse_dataset(dataset: tf.data.Dataset, options: config_lib.Data) -> Any:
+    raise ValueError(
+        f"config.data.source: {options.source['target']} returns a tf.data.Dataset, which has no random access: set "
+        'config.data.pipeline to "textbook", or return an object with len() and read(ids).'
+    )
+
+
+STREAM = Pipeline(connects_first=False, open_dataset=_refuse_dataset, make_feed=make_stream_feed)
+
+
+def choose(options: config_lib.Data) -> Pipeline:
+    """Returns the pipeline that `config.data.pipeline` names."""
+    return STREAM if options.pipeline == "stream" else specs.part("data.pipeline")()

@@ -23,11 +23,11 @@ def limits(spec: Any, *, rows: int, local_replicas: int) -> tuple[int, int]:
         rows: the number used for unknown dimensions, which are those of the batch.
         local_replicas: the elements of one step.
     """
-    most = max((1 + _BUFFERED_STEPS) * local_replicas, MAX_BYTES // max(1, num_bytes(spec, rows)))
+    max_elements = max((1 + _BUFFERED_STEPS) * local_replicas, MAX_BYTES // max(1, num_bytes(spec, rows)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     buffer = _BUFFERED_STEPS * local_replicas
     # The results of calls that are ahead of the others also wait in the map.
-    return max(local_replicas, min(_MAX_CALLS, cores, most - buffer)), buffer
+    return max(local_replicas, min(_MAX_CALLS, cores, max_elements - buffer)), buffer
 
 
 def num_bytes(spec: Any, rows: int) -> int:
@@ -42,6 +42,6 @@ def num_bytes(spec: Any, rows: int) -> int:
     return total
 
 
-def prefetched(dataset: tf.data.Dataset, *, rows: int, local_replicas: int) -> tf.data.Dataset:
+def prefetch(dataset: tf.data.Dataset, *, rows: int, local_replicas: int) -> tf.data.Dataset:
     """Returns `dataset` with the buffer of `limits` after it."""
     return dataset.prefetch(limits(dataset.element_spec, rows=rows, local_replicas=local_replicas)[1])

@@ -1,12 +1,13 @@
-"""Finds what a resumed run may not repeat: in a user's `tf.data` pipeline, and in the graph of a function."""
+"""Finds what a resumed run may not repeat in the graph of a function."""
 
-import dataclasses
 from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfdist.config import text
+
 # Types of ops that draw random numbers from a state.
-_RANDOM = {
+RANDOM = {
     *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"),
     *("Multinomial", "RandomShuffle", "RandomCrop", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
     *("StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform"),
@@ -25,68 +26,7 @@ _CALLING = {
 # Ops that write to the variable in their first input begin so.
 _WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceStridedSliceAssign")
 _PASSING = ("Identity", "Enter", "Switch")
-_MOST_NAMED = 5
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetTraits:
-    """Whether a pipeline repeats its batches in the next pass, and in the next start."""
-
-    # True if every pass gives the same batches, so that a resume can skip finished passes.
-    is_deterministic: bool
-    # True if it shuffles, or reads files in random order.
-    shuffles: bool
-    # Why two starts, or two workers, may read different batches; None: they do not.
-    resume_caveat: str | None
-
-
-def dataset_traits(dataset: tf.data.Dataset) -> DatasetTraits:
-    """Inspects the transformations of `dataset`, and the functions that they call."""
-    kinds, ops, unseeded = set(), set(), False
-    for one in transformations(dataset):
-        kinds.add(type(one).__name__)
-        unseeded |= [int(seed) for seed in shuffle_seeds(one)] == [0, 0]
-        ops |= ops_of_functions(one)
-    shuffles = any("Shuffle" in name for name in kinds | ops)
-    python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
-    # Stateless random ops are excluded: they depend only on seeds in the data.
-    random = bool(ops & _RANDOM)
-    resume_caveat = None
-    if unseeded:
-        resume_caveat = (
-            "the tf.data.Dataset shuffles without a seed: call keras.utils.set_random_seed, or "
-            "tfdist.connect(), before it is created"
-        )
-    elif python:
-        resume_caveat = (
-            "the tf.data.Dataset runs Python code, which must return the same in every start and on every worker"
-        )
-    elif random:
-        resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
-    deterministic = not (shuffles or python or random)
-    return DatasetTraits(is_deterministic=deterministic, shuffles=shuffles, resume_caveat=resume_caveat)
-
-
-def inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """Returns the datasets that `dataset` transforms."""
-    return [*dataset._inputs()]
-
-
-def transformations(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields `dataset` and all that it transforms, the last transformation first."""
-    yield dataset
-    for one in inputs(dataset):
-        yield from transformations(one)
-
-
-def shuffle_seeds(dataset: tf.data.Dataset) -> list[tf.Tensor]:
-    """Returns the two seeds of a shuffle; [] for another transformation."""
-    return [dataset._seed, dataset._seed2] if hasattr(dataset, "_seed2") else []
-
-
-def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
-    """Returns the types of the ops in the functions of one transformation."""
-    return {op for function in dataset._functions() for op in called_ops(function.function.graph)}
+_MAX_NAMED = 5
 
 
 def called_ops(graph: tf.Graph) -> Iterator[str]:
@@ -98,7 +38,7 @@ def called_ops(graph: tf.Graph) -> Iterator[str]:
 
 def random_ops(graph: tf.Graph) -> list[str]:
     """Returns the names of the ops of `graph`, and of its functions, that draw from a state, each with its type."""
-    return _ops(graph, _RANDOM)
+    return _ops(graph, RANDOM)
 
 
 def python_ops(graph: tf.Graph) -> list[str]:
@@ -117,8 +57,7 @@ def _ops(graph: tf.Graph, types: set[str]) -> list[str]:
 
 def listed(found: list[str]) -> str:
     """Returns the first of the ops `found`, for a message."""
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return ", ".join(found[:_MOST_NAMED]) + more
+    return text.listed(found, _MAX_NAMED)
 
 
 def written_inputs(graph: tf.Graph) -> set[str]:

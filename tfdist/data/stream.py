@@ -14,10 +14,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.data import autograph, order, read_ahead
-from tfdist.data.feed import Batch
-
-# prepare(batch, seeds, *, training) -> batch
-Prepare = Callable[..., Batch]
+from tfdist.data.feed import Batch, Prepare
 
 
 class Source(Protocol):
@@ -79,11 +76,7 @@ def training(
     """Returns a function that creates the training dataset of one worker.
 
     Args:
-        source: the training split.
-        prepare: prepare(batch, seeds, *, training) -> batch.
-        shard: the shard of this worker.
         global_batch: examples per step, over all replicas; divisible by the number of replicas.
-        seed: the run's seed.
         shuffle: see `order.example_ids`.
         part: see `locate_rows`.
 

@@ -7,16 +7,17 @@ own seed, so that a resume starts with the interrupted epoch and skips the batch
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist import config
-from tfdist.data import autograph, order, read_ahead, stateful_ops
-from tfdist.data.feed import Batch
-from tfdist.data.stream import Prepare, ReplicaShard, Source
+from tfdist import config as config_lib
+from tfdist.data import autograph, dataset_traits, description, inspection, order, pipelines, read_ahead, stream
+from tfdist.data.feed import Batch, Feed, Inputs, Pipeline, Prepare, Sizes
+from tfdist.data.stream import ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.
 ID, _EPOCH = "tfdist example", "tfdist epoch"
@@ -33,7 +34,7 @@ class DatasetSource:
         Raises:
             ValueError: the dataset shuffles, never ends, or its elements are no single examples.
         """
-        traits = stateful_ops.dataset_traits(dataset)
+        traits = dataset_traits.find(dataset)
         if traits.shuffles:
             raise ValueError(
                 f"{name}: the tf.data.Dataset shuffles, so that a resume would read another order: remove shuffle(), "
@@ -83,25 +84,10 @@ class DatasetSource:
         return next(iter(self.dataset.batch(count)))
 
 
-def open_dataset(dataset: tf.data.Dataset, options: config.Data) -> DatasetSource:
-    """Returns the source of a dataset that the function `options.source` has returned.
-
-    Raises:
-        ValueError: the pipeline needs random access, or the dataset cannot be used.
-    """
-    target = options.source["target"]
-    if options.pipeline != "textbook":
-        raise ValueError(
-            f"config.data.source: {target} returns a tf.data.Dataset, which has no random access: set "
-            'config.data.pipeline to "textbook", or return an object with len() and read(ids).'
-        )
-    return DatasetSource(dataset, target)
-
-
 def training(
     source: Source | DatasetSource,
     prepare: Prepare,
-    options: config.Data,
+    options: config_lib.Data,
     *,
     num_workers: int,
     seed: int,
@@ -110,12 +96,10 @@ def training(
     """Returns a function that creates the global batches of training, which are the same on all workers.
 
     Args:
-        source: the training split.
         prepare: prepare(batch, seeds, *, training) -> batch. Rows of `seeds` depend on (seed, epoch, example);
             the number of an example of a `DatasetSource` is a hash of its content.
         options: `batch_size`, `shuffle`, `shuffle_buffer` and `auto_shard`.
         num_workers: workers among which TensorFlow divides them.
-        seed: the run's seed.
         numbered: the batches also have the numbers of their examples, as `ID`.
 
     Returns:
@@ -169,7 +153,7 @@ def _numbered(source: Source | DatasetSource) -> tf.data.Dataset:
     return chunks.map(load, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
-def _steps_per_batch(source: Source | DatasetSource, options: config.Data, num_workers: int) -> int | None:
+def _steps_per_batch(source: Source | DatasetSource, options: config_lib.Data, num_workers: int) -> int | None:
     """Returns the steps in which a worker uses up one of its global batches; None: not known before it reads them."""
     if num_workers == 1 or options.auto_shard == "data":
         return 1
@@ -222,7 +206,7 @@ def first_examples(source: DatasetSource, prepare: Prepare, count: int, *, seed:
     return prepare(rows, order.seeds(ids, tf.zeros([], tf.int64), seed), training=False)
 
 
-def evaluation(
+def make_evaluation(
     source: DatasetSource, prepare: Prepare, shard: ReplicaShard, *, global_batch: int, seed: int
 ) -> tuple[tf.data.Dataset, int]:
     """Returns the evaluation dataset of one worker, as `stream.evaluation` does; every worker reads all examples."""
@@ -243,7 +227,7 @@ def evaluation(
         return tf.data.Dataset.range(shard.local_replicas).map(functools.partial(load, number=number, batch=batch))
 
     elements = source.dataset.batch(global_batch).enumerate().flat_map(of_replicas).repeat()
-    elements = read_ahead.prefetched(elements, rows=size, local_replicas=shard.local_replicas)
+    elements = read_ahead.prefetch(elements, rows=size, local_replicas=shard.local_replicas)
     return elements, -(-len(source) // global_batch)
 
 
@@ -253,7 +237,7 @@ def caveats(source: Any) -> tuple[str, ...]:
     return () if caveat is None else (f"An exact resume needs care: {caveat}.",)
 
 
-def note(options: config.Data, num_workers: int) -> str:
+def note(options: config_lib.Data, num_workers: int) -> str:
     """Returns the line for the log: what the textbook pipeline costs, and what it cannot do."""
     resume = "a resume reads the interrupted epoch again, up to its step"
     if num_workers == 1:
@@ -266,4 +250,92 @@ def note(options: config.Data, num_workers: int) -> str:
     return (
         f'config.data.pipeline="textbook", auto_shard="{options.auto_shard}": {costs.get(options.auto_shard, both)}; '
         f"{resume} (docs/pipelines.md)."
+    )
+
+
+def _rows_of_batches(
+    batches: Iterable[Sequence[Batch]], source: Any, split: str, first_number: int
+) -> Iterator[inspection.Rows]:
+    """Yields this worker's examples of the steps from `first_number` on, counted from 1; batches hold their numbers.
+
+    Args:
+        batches: for each step, the batches of this worker's replicas.
+        first_number: the step of the first of `batches`.
+    """
+    whole = order.WorkerExamples(total=0)
+    for step, replicas in enumerate(batches, first_number):
+        for batch in replicas:
+            columns = {name: value.numpy() for name, value in batch.items() if name != ID}
+            place = functools.partial(inspection.describe_place, source, split, batch[ID].numpy(), whole)
+            yield inspection.Rows(step=step, columns=columns, place=place)
+
+
+def make_feed(
+    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: pipelines.Distributor
+) -> Feed:
+    """Makes the input of one worker; as `pipelines.make_stream_feed`."""
+    options, train_source, evaluation = config.data, inputs.train_source, inputs.evaluation_source
+    train, train_prepare, examples = train_source, inputs.prepare, first_examples
+    evaluation_prepare, evaluate = inputs.prepare, make_evaluation
+    if isinstance(train, DatasetSource):
+        if options.cache != "none":
+            text = "needs random access: call Dataset.cache() in your source."
+            raise ValueError(f"config.data.cache={options.cache!r} {text}")
+    else:
+        if options.auto_shard == "file":
+            raise ValueError(
+                'config.data.auto_shard="file" needs a source that returns a tf.data.Dataset of files, but '
+                f'{options.source["target"]} has random access: set it to "data".'
+            )
+        examples, evaluate = stream.first_examples, stream.evaluation
+        train, train_prepare = pipelines.add_cache(options, train, inputs.prepare, training=True)
+        evaluation, evaluation_prepare = pipelines.add_cache(options, evaluation, inputs.prepare, training=False)
+    make_training = functools.partial(
+        training, train, train_prepare, options, num_workers=cluster.num_workers, seed=config.seed
+    )
+    make_batches = make_training()
+
+    def open_training(start: int, stop: int, make_batches: Callable[..., Any] = make_batches) -> Iterator[Any]:
+        dataset, drop = make_batches(start, stop)
+        return cluster.distribute_global(dataset, options.auto_shard, drop)
+
+    def rows_of_steps(first_number: int, last_number: int) -> Iterator[inspection.Rows]:
+        elements = open_training(first_number - 1, last_number, make_training(numbered=True))
+        batches = map(cluster.local_values, itertools.islice(elements, last_number - first_number + 1))
+        return _rows_of_batches(batches, train_source, options.train_split, first_number)
+
+    spec = {
+        name: tf.TensorSpec([one.shape[0] // shard.num_replicas, *one.shape[1:]], one.dtype)
+        for name, one in description.element_spec(make_batches(0, 1)[0]).items()
+    }
+
+    def with_known_shapes(step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def known(context: Any, batch: Batch) -> tf.Tensor:
+            return step(context, {name: tf.ensure_shape(value, spec[name].shape) for name, value in batch.items()})
+
+        return known
+
+    return pipelines.combine(
+        config,
+        inputs,
+        lambda: evaluate(evaluation, evaluation_prepare, shard, global_batch=sizes.evaluation_batch, seed=config.seed),
+        {"train": train, "evaluation": evaluation},
+        rows_of_steps,
+        spec=spec,
+        reads_files=shard.first_replica == 0,
+        sizes=sizes,
+        training=lambda start, stop: make_batches(start, stop)[0],
+        open_training=open_training,
+        first_examples=functools.partial(examples, train, seed=config.seed),
+        with_known_shapes=with_known_shapes,
+        notes=(note(options, cluster.num_workers), *caveats(train)),
+    )
+
+
+def pipeline() -> Pipeline:
+    """Returns the textbook pipeline."""
+    return Pipeline(
+        connects_first=True,
+        open_dataset=lambda dataset, options: DatasetSource(dataset, options.source["target"]),
+        make_feed=make_feed,
     )

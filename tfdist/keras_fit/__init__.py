@@ -8,7 +8,7 @@
     compiled_objective.py   Keras' losses and metrics of a compiled model; compiled_model.py
     whole_batch/            losses and metrics of the whole batch, from shards
     patches.py, optimizer_branches.py   what a run replaces in Keras, and restores
-    callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`
+    callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`, with Keras' bar
     adapters/               arrays, tf.data, PyDataset and generators as shards of global batches
 
 Importing these modules changes nothing in Keras. Only `tfdist/__init__.py` and `run.py` import it.

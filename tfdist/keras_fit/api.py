@@ -21,7 +21,8 @@ from typing import Any
 import keras
 
 from tfdist import config as config_lib
-from tfdist.cluster import collective_guard, interruption
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model, patches, same_data, setup
@@ -73,7 +74,7 @@ def fit(
         SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
     """
     setup.check_arguments(cluster, model, "fit")
-    collective_guard.check("tfdist.fit")
+    cluster_lib.check("tfdist.fit")
     setup.check_model(cluster, model, "fit")
     setup.check_epochs(epochs, initial_epoch, validation_freq)
     workdir = setup.to_path(workdir)
@@ -174,7 +175,7 @@ def evaluate(
         ValueError: an argument is not supported; the message says what to do.
     """
     setup.check_arguments(cluster, model, "evaluate")
-    collective_guard.check("tfdist.evaluate")
+    cluster_lib.check("tfdist.evaluate")
     setup.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size, steps)
     config = config_lib.Config(
@@ -232,7 +233,7 @@ def predict(
         ValueError: an argument is not supported; the message says what to do.
     """
     setup.check_arguments(cluster, model, "predict")
-    collective_guard.check("tfdist.predict")
+    cluster_lib.check("tfdist.predict")
     if outputs not in ("all", "chief"):
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     data = _data_adapter(model, x, None, None, batch_size, steps, as_given=False)

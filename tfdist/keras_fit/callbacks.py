@@ -1,5 +1,6 @@
 """Makes the callbacks of `tfdist.fit`, `evaluate` and `predict` from what Keras accepts as `callbacks`."""
 
+import sys
 from typing import Any
 
 import keras
@@ -7,6 +8,7 @@ import keras
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.keras_fit.script import context
+from tfdist.report import console
 from tfdist.training import api as trainer
 
 # Callbacks of Keras that write files of their own.
@@ -50,7 +52,7 @@ def make_callbacks(
         cluster: the workers.
         model: the model; compiled, if it is trained or evaluated.
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
-        verbose: as in Keras; see `trainer.open_bar`.
+        verbose: as in Keras; see `open_bar`.
         epochs: the epoch after which training ends.
         steps: steps of an epoch, an evaluation or a prediction.
         workdir: where the run is saved; None: it is not saved.
@@ -58,7 +60,7 @@ def make_callbacks(
     Raises:
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
     """
-    bar = trainer.open_bar(verbose, chief=cluster.is_chief)
+    bar = open_bar(verbose, chief=cluster.is_chief)
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
     callbacks = []
@@ -84,5 +86,95 @@ def make_callbacks(
     placement = callback_placement()
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     return trainer.CallbackRunner(
-        cluster, model, model.optimizer if model.compiled else None, callbacks, bar, params, placement
+        cluster, model, callbacks, model.optimizer if model.compiled else None, bar, params, placement
     )
+
+
+class ProgressBar(keras.callbacks.Callback):
+    """Prints like Keras' ProgbarLogger, but once per execution, not once per batch; on the chief only.
+
+    It is the last callback, so that it shows what others add to the logs, such as the learning rate.
+    """
+
+    def __init__(self, verbose: int):
+        """`verbose` is 1 for a bar and 2 for a line at the end of each epoch."""
+        super().__init__()
+        self._verbose = verbose
+        # A log file gets no escape codes, and no line per execution.
+        self._terminal = console.is_terminal(sys.stdout)
+        self._bar: keras.utils.Progbar | None = None
+        self._title = ""
+        self._in_fit = False
+        self._done = 0
+
+    @property
+    def moves(self) -> bool:
+        """True if `move` shows anything."""
+        return self._terminal and self._verbose == 1
+
+    def move(self, done: int, logs: dict[str, float]) -> None:
+        """Shows `done` steps of the epoch, evaluation or prediction, and its `logs` so far."""
+        self._done = done
+        if self._bar is not None and self._bar.verbose == 1:
+            _update(self._bar, done, dict(sorted(logs.items())), finalize=False)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._in_fit = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._in_fit = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        epochs = self.params["epochs"]
+        self._open(f"Epoch {epoch + 1}/{epochs}" if epochs > 1 else "")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._finish(logs)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if not self._in_fit:
+            self._open()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        if not self._in_fit:
+            self._finish(logs)
+
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._open()
+
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._finish(None)
+
+    def _open(self, title: str = "") -> None:
+        verbose = self._verbose if self._terminal else 2
+        self._bar = keras.utils.Progbar(self.params["steps"], verbose=verbose, stateful_metrics=())
+        self._done = 0
+        self._title = title
+        if title and self._terminal:
+            print(title, flush=True)
+
+    def _finish(self, logs: dict[str, Any] | None) -> None:
+        if self._bar is None:
+            return
+        self._bar.target = self._bar.target or self._done
+        if self._title and not self._terminal:
+            print(self._title, end=" - ", flush=True)
+        _update(self._bar, self._bar.target, logs or {}, finalize=True)
+        self._bar = None
+
+
+def _update(bar: keras.utils.Progbar, done: int, logs: dict[str, Any], *, finalize: bool) -> None:
+    """Shows each value of `logs` as it is: Progbar averages those that it does not know to be stateful."""
+    bar.stateful_metrics.update(logs)
+    bar.update(done, list(logs.items()), finalize=finalize)
+
+
+def open_bar(verbose: int | str, *, chief: bool) -> ProgressBar | None:
+    """Returns the bar for Keras' `verbose` ("auto": 1), or None for 0 and on workers other than the chief.
+
+    Raises:
+        ValueError: `verbose` is not 0, 1, 2 or "auto".
+    """
+    if verbose not in (0, 1, 2, "auto"):
+        raise ValueError(f'verbose must be 0, 1, 2 or "auto". Received: {verbose!r}')
+    return ProgressBar(1 if verbose == "auto" else int(verbose)) if chief and verbose else None

@@ -14,18 +14,16 @@ import sys
 import traceback as traceback_lib
 import types
 from collections.abc import Callable
-from pathlib import Path
 
 import keras
 
 from tfdist import config as config_lib
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard, process_exit, strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.config import user_code
 
 _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 # What `connect` returned.
@@ -37,7 +35,7 @@ def connected() -> Cluster | None:
     return _connected
 
 
-def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0) -> Cluster:
+def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0) -> ScriptCluster:
     """Connects to all other workers of this job: the first call of a script.
 
     The script is started once per worker, by Slurm, MPI, TF_CONFIG or by hand; see `strategy.connect`. At the end of
@@ -55,14 +53,14 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         TimeoutError, ValueError, OSError: as `strategy.connect`.
     """
     global _connected
-    _connected = cluster = strategy.connect(options)
+    _connected = cluster = collective_guard.for_script(strategy.connect(options))
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and strategy.global_seed() is None:
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler would ignore it.
-        atexit.register(cluster_lib.leave, cluster)
+        atexit.register(cluster.leave)
         sys.excepthook = _end_all_workers
         collective_guard.reject_keras_predict(cluster.strategy)
     else:
@@ -76,13 +74,13 @@ def _report_user_error(
     error: BaseException,
     traceback: types.TracebackType | None,
 ) -> None:
-    if process_exit.is_user_error(error):
+    if user_code.is_user_error(error):
         process_exit.report_exception(error)
         return
     otherwise(kind, error, traceback)
     explained = user_code.explain(error)
     # The last frames of a stack within tfdist's are often those of TensorFlow.
-    if explained and any(frame.filename.startswith(_PACKAGE) for frame in traceback_lib.extract_tb(traceback)):
+    if explained and any(frame.filename.startswith(user_code.PACKAGE) for frame in traceback_lib.extract_tb(traceback)):
         print(f"tfdist: {explained}", file=sys.stderr)
 
 
@@ -104,4 +102,4 @@ def _end_all_workers(kind: type[BaseException], error: BaseException, traceback:
 def _is_of_keras_trainer(error: BaseException) -> bool:
     # Keras removes its own frames from the stack: only the type of the replicas' batches shows it.
     frames = traceback_lib.extract_tb(error.__traceback__)
-    return "PerReplica" in str(error) and not any(each.filename.startswith(_PACKAGE) for each in frames)
+    return "PerReplica" in str(error) and not any(each.filename.startswith(user_code.PACKAGE) for each in frames)

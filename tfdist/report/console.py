@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from tfdist.report import formats, lines
+from tfdist.report import lines
 from tfdist.report.lines import LineFormat, Row
 
 REDRAW_SECONDS = 0.1
@@ -21,15 +21,16 @@ _NARROW_COLUMNS = 50
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Console:
-    """The console output of a run; created by `open_console`."""
+    """The console output of a run: with a bar if the stream is a terminal with escape codes, else with lines only."""
 
     stream: TextIO
-    # True if lines can be redrawn in place.
-    terminal: bool
+    # Optimizer steps of the run.
     total_steps: int
     line_format: LineFormat
     # "all", "events" (no interval and evaluation lines) or "nothing".
     verbosity: str = "all"
+    # True if lines can be redrawn in place.
+    terminal: bool = dataclasses.field(init=False)
     # Step and time of the first report, after compilation; the time left is estimated from there.
     timed_from_step: int | None = None
     timed_from: float = 0.0
@@ -39,6 +40,9 @@ class Console:
     status: list[str] = dataclasses.field(default_factory=list)
     last_drawn: float = -math.inf
     bar_visible: bool = False
+
+    def __post_init__(self):
+        self.terminal = is_terminal(self.stream)
 
     def train(self, row: Row, parts: Sequence[str], *, step_seconds: float) -> None:
         """Reports an interval: redraws the bar; its line is written by the next other call.
@@ -66,8 +70,9 @@ class Console:
     def flush(self) -> None:
         """Writes the line of the last report of training."""
         row, self.pending = self.pending, None
-        for text in self.line_format.lines(row, self._width()) if row is not None else ():
-            self._line(text)
+        if row is not None:
+            for text in self.line_format.lines(row, self._width(), clock=not self.terminal):
+                self._line(text)
 
     def line(self, text: str, *, always: bool = False) -> None:
         """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""
@@ -100,7 +105,7 @@ class Console:
             self.timed_from_step, self.timed_from = step, now
         elif step > self.timed_from_step:  # Includes evaluations and checkpoints between reports.
             step_seconds = (now - self.timed_from) / (step - self.timed_from_step)
-        return formats.duration(step_seconds * (self.total_steps - step))
+        return lines.duration(step_seconds * (self.total_steps - step))
 
     def _bar(self, step: int, left: str, doing: str) -> str:
         self.last_drawn, self.bar_visible = time.monotonic(), True
@@ -134,32 +139,6 @@ class Console:
             self.stream.flush()
         except OSError:
             pass  # A full disk or a closed pipe must not stop the training.
-
-
-def open_console(
-    stream: TextIO,
-    *,
-    total_steps: int,
-    epochs: float,
-    examples: str = "examples",
-    evaluates: bool = False,
-    verbosity: str = "all",
-) -> Console:
-    """Returns a console on `stream`: with a bar if it is a terminal with escape codes, else with lines only.
-
-    Args:
-        stream: the output.
-        total_steps: optimizer steps of the run.
-        epochs: the same, in epochs.
-        examples: what an example is called.
-        evaluates: whether evaluations are expected.
-        verbosity: "all", "events" (no interval and evaluation lines) or "nothing".
-    """
-    terminal = is_terminal(stream)
-    line_format = LineFormat(epochs=epochs, clock=not terminal, examples=examples, evaluates=evaluates)
-    return Console(
-        stream=stream, terminal=terminal, total_steps=total_steps, line_format=line_format, verbosity=verbosity
-    )
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -40,7 +40,6 @@ def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None =
     """Returns the content of a file, or None if there is none.
 
     Args:
-        path: of the file.
         advice: what to do if it cannot be read.
         last: return only the last bytes, at most this many; None: all.
 
@@ -213,3 +212,8 @@ def open_append_only(path: str) -> AppendOnlyFile:
     # With O_NONBLOCK, a pipe in its place gives an error when it is full.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
     return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)
+
+
+def describe_error(error: Exception) -> str:
+    """Returns the cause of a failed write for a message: the system's text, or the type and message of `error`."""
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -21,16 +21,17 @@ NaN and infinity are null in JSON; the console shows them.
 
 import contextlib
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
-from tfdist.report import files, formats, lines, metrics_file, tensorboard_events, time_shares
+from tfdist.report import files, lines, metrics_file, tensorboard_events
 from tfdist.report.console import Console
-from tfdist.report.lines import Row
+from tfdist.report.lines import LineFormat, Row
 
 # Names in metrics.jsonl that an objective may not use for its values.
 RESERVED = {
@@ -39,10 +40,17 @@ RESERVED = {
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
 
+# (input, compute, communication) of one worker, each 0 to 1.
+Shares = tuple[float, float, float]
+# With more workers than this, a console line shows only two of them.
+_MAX_WORKERS_SHOWN = 4
+# With more workers than this, metrics.jsonl has only three of them.
+_MAX_WORKERS_RECORDED = 16
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reporter:
-    """The outputs of a run; made by `opening.open_report`. On workers other than the chief, only `warning` acts."""
+    """The outputs of a run; made by `open_report`. On workers other than the chief, only `warning` acts."""
 
     rank: int
     num_replicas: int
@@ -101,10 +109,6 @@ class Reporter:
         Args:
             step: the last optimizer step of the interval, counted from 1.
             values: the objective's values, each the mean over all examples of the interval.
-            learning_rate: of the last step.
-            seconds: duration of the interval.
-            steps: number of steps in the interval.
-            num_examples: of the interval, over all replicas.
             wait_share: fraction of `seconds` spent waiting for data, 0 to 1; None: the steps were not timed.
             skipped: updates skipped since the start of the run; None: updates are never skipped.
             worker_shares: input, compute and communication fractions, 0 to 1, of each worker in rank order.
@@ -124,13 +128,13 @@ class Reporter:
         }
         workers = {}
         if len(worker_shares) > 1:
-            shares = time_shares.recorded(worker_shares)
-            workers = {"worker_shares": shares, "slowest_worker": time_shares.slowest_worker(worker_shares)}
+            shares = recorded_shares(worker_shares)
+            workers = {"worker_shares": shares, "slowest_worker": slowest_worker(worker_shares)}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(tensorboard_events.TRAIN, step, values, rates, speeds, steps=steps)
         waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
-        shares = time_shares.describe(worker_shares) if workers else waiting
+        shares = describe_shares(worker_shares) if workers else waiting
         row = Row(
             step=step,
             epoch=self._epoch(step),
@@ -140,11 +144,11 @@ class Reporter:
             values=values,
             details=self._details(learning_rate, speed, shares) if self.verbose else (),
         )
-        parts = [*lines.named(values), f"{formats.rate(speed)} {self.console.line_format.examples}/s", *waiting]
+        parts = [*lines.named(values), f"{lines.rate(speed)} {self.console.line_format.examples}/s", *waiting]
         self.console.train(row, parts, step_seconds=seconds / max(1, steps))
 
     def _details(self, learning_rate: float, speed: float, shares: list[str]) -> list[str]:
-        per_replica = f"{formats.rate(speed / self.num_replicas)} {self.console.line_format.examples}/s per replica"
+        per_replica = f"{lines.rate(speed / self.num_replicas)} {self.console.line_format.examples}/s per replica"
         return [f"learning rate {learning_rate:.4g}", *([per_replica] if self.num_replicas > 1 else []), *shares]
 
     def progress(self, step: int, doing: str = "") -> None:
@@ -166,9 +170,6 @@ class Reporter:
         Args:
             step: the optimizer step whose weights were evaluated.
             values: the objective's values, each the mean over all examples of the split.
-            seconds: duration of the evaluation.
-            num_examples: the size of the split.
-            best: True if config.checkpoint.best_metric has its best value so far.
 
         Raises:
             ValueError: as `train`.
@@ -201,18 +202,19 @@ class Reporter:
         """Writes a histogram of each of `arrays`, tag -> NumPy array of floats, after `step`, for TensorBoard."""
         self._append_events(tensorboard_events.TRAIN, tensorboard_events.histograms_record, step, arrays)
 
-    def event(self, text: str, step: int | None = None, *, always: bool = False) -> None:
-        """Reports an event, such as resumed, saved or stopped, in one line, which is divided only at two spaces.
+    def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:
+        """Reports an event, such as resumed, saved or stopped, in one line.
 
         Args:
             text: the line.
             step: the step after which it happened.
+            more: further parts, which go to further lines if one would be too long.
             always: the console shows it even if it shows nothing else.
         """
         if self.console is None:
             return
-        self.console.parts(text.split("  "), always=always)
-        self._record(kind="event", text=text, **({} if step is None else {"step": step}))
+        self.console.parts([text, *more], always=always)
+        self._record(kind="event", text="  ".join([text, *more]), **({} if step is None else {"step": step}))
 
     def warning(self, text: str) -> None:
         """Prints a warning with the rank to standard error, on every worker; the chief also records it."""
@@ -263,6 +265,102 @@ class Reporter:
                 f"{file.path} cannot be written ({error.strerror}). Training continues, but records will be missing "
                 "from it."
             )
+
+
+def open_report(
+    workdir: str | os.PathLike[str] | None,
+    *,
+    chief: bool,
+    rank: int,
+    num_replicas: int,
+    total_steps: int,
+    steps_per_epoch: int,
+    tensorboard: bool = True,
+    console: str = "all",
+    verbose: bool = False,
+    evaluates: bool = True,
+    examples: str = "examples",
+    resume_step: int | None = None,
+    resume_evaluated: int | None = None,
+    stream: TextIO | None = None,
+) -> Reporter:
+    """Opens the outputs of a run; those of the chief without the reports of steps that a resumed run repeats.
+
+    Args:
+        workdir: of metrics.jsonl and tensorboard/; None: console only.
+        console: "all", "events" (no interval and evaluation lines) or "nothing".
+        evaluates: whether evaluations are expected.
+        examples: what an example is called in lines: "images", for example.
+        resume_step: the step of the restored checkpoint; None: nothing is removed.
+        resume_evaluated: its last evaluated step; None: `resume_step`.
+        stream: the console; None: standard output.
+
+    Raises:
+        OSError: the workdir cannot be written.
+    """
+    screen = None
+    if chief:
+        line_format = LineFormat(epochs=total_steps / steps_per_epoch, examples=examples, evaluates=evaluates)
+        screen = Console(
+            stream=stream or sys.stdout, total_steps=total_steps, line_format=line_format, verbosity=console
+        )
+    reporter = Reporter(
+        rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen, verbose=verbose
+    )
+    if not chief or workdir is None:
+        return reporter
+    files.make_workdir(workdir)
+    path = os.path.join(workdir, metrics_file.METRICS)
+    removed = metrics_file.trim_metrics(path, resume_step, resume_evaluated)
+    reporter.metrics = files.open_append_only(path)
+    if resume_step is not None:
+        reporter.start(resume_step)
+    if tensorboard:
+        reporter.tensorboard = tensorboard_events.open_event_files(
+            os.path.join(workdir, tensorboard_events.TENSORBOARD),
+            resume_step,
+            resume_evaluated,
+            evaluates=evaluates,
+            warn=reporter.warning,
+        )
+    if removed:
+        text = f"removed {removed} lines of {path} after step {resume_step}: these steps run again"
+        reporter.event(text, resume_step)
+    return reporter
+
+
+def slowest_worker(worker_shares: Sequence[Shares]) -> int:
+    """Returns the rank of the worker that the others wait for: the one with the smallest communication share."""
+    return min(range(len(worker_shares)), key=lambda rank: worker_shares[rank][2])
+
+
+def recorded_shares(worker_shares: Sequence[Shares]) -> list[list[float]]:
+    """Returns the shares of the workers, given in rank order, for metrics.jsonl.
+
+    With more than `_MAX_WORKERS_RECORDED` workers: those of three workers, with the smallest, the median and the
+    largest communication share.
+    """
+    if len(worker_shares) > _MAX_WORKERS_RECORDED:
+        ordered = sorted(worker_shares, key=lambda shares: shares[2])
+        worker_shares = [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+    return [[round(part, 4) for part in shares] for shares in worker_shares]
+
+
+def describe_shares(worker_shares: Sequence[Shares]) -> list[str]:
+    """Returns the shares of the workers, given in rank order, as the parts of a console line.
+
+    With more than `_MAX_WORKERS_SHOWN` workers: those of the slowest worker and of the one that waits longest for it.
+    """
+
+    def text(rank: int) -> str:
+        waiting, computing, communicating = worker_shares[rank]
+        return f"worker {rank}: {waiting:.0%} input, {computing:.0%} compute, {communicating:.0%} communication"
+
+    slowest = slowest_worker(worker_shares)
+    shown = range(len(worker_shares))
+    if len(worker_shares) > _MAX_WORKERS_SHOWN:
+        shown = sorted({slowest, max(shown, key=lambda rank: worker_shares[rank][2])})
+    return [*map(text, shown), f"slowest: worker {slowest}"]
 
 
 def _floats(values: dict[str, float]) -> dict[str, float]:

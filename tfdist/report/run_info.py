@@ -1,9 +1,7 @@
 """config.json and environment.json: what was run, where, and with which versions. Imports no TensorFlow."""
 
 import contextlib
-import dataclasses
 import importlib.metadata
-import json
 import os
 import platform
 import socket
@@ -20,19 +18,9 @@ ENVIRONMENT = "environment.json"
 DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
 
 
-def to_json(config: Any) -> Any:
-    """Returns a config (dataclass or dict) as JSON values: tuples become lists.
-
-    The result is comparable with that of `read_config`.
-    """
-    if dataclasses.is_dataclass(config):
-        config = dataclasses.asdict(config)
-    return json.loads(json.dumps(config, default=repr))
-
-
-def write_config(workdir: str | os.PathLike[str], config: Any) -> None:
-    """Writes workdir/config.json from a dataclass or a dict."""
-    files.write_json(os.path.join(workdir, CONFIG), to_json(config))
+def write_config(workdir: str | os.PathLike[str], config: dict[str, Any]) -> None:
+    """Writes workdir/config.json from JSON values."""
+    files.write_json(os.path.join(workdir, CONFIG), config)
 
 
 def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:

@@ -41,7 +41,6 @@ def open_event_files(
     """Opens the event files of a start, by run; that of evaluations only if it `evaluates`.
 
     Args:
-        directory: of the runs.
         last_step: the last step that is kept; None: all are.
         last_evaluated: the last step whose evaluation is kept; None: `last_step`.
         evaluates: whether evaluations are expected.
@@ -136,7 +135,6 @@ def scalars_records(
     """Returns the records of a report; all values by name.
 
     Args:
-        step: the optimizer step.
         epoch: the epoch that ended; None: none did, and nothing is shown over epochs.
         values: shown over steps and over epochs.
         rates: shown over steps.

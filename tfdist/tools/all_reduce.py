@@ -111,7 +111,6 @@ def check_replicas(options: config_lib.ClusterOptions, env: Mapping[str, str]) -
 
 def run() -> int:
     """Measures on all workers, prints and writes the tables on the chief; returns the exit code."""
-    from tfdist.cluster import cluster as cluster_lib
     from tfdist.training import setup
 
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-all_reduce").expanduser()
@@ -158,7 +157,7 @@ def run() -> int:
         print(style.save(workdir / "all_reduce", draw))
         if flags.FLAGS.ring:
             ring_by_hand.show(record, by_tensorflow, workdir)
-    cluster_lib.leave(cluster)
+    cluster.leave()
     return 0
 
 

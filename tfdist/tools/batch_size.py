@@ -17,6 +17,7 @@ from absl import flags
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
+from tfdist.config.command_line import words
 from tfdist.tools import batch_size_trial, child_runs, measure, tables
 from tfdist.tools.pictures import measured, style
 
@@ -173,7 +174,10 @@ def find(argv: list[str]) -> None:
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     validate.validate(flags.FLAGS["config"].value)
     runner = TrialRunner(
-        arguments=config_flags.config_arguments(argv), backend=backend, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
+        arguments=words.config_arguments(argv[1:]),
+        backend=backend,
+        workdir=workdir,
+        memory_mb=flags.FLAGS.memory_mb,
     )
     best = search(
         runner.attempt,

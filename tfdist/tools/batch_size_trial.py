@@ -44,7 +44,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
     """
     import tensorflow as tf
 
-    from tfdist.cluster import cluster, strategy
+    from tfdist.cluster import strategy
     from tfdist.data import inputs as inputs_lib
     from tfdist.training import setup
 
@@ -76,7 +76,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
         return _EXIT_OUT_OF_MEMORY
     memory = _peak_bytes(plan) / 2**20
     _write(folder, rank, found | {"result": FITS, "memory_mb": round(memory, 1), "step_ms": round(1e3 * seconds, 2)})
-    cluster.leave(run.cluster)
+    run.cluster.leave()
     return 0
 
 

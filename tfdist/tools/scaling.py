@@ -22,6 +22,7 @@ from absl import flags
 
 from tfdist.config import flags as config_flags
 from tfdist.config import schema
+from tfdist.config.command_line import words
 from tfdist.report import reporter, run_info
 from tfdist.tools import child_runs, measure, scaling_results, tables
 from tfdist.tools.pictures import scaling as pictures
@@ -170,7 +171,7 @@ def main(argv: list[str]) -> None:
         own = config.data.batch_size * (replicas if values.batch == "weak" else 1)
         print(f"{replicas} replica(s) by {backend}, batch {own} ...", flush=True)
         to = workdir / f"{values.batch}-{replicas}"
-        arguments = config_flags.config_arguments(sys.argv)
+        arguments = words.config_arguments(sys.argv[1:])
         points.append(measure_one(arguments, own, replicas=replicas, epochs=values.epochs, backend=backend, to=to))
     first = workdir / f"{values.batch}-{points[0].replicas}"
     described = describe(config, values.batch, values.epochs, backend, first)

@@ -5,7 +5,6 @@ Nothing else imports this module: inside the wing, modules import each other.
 
 from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
-from tfdist.training.callbacks.progress_bar import open_bar
 from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.evaluate import evaluate
 from tfdist.training.loop import train
@@ -35,7 +34,7 @@ from tfdist.training.step.random_numbers.seed_generators import (
     make_stateless,
 )
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
-from tfdist.training.step.random_numbers.stateful_random import made_stateless as stateless_draws
+from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order

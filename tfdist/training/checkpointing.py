@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory, export, restore, workdir_lock
+from tfdist.checkpoint import directory, restore, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
@@ -147,7 +147,7 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
 
 def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: Saved | None) -> AsyncCheckpointer:
     # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
-    write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), run.config))
+    write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), diff.to_json(run.config)))
     checkpointer = AsyncCheckpointer(run.checkpoints, run.config.checkpoint, report.warning, write_config)
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
@@ -173,7 +173,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         scheduled: whether `config.checkpoint` or an evaluation requires this checkpoint, not a stop request.
 
     Raises:
-        ReplicaMismatchError: the replicas differ, and `config.agreement.action` ends the run.
+        ReplicaMismatchError: the replicas differ, and `config.consistency.action` ends the run.
         DivergedError: the weights are non-finite.
     """
     run = tools.run
@@ -213,7 +213,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays, state.to_json())
     except OSError as error:
-        tools.report.warning(f"The chief's state could not be saved: {export.reason(error)}")
+        tools.report.warning(f"The chief's state could not be saved: {files.describe_error(error)}")
         return
     tools.report.event(
         f"saved the chief's state in {path}; to continue from it, move it to {run.checkpoints}", state.step
@@ -253,7 +253,8 @@ def close(tools: LoopTools) -> None:
     if tools.checkpointer is not None:
         with tools.run.cluster.paused():
             tools.checkpointer.wait()
-    tools.tensorboard.close()
+    for extra in tools.extras:
+        extra.close()
     tools.report.close()
     if tools.lock is not None:
         tools.lock.release()
@@ -277,12 +278,15 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
             with run.evaluated_weights():
                 event = run.export(model)
             tools.report.event(event, state.step)
-        run_info.write_config(str(run.workdir), run.config)  # A shorter run may end without a new checkpoint.
+        run_info.write_config(
+            str(run.workdir), diff.to_json(run.config)
+        )  # A shorter run may end without a new checkpoint.
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
         raise OSError(
-            f"All {state.step} steps are done and saved, but {run.workdir} is not writable: {export.reason(error)}. "
-            "Free space or fix its permissions, then run the same command to export the model and finish."
+            f"All {state.step} steps are done and saved, but {run.workdir} is not writable: "
+            f"{files.describe_error(error)}. Free space or fix its permissions, then run the same command to export "
+            "the model and finish."
         ) from None
     stopped = f" of {run.total_steps}: {run.callbacks.stopped_by or 'a callback'} ended the run" if early else ""
     tools.report.event(f"finished after step {state.step}{stopped}", state.step)
@@ -320,7 +324,7 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     if old is None:
         return []
     old = diff.with_defaults(old, config_lib.Config(model={}))
-    lines = diff.differences(run_info.to_json(old), run_info.to_json(run.config))
+    lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
     if run.is_script:  # A script's optimizer is its own, and does not depend on its number of epochs, which may grow.
         lines = [line for line in lines if not line.startswith(("train.epochs:", "learning_rate.", "optimizer."))]
     if lines and not allow_changes:

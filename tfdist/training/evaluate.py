@@ -102,7 +102,7 @@ def evaluate_only(run: Run, which: str) -> int:
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
-            `bad_examples.explained`.
+            `bad_examples.explain_errors`.
     """
     if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
@@ -116,7 +116,7 @@ def evaluate_only(run: Run, which: str) -> int:
     tools = loop_tools.make_tools(run, report, None)
     tools.consistency.check(TrainingState(step=saved.step))
     try:
-        with bad_examples.explained(run):
+        with bad_examples.explain_errors(run):
             values = evaluate(tools, saved.step, compare=False)
     except StopRequested:
         reason = run.stop.reason or "another worker"

@@ -23,7 +23,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         0 if the run is finished; `interruption.EXIT_STOPPED` if it was stopped and is saved.
 
     Raises:
-        ValueError: the workdir holds a run of another config, or with other data; or see `bad_examples.explained`.
+        ValueError: the workdir holds a run of another config, or with other data; or see `bad_examples.explain_errors`.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it, and there is one worker.
@@ -44,7 +44,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     for line in changes:
         tools.report.event(f"changed: config.{line}", state.step)
     try:
-        with bad_examples.explained(run):
+        with bad_examples.explain_errors(run):
             data = start.hash_examples(run.feed.examples(start.EXAMPLES))
             start.check_start(run.cluster, data, state.to_json())
             for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
@@ -111,8 +111,8 @@ def next_due_step(tools: LoopTools, step: int) -> int:
     """Returns the first step after `step` at which an execution must end: something is due, or the run ends."""
     run, config = tools.run, tools.run.config
     step_in_epoch = step % run.steps_per_epoch
-    due = [run.total_steps, *tools.tensorboard.boundaries(step)]
-    for section in (config.report, config.evaluation, config.agreement, config.checkpoint):
+    due = [run.total_steps, *(boundary for extra in tools.extras for boundary in extra.boundaries(step))]
+    for section in (config.report, config.evaluation, config.consistency, config.checkpoint):
         due.append(triggers.next_due(section.every, step, run.steps_per_epoch))
     if run.is_script or run.callbacks.active:
         due.append(step - step_in_epoch + run.steps_per_epoch)
@@ -129,10 +129,11 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
         StopRequested: all workers agreed to stop during an evaluation.
     """
     run, config, step = tools.run, tools.run.config, state.step
-    tools.tensorboard.write_due(step)
+    for extra in tools.extras:
+        extra.write_due(step)
     # Also after the first execution, which is one step: what a model's code does to one replica only shows there.
     first = tools.train_steps.length.executions == 1
-    if first or run.ends_at(step) or triggers.is_due(config.agreement.every, step, run.steps_per_epoch):
+    if first or run.ends_at(step) or triggers.is_due(config.consistency.every, step, run.steps_per_epoch):
         tools.consistency.check(state)
     improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)

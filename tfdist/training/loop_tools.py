@@ -1,18 +1,25 @@
 """`LoopTools`: what the loop works with, made once per start."""
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.workdir_lock import WorkdirLock
+from tfdist.cluster.cluster import Cluster
+from tfdist.config import specs
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution
 from tfdist.training import run as run_lib
-from tfdist.training.consistency import finite, replicas
+from tfdist.training.consistency import replicas
 from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
 from tfdist.training.execution import RunSteps, StepRunner
-from tfdist.training.reporting.tensorboard_extras import TensorBoardExtras
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -30,7 +37,8 @@ class LoopTools:
     # Returns which variable is not finite, as a sentence; "": none. The same on every worker.
     not_finite: Callable[[], str]
     consistency: ReplicaConsistencyCheck
-    tensorboard: TensorBoardExtras
+    # What else runs between executions; see `tensorboard_extras`.
+    extras: list[Any]
     # When the run was opened, as `time.monotonic`.
     started: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -50,10 +58,15 @@ def make_tools(
         lock=lock,
         train_steps=execution.training_steps(run),
         evaluation_steps=execution.evaluation_steps(run, keep),
-        not_finite=finite.make_finite_check(run.cluster, run.variables),
-        consistency=replicas.make_check(run.cluster, run.variables, run.config.agreement, report.event),
-        tensorboard=TensorBoardExtras(run=run, report=report),
+        not_finite=make_finite_check(run.cluster, run.variables),
+        consistency=replicas.make_check(run.cluster, run.variables, run.config.consistency, report.event),
+        extras=[specs.part("report")(run=run, report=report)] if _has_extras(run.config.report) else [],
     )
+
+
+def _has_extras(options: config_lib.Report) -> bool:
+    wanted = options.histograms.steps is not None or options.histograms.epochs is not None
+    return options.graph or wanted or options.profile is not None
 
 
 def make_silent_tools(run: run_lib.Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopTools:
@@ -65,3 +78,35 @@ def make_silent_tools(run: run_lib.Run, keep: Callable[[RunSteps], RunSteps] | N
         console=None,
     )
     return make_tools(run, report, None, keep=keep)
+
+
+def make_finite_check(cluster: Cluster, variables: Mapping[str, Any]) -> Callable[[], str]:
+    """Returns a function that says, equal on all workers, which variable is not finite; "": all are. Collective."""
+    check = check_worker(variables)
+
+    def check_all() -> str:
+        name = check()
+        if not cluster.any_worker(bool(name)):
+            return ""
+        return f"The variable {next(filter(None, cluster.all_gather_text(name)))} is not finite"
+
+    return check_all
+
+
+def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
+    """Compiles a function that returns the name of a variable that is not finite on this worker; "": there is none.
+
+    A variable that is infinite now, such as a mask with -inf, may stay so: only NaN counts there.
+    """
+    values = {name: checkpoint_format.tf_variable(variable) for name, variable in variables.items()}
+    floats = {name: value for name, value in values.items() if value.dtype.is_floating}
+    infinite = {name for name, value in floats.items() if tf.reduce_any(tf.math.is_inf(value))}
+
+    @tf.function(autograph=False)
+    def check() -> tf.Tensor:
+        bad = [tf.math.is_nan(v) if name in infinite else ~tf.math.is_finite(v) for name, v in floats.items()]
+        return tf.stack([tf.reduce_any(one) for one in bad])
+
+    # Traced once, at its first call. TensorFlow would warn about the calls of `check` in a script with many fits.
+    traced = functools.cache(check.get_concrete_function)
+    return lambda: next((name for name, bad in zip(floats, traced()().numpy(), strict=True) if bad), "")

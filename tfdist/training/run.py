@@ -16,7 +16,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Feed
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
-from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.objective import Objective
@@ -47,7 +47,7 @@ class Run:
     context: StepContext
     # The input, and the numbers of examples and steps.
     feed: Feed
-    callbacks: CallbackRunner
+    callbacks: NoCallbacks
     # Executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,24 +9,22 @@ from pathlib import Path
 import keras
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory, export, preprocessing
+from tfdist.checkpoint import directory, export
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import precision
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import diff, learning_rate, specs
-from tfdist.data import description, pipelines
+from tfdist.data import description
 from tfdist.data import inputs as inputs_lib
-from tfdist.data.feed import Feed
-from tfdist.data.inputs import Inputs
+from tfdist.data.feed import Feed, Inputs
 from tfdist.report import reporter, run_info
 from tfdist.training import run as run_lib
-from tfdist.training.callbacks import from_config
+from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.consistency import nonfinite
 from tfdist.training.run import Run
 from tfdist.training.step import build_context as build_context_lib
-from tfdist.training.step import local_sgd
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import train_step
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators
 
@@ -52,28 +49,21 @@ def build_run(
     stop = interruption.install_handlers()
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
-    preprocessing.check(config)
+    make_export = _open_export(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
-    if config.data.pipeline == "textbook":  # A tf.data.Dataset starts TensorFlow: connect before.
+    if inputs.pipeline.connects_first:
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
     sizes = inputs_lib.make_sizes(config, inputs, num_replicas)
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
-    config, precision_notes = precision.resolve(config, _saved_precision(workdir), cluster)
-    feed = pipelines.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
+    precision_notes = ()
+    if config.train.precision == "auto":
+        config, precision_notes = specs.part("train.precision")(config, _saved_precision(workdir), cluster)
+    feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
-    callbacks = from_config.make_callbacks(
-        config,
-        cluster,
-        context.model,
-        context.optimizer,
-        context.names,
-        epochs=math.ceil(sizes.total_steps / sizes.steps_per_epoch),
-        steps=sizes.steps_per_epoch,
-    )
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
     notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
     return Run(
@@ -83,24 +73,24 @@ def build_run(
         stop=stop,
         context=context,
         feed=feed,
-        callbacks=callbacks,
+        callbacks=specs.part("callbacks")(config, cluster, context, sizes) if config.callbacks else NoCallbacks(),
         log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes))),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
-        export=_make_export(config, inputs, feed, context.model),
-        train_step=local_sgd.choose_step(config.train),
+        export=make_export(context.model, feed, inputs),
+        train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
 
 
-def _make_export(config: config_lib.Config, inputs: Inputs, feed: Feed, model: keras.Model) -> Callable[[Path], str]:
-    """Returns the function that exports `model`, with its preprocessing or with a text about its input."""
+def _open_export(config: config_lib.Config) -> Callable[[keras.Model, Feed, Inputs], Callable[[Path], str]]:
+    """Returns what makes the function that exports the model to a path: with its preprocessing, or a text about it."""
     if not config.checkpoint.export_preprocessing:
-        about = description.usage(
-            config.data.prepare, config.data.finish, config.objective, feed.spec, feed.about.saved
+        usage = functools.partial(description.usage, config.data.prepare, config.data.finish, config.objective)
+        return lambda model, feed, inputs: functools.partial(
+            export.export, model, about=usage(feed.spec, feed.about.saved)
         )
-        return functools.partial(export.export, model, about=about)
-    preprocess, about = preprocessing.make(config, feed.first_examples, inputs.prepare_all)
-    return lambda path: export.export(preprocessing.before(preprocess, model), path, about)
+    make_export = specs.part("checkpoint.export_preprocessing")(config)
+    return lambda model, feed, inputs: make_export(model, feed.first_examples, inputs.prepare_all)
 
 
 def _saved_precision(workdir: Path) -> str | None:
@@ -135,7 +125,7 @@ def connect(
 
 def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
     """Returns what must be equal on all workers: the config field by field, and the data."""
-    plain = run_info.to_json(config)
+    plain = diff.to_json(config)
     plain.pop("cluster")
     plain["data"].pop("cache_dir")  # Hosts may name their disks differently.
     values = {f"config.{name}": json.dumps(value) for name, value in diff.flatten(plain)}

@@ -23,6 +23,7 @@ from tfdist.cluster import malloc, process_exit
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import worker_spec
 from tfdist.config import flags as config_flags
+from tfdist.config.command_line import words
 from tfdist.launch import local_workers, processes
 
 
@@ -67,7 +68,7 @@ def run() -> int:
         raise ValueError(
             f"give each task a TF_CONFIG with chief, worker and ps (docs/consistency.md): {error}"
         ) from None
-    arguments = [*config_flags.config_arguments(sys.argv), f"--workdir={workdir}"]
+    arguments = [*words.config_arguments(sys.argv[1:]), f"--workdir={workdir}"]
     command = [sys.executable, "-m", "tfdist", "asynchronous", *arguments]
     counts = {"workers": flags.FLAGS.workers, "servers": flags.FLAGS.servers}
     with start_tasks(command, os.environ, **counts) as check:

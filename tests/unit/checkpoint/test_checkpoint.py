@@ -30,7 +30,7 @@ from tfdist import config
 from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training.consistency import finite
+from tfdist.training import loop_tools
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
@@ -548,7 +548,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
 def test_what_is_not_finite_is_named():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
     variables["mask"] = tf.Variable([0.0, -np.inf])
-    not_finite = finite.check_worker(variables)
+    not_finite = loop_tools.check_worker(variables)
     assert not_finite() == ""
     for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0]), ("mask", [np.nan, -np.inf])):
         good = variables[name].numpy()

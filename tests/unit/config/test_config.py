@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from tfdist import config
-from tfdist.config import diff, flags, schema, specs, validate
-from tfdist.config.command_line import command_names, flag_help
+from tfdist.config import diff, schema, specs, validate
+from tfdist.config.command_line import flag_help
+from tfdist.config.command_line import words as words_lib
 
 LAB = """
 def losses(model, batch, *, training, gamma=1.0):
@@ -229,7 +230,7 @@ def test_differences_name_what_decides_the_weights_and_nothing_else():
 def test_a_saved_config_of_an_earlier_release_is_completed_with_defaults():
     whole = make(train=config.Train(epochs=3))
     saved = dataclasses.asdict(whole)
-    del saved["train"]["xla"], saved["agreement"], saved["learning_rate"]["scaling"]
+    del saved["train"]["xla"], saved["consistency"], saved["learning_rate"]["scaling"]
     assert diff.with_defaults(saved, make()) == dataclasses.asdict(whole)
     saved["model"] = {"target": "a:b"}  # A spec is not completed.
     assert diff.with_defaults(saved, make(model={"target": "c:d", "width": 3}))["model"] == {"target": "a:b"}
@@ -410,8 +411,8 @@ def test_a_config_file_may_be_given_without_its_flag(command_line):
     with_flag, without = command_line("--config=base.py", "--config.seed=3"), command_line("base.py", "--config.seed=3")
     assert with_flag.returncode == without.returncode == 0 and with_flag.stdout == without.stdout
     words = ["--workdir", "my.py", "configs/digits.py", "--config.seed=1"]
-    assert flags.with_config_flag(words) == ["--workdir", "my.py", "--config=configs/digits.py", "--config.seed=1"]
-    assert flags.with_config_flag(["--config", "a.py", "b.py"]) == ["--config", "a.py", "b.py"]
+    assert words_lib.complete(words) == ["--workdir", "my.py", "--config=configs/digits.py", "--config.seed=1"]
+    assert words_lib.complete(["--config", "a.py", "b.py"]) == ["--config", "a.py", "b.py"]
 
 
 def fields(done):
@@ -469,8 +470,8 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_comments(comman
 def test_modules_that_are_no_commands_say_so(capsys):
     by_hand = "tfdist.configs.laboratory.by_hand"  # In the folder of the shipped configs.
     for module in ("tfdist", "tfdist.main", "tfdist.launch", "tests.benchmark.worker", "tests.support.chaos", by_hand):
-        command_names.check(["python", "-u", "-m", module, "--config=configs/digits.py"])
-    command_names.check(["python", "script.py"])
+        words_lib.check_module(["python", "-u", "-m", module, "--config=configs/digits.py"])
+    words_lib.check_module(["python", "script.py"])
     for module, hint in (
         ("tfdist.train", "tfdist.train is not a command. Did you mean: python -m tfdist.main ?"),
         ("tfdist.mian", "tfdist.mian is not a command. Did you mean: python -m tfdist.main ?"),
@@ -479,7 +480,7 @@ def test_modules_that_are_no_commands_say_so(capsys):
         ("tfdist.training.loop", "tfdist.training.loop is not a command. python -m tfdist lists all commands."),
     ):
         with pytest.raises(SystemExit, match=re.escape(hint)):
-            command_names.check(["python", "-m", module])
+            words_lib.check_module(["python", "-m", module])
 
 
 def test_a_module_that_is_no_command_does_not_end_with_success():

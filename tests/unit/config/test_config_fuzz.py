@@ -7,8 +7,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from tfdist.cluster import process_exit
-from tfdist.config import diff, specs
+from tfdist.config import diff, specs, user_code
 from tfdist.config import flags as config_flags
 from tfdist.config.command_line import flag_errors
 from tfdist.data import inputs as inputs_lib
@@ -45,7 +44,7 @@ def outcome(field: str, text: str) -> str | None:
         except SystemExit as end:
             return str(end.code)
         except Exception as error:
-            if not process_exit.is_user_error(error):
+            if not user_code.is_user_error(error):
                 raise
             return str(error)
     return None

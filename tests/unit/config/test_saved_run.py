@@ -7,13 +7,14 @@ import pytest
 from absl import flags as absl_flags
 
 from tfdist import config as c
-from tfdist.config import flags, saved_run
+from tfdist.config import diff, saved_run
+from tfdist.config.command_line import words
 from tfdist.report import run_info
 
 
 def write_run(workdir, config, command=(), directory=""):
     workdir.mkdir(parents=True)
-    run_info.write_config(workdir, config)
+    run_info.write_config(workdir, diff.to_json(config))
     (workdir / "environment.json").write_text(json.dumps({"command": list(command), "directory": str(directory)}))
     return workdir
 
@@ -50,15 +51,15 @@ def test_a_workdir_is_a_config_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(absl_flags, "FLAGS", absl_flags.FlagValues())
     write_run(tmp_path / "runs" / "x", c.Config(model={"target": "a:b"}))
-    assert flags.with_config_flag(["runs/x", "--epochs=20"]) == ["runs/x", "--epochs=20"]  # A command without a config.
+    assert words.complete(["runs/x", "--epochs=20"]) == ["runs/x", "--epochs=20"]  # A command without a config.
     absl_flags.DEFINE_string("config", None, "", flag_values=absl_flags.FLAGS)
-    assert flags.with_config_flag(["runs/x"]) == ["--config=runs/x/config.json"]
+    assert words.complete(["runs/x"]) == ["--config=runs/x/config.json"]
     absl_flags.DEFINE_bool("allow_config_changes", False, "", flag_values=absl_flags.FLAGS)
     absl_flags.DEFINE_string("workdir", None, "", flag_values=absl_flags.FLAGS)
-    assert flags.with_config_flag(["runs/x", "--epochs=20"]) == [
+    assert words.complete(["runs/x", "--epochs=20"]) == [
         *("--config=runs/x/config.json", "--workdir=runs/x", "--allow_config_changes"),
         *("--config.train.epochs=20", "--config.train.steps=none"),
     ]
-    assert flags.with_config_flag(["--workdir", "runs/x"]) == ["--workdir", "runs/x"]
+    assert words.complete(["--workdir", "runs/x"]) == ["--workdir", "runs/x"]
     with pytest.raises(SystemExit, match="runs is a folder without a run"):
-        flags.with_config_flag(["runs"])
+        words.complete(["runs"])

@@ -16,10 +16,9 @@ ROOT = pathlib.Path(__file__).parents[3]
 USER = """
 from absl import flags
 from tfdist import configs
-from tfdist.config import flags as config_flags
-from tfdist.config.command_line import flag_errors
-[word] = config_flags.with_config_flag(["--config=configs/cifar_fast.py"])
-config = flag_errors.load(flag_errors.config_path(["", word]))
+from tfdist.config.command_line import flag_errors, words
+[word] = words.complete(["--config=configs/cifar_fast.py"])
+config = flag_errors.load(words.config_path([word]))
 print(word, config.model["target"], flag_errors._arguments(config.model["target"])[0])
 """
 

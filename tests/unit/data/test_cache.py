@@ -37,7 +37,7 @@ class Slow:
             return ids * 3
         return {"x": tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), [None])}
 options = config.Data(cache="raw", cache_dir=sys.argv[1])
-kept, _ = cache.cached(options, Slow(), None, training=True)
+kept, _ = cache.add_cache(options, Slow(), None, training=True)
 print("kept", int(kept.read(tf.constant([999], tf.int64))["x"][0]), flush=True)
 """
 
@@ -75,7 +75,7 @@ class Source:
 def keep(source, directory=None, kind="raw", prepare=prepare.identity, training=True):
     """A kept source and its prepare, as a run has them."""
     options = c.Data(cache=kind, cache_dir=directory and str(directory))
-    return cache.cached(options, source, prepare, training=training)
+    return cache.add_cache(options, source, prepare, training=training)
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])

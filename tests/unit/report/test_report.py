@@ -23,8 +23,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tfdist import config
 from tfdist.config import diff
-from tfdist.report import console, files, formats, metrics_file, opening, run_info
+from tfdist.report import console, files, metrics_file, run_info
 from tfdist.report import lines as lines_lib
+from tfdist.report import reporter as reporter_lib
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100)
 
@@ -36,7 +37,7 @@ def no_given_width(monkeypatch):
 
 
 def open_quiet(workdir, **changes):
-    return opening.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
+    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
 
 
 def train(reporter, step, **values):
@@ -92,37 +93,8 @@ def test_an_epoch_is_one_line_of_a_log_file():
     assert len(first) <= 100
 
 
-@pytest.mark.parametrize(
-    ("width", "first", "second"),
-    [
-        (
-            140,
-            "22 steps  2.99 s  471 images/s  loss 1.241  accuracy 0.6371  val_loss 0.07686  val_accuracy 0.9859  best",
-            "22 steps  0.22 s  6,400 images/s  loss 0.04000  accuracy 0.9879",
-        ),
-        (
-            110,
-            "22 steps  2.99 s  471 images/s  loss 1.241/0.07686  accuracy 0.6371/0.9859  best",
-            "22 steps  0.22 s  6,400 images/s  loss 0.04000  accuracy 0.9879",
-        ),
-        (
-            100,
-            "22 steps  2.99 s  471/s  loss 1.241/0.07686  accuracy 0.6371/0.9859  best",
-            "22 steps  0.22 s  6,400/s  loss 0.04000  accuracy 0.9879",
-        ),
-        (
-            90,
-            "22 steps  2.99 s  471 images/s  loss 1.241  accuracy 0.6371",
-            "22 steps  0.22 s  6,400 images/s  loss 0.04000  accuracy 0.9879",
-        ),
-        (
-            80,
-            "22 steps  2.99 s  471/s  loss 1.241  accuracy 0.6371",
-            "22 steps  0.22 s  6,400/s  loss 0.04000  accuracy 0.9879",
-        ),
-    ],
-)
-def test_the_lines_of_a_run_have_the_longest_form_that_fits(width, first, second, monkeypatch):
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_all_lines_of_all_runs_have_one_form(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
     reporter = open_quiet(None, stream=stream, examples="images")
@@ -132,15 +104,11 @@ def test_the_lines_of_a_run_have_the_longest_form_that_fits(width, first, second
     reporter.train(200, {"loss": 0.04, "accuracy": 0.9879}, seconds=0.22, **report)
     reporter.close()
     written = stream.getvalue().splitlines()
-    parts = ["training/evaluation"] * ("/" in first.rpartition("/s")[2]) + ["speed in images/s"] * (
-        "images" not in first
-    )
-    legend = [f"values     {', '.join(parts)}"] * bool(parts)
-    assert [line for line in written if line.startswith("values")] == legend == written[: len(legend)]
-    assert [line.partition("/4  ")[2] for line in written if "/4  " in line] == [first, second]
-    if width <= 90:  # The evaluation has the second line.
-        assert written[len(legend) + 1].split() == ["val_loss", "0.07686", "val_accuracy", "0.9859", "best"]
-    assert max(map(len, written)) <= width
+    assert written[0] == "values     training/evaluation, speed in images/s"
+    first = "22 steps  2.99 s  471/s  loss 1.241/0.07686  accuracy 0.6371/0.9859  best"
+    assert re.sub(r"\n +", "  ", "\n".join(written[1:-1])).partition("/4  ")[2] == first
+    assert written[-1].partition("/4  ")[2] == "22 steps  0.22 s  6,400/s  loss 0.04000  accuracy 0.9879"
+    assert len(written) == (4 if width == 80 else 3) and max(map(len, written)) <= width
 
 
 @pytest.mark.parametrize("width", [40, 76, 100, 200])
@@ -161,12 +129,8 @@ def test_no_line_is_longer_than_its_limit_and_none_divides_a_value(width, monkey
     )
     words = " ".join(written).split()
     names = [word for word in words if "metric_" in word]
-    if width == 200:  # Room for a line of training and one of the evaluation.
-        assert names == [*values, *(f"val_{name}" for name in values), *values]
-        assert words.count("0.5000") == 27
-    else:
-        assert names == [*values, *values]
-        assert (words.count("0.5000/0.5000"), words.count("0.5000")) == (9, 9)
+    assert names == [*values, *values]
+    assert (words.count("0.5000/0.5000"), words.count("0.5000")) == (9, 9)
     assert "17 examples in 0.5 s" in " ".join(words)
 
 
@@ -175,8 +139,8 @@ def test_a_line_that_is_short_holds_the_evaluation():
     reporter = open_quiet(None, stream=stream)
     train(reporter, 100)
     reporter.evaluation(100, {"loss": 0.5}, seconds=0.5, num_examples=17, best=True)
-    (line,) = stream.getvalue().splitlines()
-    assert line.endswith("  epoch 1/4  10 steps  0.5 s  1,280 examples/s  loss 0.01000  val_loss 0.5000  best")
+    _, line = stream.getvalue().splitlines()
+    assert line.endswith("  epoch 1/4  10 steps  0.5 s  1,280/s  loss 0.01000/0.5000  best")
 
 
 def test_a_verbose_report_has_a_second_line():
@@ -239,7 +203,7 @@ def test_steps_that_are_not_timed_have_no_shares(tmp_path):
 
 def test_the_time_left_counts_everything_between_reports():
     stream = io.StringIO()
-    screen = console.open_console(stream, total_steps=3610, epochs=1.0)
+    screen = console.Console(stream=stream, total_steps=3610, line_format=lines_lib.LineFormat(epochs=1.0))
 
     def report(step):
         row = lines_lib.Row(
@@ -361,10 +325,10 @@ def test_a_run_that_only_evaluates_removes_nothing_but_a_torn_line(tmp_path):
 def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
     code = f"""
 import io, itertools, sys
-sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(opening.__file__))))!r})
-from tfdist.report import opening
+sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
+from tfdist.report import reporter as reporter_lib
 start = int(sys.argv[1])
-reporter = opening.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
+reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
 for step in itertools.count(start + 1):
     reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)
     print(step, flush=True)
@@ -634,17 +598,18 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     reporter.evaluation(100, {"loss": 0.25}, seconds=1.0, num_examples=10)
     train(reporter, 200, loss=0.125)
     screen.feed(read())
-    assert screen.lines[:2] == [
+    assert screen.lines[:3] == [
         "worker 0",
-        "epoch 1/4  10 steps  0.5 s  1,280 examples/s  loss 0.5000  val_loss 0.2500",
+        "values     training/evaluation, speed in examples/s",
+        "epoch 1/4  10 steps  0.5 s  1,280/s  loss 0.5000/0.2500",
     ]
     rest = r"200/400  0:\d\d:\d\d left  loss 0\.1250  1,280 examples/s  waiting for data 3%"
-    assert re.fullmatch(rf" 50% \|#{{10}} {{10}}\| {rest}", screen.lines[2]) and len(screen.lines) == 3
+    assert re.fullmatch(rf" 50% \|#{{10}} {{10}}\| {rest}", screen.lines[3]) and len(screen.lines) == 4
     time.sleep(console.REDRAW_SECONDS)
     reporter.progress(300, "evaluating")
     screen.feed(read())
-    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating  loss 0.1250", screen.lines[2])
-    assert len(screen.lines) == 3
+    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating  loss 0.1250", screen.lines[3])
+    assert len(screen.lines) == 4
     reporter.progress(300)
     wide = r"\|#{20}\| 400/400  0:00:00 left  loss 0\.06250"
     for columns, bar in ((80, wide), (20, "400/400  0:00:")):
@@ -697,7 +662,7 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     train(reporter, 100)
     reporter.progress(101)
     reporter.close()
-    assert read().count("\n") == 1
+    assert read().count("\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -717,12 +682,12 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     ],
 )
 def test_numbers_have_four_digits(value, text):
-    assert formats.number(value) == text
+    assert lines_lib.number(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.4, "99.4"), (3.24, "3.24"), (0.051, "0.051")])
 def test_rates(value, text):
-    assert formats.rate(value) == text
+    assert lines_lib.rate(value) == text
 
 
 @pytest.mark.parametrize(
@@ -737,18 +702,18 @@ def test_rates(value, text):
     ],
 )
 def test_durations(seconds, text):
-    assert formats.duration(seconds) == text
+    assert lines_lib.duration(seconds) == text
 
 
 def test_the_config_is_read_back_as_it_was_written(tmp_path):
     whole = config.Config(model={"target": "a:b", "shape": (8, 8), "rate": 0.1}, train=config.Train(epochs=0.5))
     assert run_info.read_config(tmp_path) is None
-    run_info.write_config(tmp_path, whole)
+    run_info.write_config(tmp_path, diff.to_json(whole))
     read = run_info.read_config(tmp_path)
     assert read["model"] == {"target": "a:b", "shape": [8, 8], "rate": 0.1} and read["train"]["epochs"] == 0.5
-    assert diff.differences(read, run_info.to_json(whole)) == []
+    assert diff.differences(read, diff.to_json(whole)) == []
     whole.train.epochs = 0.25
-    assert diff.differences(read, run_info.to_json(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
+    assert diff.differences(read, diff.to_json(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
 
 
 def test_a_damaged_config_is_named(tmp_path):
@@ -795,8 +760,8 @@ def test_the_environment_tells_the_version_of_a_package_of_another_distribution(
 
 def test_reporting_needs_no_tensorflow(tmp_path):
     code = (
-        "import io, sys; from tfdist.report import opening, run_info\n"
-        f"r = opening.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
+        "import io, sys; from tfdist.report import reporter, run_info\n"
+        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
         "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)\n"
         "r.close()\n"
         "run_info.write_environment('.', {})\n"

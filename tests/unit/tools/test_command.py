@@ -89,12 +89,12 @@ def test_the_version_is_that_of_the_package():
 
 def test_a_shipped_config_is_named_without_its_folder_and_suffix():
     from tfdist import configs
-    from tfdist.config import flags as config_flags
+    from tfdist.config.command_line import words
 
     found = f"--config={configs.FOLDER / 'digits.py'}"
-    assert config_flags.with_config_flag(["digits"]) == [found]
-    assert config_flags.with_config_flag(["--config=digits"]) == [found]
-    assert config_flags.with_config_flag(["--workdir", "digits"]) == ["--workdir", "digits"]
+    assert words.complete(["digits"]) == [found]
+    assert words.complete(["--config=digits"]) == [found]
+    assert words.complete(["--workdir", "digits"]) == ["--workdir", "digits"]
 
 
 def test_a_config_may_name_a_module_beside_it(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import words as words_lib
 from tfdist.configs.laboratory import by_hand, stages, trajectories
 from tfdist.configs.laboratory.by_hand import Recipe
 from tfdist.tools import child_runs, scaling, tables
@@ -237,7 +237,7 @@ def test_tables_and_what_is_handed_on(tmp_path):
     tables.write_csv(tmp_path / "t.csv", ("name", "n", "x"), rows)
     assert (tmp_path / "t.csv").read_text() == "name,n,x\na,1,0.123456\nbb,20000,\n"
     words = ["x", "--config=c.py", "--replicas=1", "--config.a.b=1", "--noconfig.c", "--configure", "--workdir", "y"]
-    assert config_flags.config_arguments(words) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
+    assert words_lib.config_arguments(words[1:]) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
 
 
 def test_distances_are_measured_against_the_fewest_replicas():

@@ -11,6 +11,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.cluster.devices.precision import Device
 from tfdist.cluster.discovery.roster import Roster
+from tfdist.config import schema, specs
 from tfdist.configs import line
 from tfdist.training import loop, setup
 
@@ -107,9 +108,9 @@ def test_local_steps_get_no_loss_scaling(cluster, monkeypatch):
     assert resolved(cluster, None, monkeypatch, gpu(7, 0), None, local_steps=2)[0] == "float32"
 
 
-def test_an_explicit_precision_is_not_touched(cluster):
-    config = c.Config(model={}, train=c.Train(steps=1, precision="float16"))
-    assert precision.resolve(config, None, cluster) == (config, ())
+def test_the_parts_that_fields_name_are_functions():
+    assert specs.part("train.precision") is precision.resolve
+    assert all(specs.part(field).__module__ in schema.PARTS[field] for field in schema.PARTS)
 
 
 def test_this_machine_is_measured(cluster, tmp_path):

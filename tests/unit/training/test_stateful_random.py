@@ -108,12 +108,12 @@ def test_generators_are_restored(tmp_path):
 def test_a_draw_in_a_loop_is_found_with_its_name(tmp_path, capsys):
     run = start(tmp_path, objective={"target": "lab:noisy", "looped": True})
     words = r"from a state that is not saved: \S*of_one/RandomStandardNormal \(RandomStandardNormal\)\."
-    steps(run, 0, 2, stateful_random.checked(train_step.train_step, run.cluster, "training step"))
+    steps(run, 0, 2, stateful_random.check_draws(train_step.train_step, run.cluster, "training step"))
     printed = capsys.readouterr().err
     assert len(re.findall(words, printed)) == 1, printed
     several = dataclasses.replace(run.cluster, num_workers=2)
     with pytest.raises(ValueError, match=words):
-        steps(run, 2, 4, stateful_random.checked(train_step.train_step, several, "training step"))
+        steps(run, 2, 4, stateful_random.check_draws(train_step.train_step, several, "training step"))
 
 
 def test_a_generator_of_tensorflow_is_found():

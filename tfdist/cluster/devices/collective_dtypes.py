@@ -51,7 +51,6 @@ def gather(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     """Concatenates the replicas' values [n, ...], in replica order; `n` may differ. Collective.
 
     Args:
-        strategy: of all replicas.
         value: numbers of any dtype but float8, bools or strings; on one replica, anything.
     """
     if strategy.num_replicas_in_sync == 1:

@@ -17,7 +17,6 @@ from tfdist.config import schema, specs
 
 # From the most precise one on.
 PRECISIONS = dict(specs.choices(schema.Communication))["dtype"]
-AUTO = "auto"
 # bfloat16 is chosen on a CPU if a product of matrices takes less than this fraction of its time in float32.
 _WORTHWHILE = 0.8
 # Seconds of CPU time that the measurement takes, besides the first product of each type; rows of the matrices.
@@ -99,8 +98,6 @@ def resolve(
     Raises:
         ValueError: the workers have different kinds of devices.
     """
-    if config.train.precision != AUTO:
-        return config, ()
     device = find_device(cluster)
     check_equal_kinds([int(code) for code in cluster.all_gather([device.code])[:, 0]])
     index, slow = 0, False

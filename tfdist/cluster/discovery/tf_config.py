@@ -33,7 +33,6 @@ def resolve(
     """Returns the worker spec of this process in TF_CONFIG's `cluster`.
 
     Args:
-        env: the environment.
         cluster: the result of `read_cluster`.
         tasks_variable: the launcher's variable with its number of tasks, to detect a left-over TF_CONFIG.
         port_base: ports are in [port_base, port_base + port_count).

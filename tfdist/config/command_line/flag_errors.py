@@ -1,7 +1,6 @@
 """Messages for mistakes on the command line: unknown flags, missing files, unknown fields. Imports no TensorFlow."""
 
 import dataclasses
-import difflib
 import os
 import re
 import runpy
@@ -13,8 +12,8 @@ from typing import Any
 from absl import flags
 
 from tfdist import configs
-from tfdist.config import config_dict, diff, saved_run, schema, user_code
-from tfdist.config.command_line import flag_help, spec_arguments
+from tfdist.config import config_dict, diff, saved_run, schema, text, user_code
+from tfdist.config.command_line import flag_help, spec_arguments, words
 
 _OVERRIDE = re.compile(r"(no)?config\.")
 # What a field is called elsewhere -> the field.
@@ -27,32 +26,20 @@ _USUAL_NAMES = {
 }
 
 
-def config_path(argv: Sequence[str]) -> str:
-    """Returns the value of --config on a command line; "" if it is not there."""
-    for index, argument in enumerate(argv):
-        match = re.fullmatch(r"--?config(?:=(.*))?", argument, re.DOTALL)
-        if match:
-            return match[1] if match[1] is not None else "".join(argv[index + 1 : index + 2])
-    return ""
-
-
 def check_names(argv: Sequence[str]) -> None:
     """Exits with the nearest flag if the command line names a flag that does not exist."""
-    words = list(argv[1:])
-    for word in words[: words.index("--") if "--" in words else None]:
-        match = re.match(r"--?([A-Za-z][\w.\[\]-]*)", word)
-        if not match or _is_known(match[1]):
+    given = list(argv[1:])
+    for flag in words.read_flags(given[: given.index("--") if "--" in given else None]):
+        if _is_known(flag.name):
             continue
-        first, dot, rest = match[1].partition(".")
+        first, dot, rest = flag.name.partition(".")
         field = "" if dot or "config" not in flags.FLAGS else _field_meant(first)
         if field:
-            value = word[match.end() :]
-            sys.exit(f"There is no flag --{match[1]}. Did you mean --config.{field}{value}? Received: {word}")
-        near = difflib.get_close_matches(
-            first.replace("-", "_"), [*flag_help.own_flags(), "help", "verbosity"], n=1, cutoff=0.5
-        )
-        hint = f" Did you mean --{near[0]}{dot}{rest}?" if near else ""
-        sys.exit(f"There is no flag --{match[1]}.{hint} --help lists all flags. Received: {word}")
+            value = "" if flag.value is None else f"={flag.value}"
+            sys.exit(f"There is no flag --{flag.name}. Did you mean --config.{field}{value}? Received: {flag.word}")
+        near = text.closest(first.replace("-", "_"), [*flag_help.own_flags(), "help", "verbosity"], 0.5)
+        hint = f" Did you mean --{near}{dot}{rest}?" if near else ""
+        sys.exit(f"There is no flag --{flag.name}.{hint} --help lists all flags. Received: {flag.word}")
 
 
 def _is_known(name: str) -> bool:
@@ -70,16 +57,15 @@ def _field_meant(word: str) -> str:
         lasts.setdefault(name.rpartition(".")[2], name)
     lasts |= _USUAL_NAMES
     word = word.replace("-", "_").lower()
-    near = difflib.get_close_matches(word, lasts, n=1, cutoff=0.8)
-    return lasts[near[0]] if near else ""
+    return lasts.get(text.closest(word, lasts, 0.8), "")
 
 
 def check_file(argv: Sequence[str]) -> None:
     """Exits with a message if --config is missing, is given twice or names no file."""
-    given = [word for word in argv[1:] if re.fullmatch(r"--?config(=.*)?", word, re.DOTALL)]
+    given = [flag.word for flag in words.read_flags(argv[1:]) if flag.name == "config"]
     if len(given) > 1:
         sys.exit(f"--config is given {len(given)} times: give one config file. Received: {' '.join(given)}")
-    path = config_path(argv)
+    path = words.config_path(argv[1:])
     if not path:
         sys.exit("Missing --config: give a config file, such as configs/digits.py, or the workdir of a run.")
     problem = file_problem(path)
@@ -94,8 +80,8 @@ def file_problem(path: str) -> str:
         return ""
     found = {each.stem: Path("configs", each.name) for each in sorted(configs.FOLDER.glob("*.py"))}
     found |= {each.stem: each for folder in (Path("configs"), file.parent) for each in sorted(folder.glob("*.py"))}
-    near = difflib.get_close_matches(file.stem, found, n=1, cutoff=0.6)
-    hint = f" Did you mean --config={found[near[0]]}?" if near else ""
+    near = text.closest(file.stem, found)
+    hint = f" Did you mean --config={found[near]}?" if near else ""
     return f"--config={path}: there is no file {os.path.abspath(file)}.{hint}"
 
 
@@ -109,14 +95,15 @@ def load(path: str) -> Any:
 
 def explain(argv: Sequence[str]) -> None:
     """Exits with a message if the config file fails, or if the command line sets what is no field of the config."""
-    path = config_path(argv)
+    path = words.config_path(argv[1:])
     file = path.partition(":")[0]
     try:
         config = load(path)
     except Exception as error:
         sys.exit(str(error) if file.endswith(".json") else f"--config={path}: {_explain_file(error)}")
-    spec_arguments.add_missing(config, spec_arguments.overrides(argv))
-    for name in spec_arguments.overrides(argv):
+    overrides = list(words.overrides(argv[1:]))
+    spec_arguments.add_missing(config, overrides)
+    for name in overrides:
         _check_field(config, name, file)
 
 
@@ -137,11 +124,11 @@ def _check_field(config: schema.Config, name: str, file: str) -> None:
         if part in items:
             holder = items[part]
             continue
-        near = difflib.get_close_matches(part, items, n=1, cutoff=0.6)
+        near = text.closest(part, items)
         if spec:
             hint = spec_arguments.hint(holder, ".".join(parts[:index]), part)
         elif near:
-            hint = f" Did you mean {'.'.join([*parts[:index], *near, *parts[index + 1 :]])!r}?"
+            hint = f" Did you mean {'.'.join([*parts[:index], near, *parts[index + 1 :]])!r}?"
         else:
             meant = _field_meant(parts[-1])
             hint = f" Did you mean {meant!r}?" if meant else f" --config={file} --help lists all fields."

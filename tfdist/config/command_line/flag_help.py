@@ -13,16 +13,10 @@ from tfdist.config import schema, specs
 
 WIDTH = 100
 _COLUMN = 28
-_WORDS = {"-h", "-help", "--help", "--helpfull", "--helpshort", "-?"}
 # Placeholders of values, by the name of the flag.
 _PLACEHOLDERS = {"config": "FILE", "json": "FILE", "workdir": "DIR", "checkpoint": "WHICH"}
 # The help of a flag that only tfdist itself uses starts with this word; it is not shown.
 _INTERNAL = "Internal"
-
-
-def is_requested(argv: Sequence[str]) -> bool:
-    """Returns True if the command line contains a flag for help."""
-    return any(word in _WORDS or word.startswith("--help=") for word in argv[1:])
 
 
 def text(purpose: str, usage: str, run_flags: Sequence[str] = ()) -> str:

@@ -5,25 +5,16 @@ Functions are read from their files, without an import. What cannot be read is c
 
 import ast
 import contextlib
-import difflib
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tfdist import configs
+from tfdist.config import text
 
 
-def overrides(argv: Sequence[str]) -> Iterator[str]:
-    """Yields the dotted names of the fields that a command line overrides: "model.width"."""
-    for word in argv[1:]:
-        match = re.match(r"--?(?:no)?config\.([^=\[]+)", word)
-        if match:
-            yield match[1]
-
-
-def add_missing(config: Any, names: Iterator[str]) -> None:
+def add_missing(config: Any, names: Iterable[str]) -> None:
     """Adds to the specs of `config` the arguments in `names` that they lack, with the defaults of their functions."""
     for name in names:
         *holders, argument = name.split(".")
@@ -66,8 +57,8 @@ def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, Any]]:
 def hint(spec: dict[str, Any], field: str, argument: str) -> str:
     """Returns what to do about an argument that the function of a spec does not have; starts with a space."""
     names = parameters(str(spec.get("target"))) or {}
-    near = difflib.get_close_matches(argument, [*spec, *names], n=1, cutoff=0.6)
+    near = text.closest(argument, [*spec, *names])
     if near:
-        return f" Did you mean '{field}.{near[0]}'?"
+        return f" Did you mean '{field}.{near}'?"
     more = f" {spec['target']} has the arguments: {', '.join(names)}." if names else ""
     return f" {field!r} there sets: {', '.join(spec)}.{more}"

@@ -231,7 +231,7 @@ class BatchAdapter:
         rows = -(-self.batch_size // shard.num_replicas)
         if self.sharded is not None:
             elements = self._endless(self.sharded(shard, start, stop))
-            return read_ahead.prefetched(elements, rows=rows, local_replicas=shard.local_replicas)
+            return read_ahead.prefetch(elements, rows=rows, local_replicas=shard.local_replicas)
 
         def shards(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class BatchAdapter:
         if self.finish is not None:
             finished = tf.autograph.experimental.do_not_convert(finished)
             elements = elements.map(finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return read_ahead.prefetched(self._endless(elements), rows=rows, local_replicas=shard.local_replicas)
+        return read_ahead.prefetch(self._endless(elements), rows=rows, local_replicas=shard.local_replicas)
 
     def _endless(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         """Returns `elements` as a dataset without end: `tf.distribute` would else ask each replica for its end."""

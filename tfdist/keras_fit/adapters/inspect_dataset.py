@@ -4,14 +4,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import stateful_ops
+from tfdist.data import dataset_traits
 from tfdist.keras_fit.adapters import base
 
 
 def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a pipeline without the prefetch at its end: the adapters add one that is bounded by bytes."""
     while type(dataset).__name__ == "_PrefetchDataset":
-        (dataset,) = stateful_ops.inputs(dataset)
+        (dataset,) = dataset_traits.inputs(dataset)
     return dataset
 
 
@@ -24,7 +24,7 @@ def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
         if "Batch" in kind and "Unbatch" not in kind:
             return True
         if "Unbatch" not in kind:
-            waiting += stateful_ops.inputs(one)
+            waiting += dataset_traits.inputs(one)
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     return all(shape.rank != 0 and (shape.rank is None or shape[0] in (None, batch_size)) for shape in shapes)
 
@@ -39,7 +39,7 @@ def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
         if type(one).__name__ == "_ShuffleDataset":
             found.append(one)
         else:
-            waiting += stateful_ops.inputs(one)
+            waiting += dataset_traits.inputs(one)
     return found
 
 
@@ -91,11 +91,11 @@ def sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
     source, seeds, waiting = dataset, [], [dataset]
     while waiting:
         one = waiting.pop()
-        inputs = stateful_ops.inputs(one)
-        if pair := stateful_ops.shuffle_seeds(one):
+        inputs = dataset_traits.inputs(one)
+        if pair := dataset_traits.shuffle_seeds(one):
             seeds.append([keras.ops.convert_to_numpy(seed) for seed in pair])
             source = inputs[0] if inputs else None
-        if any("Shuffle" in op for op in stateful_ops.ops_of_functions(one)):
+        if any("Shuffle" in op for op in dataset_traits.ops_of_functions(one)):
             source = None
             break
         waiting += inputs

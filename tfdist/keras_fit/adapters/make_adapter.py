@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
-from tfdist.data import stateful_ops
+from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import (
     base,
@@ -215,7 +215,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     if cardinality == 0:
         raise ValueError("The tf.data.Dataset is empty.")
     length = cardinality if cardinality > 0 else None
-    traits, plain = stateful_ops.dataset_traits(dataset), rebuild_pipeline.without_shuffles(dataset)
+    traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
     stops = bool(shuffles.shuffles)
     two_per_epoch = length is not None and options.steps is None

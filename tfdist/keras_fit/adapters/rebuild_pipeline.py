@@ -22,7 +22,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from tfdist.data import stateful_ops
+from tfdist.data import dataset_traits, stateful_ops
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base
 
@@ -225,14 +225,16 @@ def with_new_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
 def _rebuilt(dataset: tf.data.Dataset, kinds: dict[str, Rebuild]) -> tf.data.Dataset:
     if not _has_shuffle(dataset):
         return dataset
-    kind, inputs = type(dataset).__name__, [_rebuilt(one, kinds) for one in stateful_ops.inputs(dataset)]
+    kind, inputs = type(dataset).__name__, [_rebuilt(one, kinds) for one in dataset_traits.inputs(dataset)]
     if kind == "_ZipDataset":
         return tf.data.Dataset.zip(tf.nest.pack_sequence_as(dataset._datasets, inputs))
     return kinds[kind](dataset, inputs[0])
 
 
 def _has_shuffle(dataset: tf.data.Dataset) -> bool:
-    return type(dataset).__name__ == "_ShuffleDataset" or any(_has_shuffle(one) for one in stateful_ops.inputs(dataset))
+    return type(dataset).__name__ == "_ShuffleDataset" or any(
+        _has_shuffle(one) for one in dataset_traits.inputs(dataset)
+    )
 
 
 def _calling(function: Any, spec: Any) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 
@@ -90,14 +91,14 @@ def on_all_workers() -> bool:
         _script is not None
         and not _script.own
         and _script.cluster.num_workers > 1
-        and not collective_guard.on_this_worker_only()
+        and not cluster_lib.on_this_worker_only()
         and threading.current_thread() is threading.main_thread()
     )
 
 
 def draws_for_all() -> bool:
     """Returns True where all workers draw the same: in the main thread, and not where one worker runs alone."""
-    return not collective_guard.on_this_worker_only() and threading.current_thread() is threading.main_thread()
+    return not cluster_lib.on_this_worker_only() and threading.current_thread() is threading.main_thread()
 
 
 def reads_clock_for_all() -> bool:
@@ -166,7 +167,7 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     meet(place)
     if not owns(path):
         return collective_guard.result(_script.cluster)
-    with running(), collective_guard.on_one_worker(f"what {place} writes", "call it outside"):
+    with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
         found = collective_guard.tried(function)
     if _script.cluster.is_chief:
         collective_guard.announce(_script.cluster, found)

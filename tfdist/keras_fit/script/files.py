@@ -31,7 +31,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import import_hook
+from tfdist.config import patching
 from tfdist.config.patching import replaced
 from tfdist.keras_fit.script import context
 
@@ -380,7 +380,7 @@ def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
     names = {name for name, *_ in _WRITING_IF_IMPORTED}
     for name in names & set(sys.modules):
         replace(sys.modules[name])
-    hook = import_hook.ImportHook(names - set(sys.modules), around)
+    hook = patching.ImportHook(names - set(sys.modules), around)
     sys.meta_path.insert(0, hook)
     try:
         yield

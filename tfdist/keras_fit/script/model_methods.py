@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster import collective_guard, strategy
+from tfdist.cluster import cluster as cluster_lib
+from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import replaced
 from tfdist.keras_fit import api, compiled_model, connect
@@ -66,7 +67,7 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
         for module, name, variable in _IGNORED_SETTINGS:
             ignore = functools.partial(_ignore_setting, cluster, variable)
             stack.enter_context(replaced(module, name, ignore))
-        stack.enter_context(strategy.refuse_others())
+        stack.enter_context(collective_guard.refuse_others())
         stack.enter_context(replaced(connect, "connect", _refuse_connect))
         # The scope is one of the default graph, which keras.utils.clear_session replaces.
         replicated = functools.partial(_reset_graph, cluster, stack)
@@ -96,7 +97,7 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
             return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        if collective_guard.on_this_worker_only():  # In a callback.
+        if cluster_lib.on_this_worker_only():  # In a callback.
             return original(model, *args, **keywords)
         with context.running():
             return api.predict(cluster, model, **_arguments(original, model, args, keywords))
@@ -196,7 +197,7 @@ def _creator(cluster: Cluster) -> Callable[..., tf.Variable]:
 
     def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
         nonlocal entered
-        if entered or context.is_running() or strategy.in_any_scope():
+        if entered or context.is_running() or collective_guard.in_any_scope():
             return next_creator(**keywords)
         entered = True
         try:

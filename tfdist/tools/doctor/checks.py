@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.discovery import hostlist
-from tfdist.report import formats
+from tfdist.config import text as text_lib
+from tfdist.report import lines
 
 OK, LOOK, BAD = "ok", "look", "BAD"
 # Larger differences between clocks affect logs, file dates and certificates.
@@ -220,12 +221,12 @@ def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: f
         limit: time limit of a job in seconds; None: unknown.
     """
     seconds = (steps + _FORWARD * evaluated) * step_seconds
-    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {formats.duration(seconds)} for the run"
-    text += f", and {formats.duration(start_seconds)} for each start"
+    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {lines.duration(seconds)} for the run"
+    text += f", and {lines.duration(start_seconds)} for each start"
     if limit is None:
         return Finding("time", OK, text)
     in_a_job = limit - start_seconds
-    job = formats.duration(limit)
+    job = lines.duration(limit)
     if in_a_job <= 0:
         return Finding("time", LOOK, text, f"A job of {job} ends before the first step: raise its time limit.")
     jobs = math.ceil(seconds / in_a_job)
@@ -239,4 +240,4 @@ def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: f
 
 def _few(names: Iterable[Any]) -> str:
     names = list(names)
-    return ", ".join(map(str, names[:6])) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return text_lib.listed([*map(str, names)], 6)

@@ -146,7 +146,6 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     import tensorflow as tf
 
     from tfdist.checkpoint import format as checkpoint_format
-    from tfdist.cluster import cluster as cluster_lib
     from tfdist.tools import measure
     from tfdist.training import setup
 
@@ -180,7 +179,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     findings.append(checks.communication(seconds, num_bytes, replicas, step_seconds))
     slowest = max(step_seconds + seconds, batch / plan.num_workers / min(rates))
     findings.append(duration(started, slowest, start_seconds))
-    cluster_lib.leave(cluster)
+    cluster.leave()
 
 
 def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding:

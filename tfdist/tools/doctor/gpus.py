@@ -29,7 +29,6 @@ _PCIE_LANE = {3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
 
 def run() -> int:
     """Measures and prints the table on the chief; returns the exit code."""
-    from tfdist.cluster import cluster as cluster_lib
     from tfdist.cluster import strategy
 
     options = config_lib.ClusterOptions()
@@ -44,7 +43,7 @@ def run() -> int:
     if cluster.is_chief:
         print("\n".join(cluster.roster.short_lines(verbose=True)))
         print(tables.text(("GPU", "result"), rows))
-    cluster_lib.leave(cluster)
+    cluster.leave()
     return 0
 
 

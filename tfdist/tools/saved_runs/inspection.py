@@ -76,7 +76,6 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
 
 def run(workdir: str, words: Sequence[str]) -> int:
     """Computes, prints and writes; returns the exit code."""
-    from tfdist.cluster import cluster as cluster_lib
     from tfdist.tools.saved_runs import meaning
 
     saved = saved_lib.open_run(workdir)
@@ -99,7 +98,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
         out = Path(flags.FLAGS.out or saved.workdir / "inspect").expanduser()
         out.mkdir(parents=True, exist_ok=True)
         write(out, saved, source, known, probability, labels, classes)
-    cluster_lib.leave(cluster)
+    cluster.leave()
     return 0
 
 

@@ -216,7 +216,6 @@ def table(
 
 def run(workdir: str, words: Sequence[str]) -> int:
     """Predicts, prints and writes; returns the exit code."""
-    from tfdist.cluster import cluster as cluster_lib
     from tfdist.tools.saved_runs import meaning
 
     saved = saved_lib.open_run(workdir)
@@ -235,7 +234,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
         if flags.FLAGS.out:
             tables.write_csv(Path(flags.FLAGS.out).expanduser(), header, rows)
             print(flags.FLAGS.out)
-    cluster_lib.leave(cluster)
+    cluster.leave()
     return 0
 
 

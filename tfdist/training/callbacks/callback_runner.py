@@ -7,18 +7,24 @@ says which. What they do to the model is the chief's: see broadcast.py. Training
 
 import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import config as config_lib
+from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import schema, specs
+from tfdist.data.feed import Sizes
 from tfdist.training.callbacks import active_hooks, broadcast, state
-from tfdist.training.callbacks.progress_bar import ProgressBar
+from tfdist.training.callbacks.no_callbacks import NoCallbacks
+from tfdist.training.step.context import StepContext
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,59 +36,56 @@ class _Needed:
     synchronised: frozenset[str] = frozenset()
 
 
-class CallbackRunner:
-    """The callbacks of a run on one worker; every worker calls the same methods in the same order.
+class Bar(Protocol):
+    """A callback that shows the progress of a script's call of Keras."""
 
-    Made by `from_config.make_callbacks`, or from the callbacks of a script. `CallbackRunner(cluster, model)` has no
-    callbacks: its methods do nothing. Indices of epochs and of steps (within the epoch, evaluation or prediction)
-    count from 0. `logs` are values over all examples so far, the same on every worker.
+    # Whether `move` shows anything.
+    moves: bool
+
+    def move(self, done: int, logs: dict[str, float]) -> None:
+        """Shows `done` steps, and its `logs` so far."""
+
+
+class CallbackRunner(NoCallbacks):
+    """The callbacks of a run on one worker; see `NoCallbacks`.
+
+    Made by `make_callbacks`, or from the callbacks of a script.
     """
+
+    active = True
 
     def __init__(
         self,
         cluster: Cluster,
         model: keras.Model,
+        callbacks: list[keras.callbacks.Callback],
         optimizer: keras.optimizers.Optimizer | None = None,
-        callbacks: list[keras.callbacks.Callback] | None = None,
-        bar: ProgressBar | None = None,
+        bar: Bar | None = None,
         params: dict[str, Any] | None = None,
         placement: broadcast.Placement | None = None,
     ):
         """Collective: all workers create it.
 
         Args:
-            cluster: the workers.
-            model: the model that the callbacks get.
             optimizer: the optimizer that it is trained with; None: the model is not trained.
-            callbacks: the user's callbacks; a History is added if there is none. None: no callbacks, no History.
+            callbacks: the user's; a History is added if there is none.
             bar: the progress bar; None: no bar on this worker.
             params: Keras' `params` of callbacks.
             placement: which callbacks run on all workers; None: those with `on_all_workers = True`, and those of
                 Keras that write no files.
         """
+        super().__init__()
         self._cluster, self._model, self._bar = cluster, model, bar
         self._placement = placement or broadcast.Placement()
-        # "train", "test" or "predict" -> interval of its batch hooks, in steps; without batch hooks there is no entry.
-        self.batch_interval: dict[str, int] = {}
-        # True if TerminateOnNaN stopped training: the last state is not saved.
-        self.stopped_on_nan = False
-        # The class of the callback that stopped training, on the worker where it runs; "": none.
-        self.stopped_by = ""
-        # The return value of `fit`.
-        self.history: keras.callbacks.History | None = None
-        # The callbacks whose state is saved in checkpoints.
-        self._saved: list[keras.callbacks.Callback] = []
-        # Variables that callbacks refer to and that no other part of a checkpoint holds.
-        self._held = state.WatchedVariables()
         # Variables that the training step reads and that no checkpoint holds.
         self._watched = state.WatchedVariables()
-        self._needed = _Needed()
         self._training = False
-        if callbacks is not None:
-            histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
-            self.history = histories[0] if histories else keras.callbacks.History()
-            self._saved = [*(one for one in callbacks if one is not self.history), self.history]
-            self._gather_hooks(callbacks, [*model.weights, *(optimizer.variables if optimizer else [])])
+        histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
+        # The return value of `fit`.
+        self.history = histories[0] if histories else keras.callbacks.History()
+        # The callbacks whose state is saved in checkpoints.
+        self._saved = [*(one for one in callbacks if one is not self.history), self.history]
+        self._gather_hooks(callbacks, [*model.weights, *(optimizer.variables if optimizer else [])])
         mine = [one for one in self._saved if cluster.is_chief or self._placement.everywhere(one)]
         with _quiet_unless(cluster.is_chief):
             # The bar is last: it shows what the callbacks add to the logs.
@@ -102,6 +105,7 @@ class CallbackRunner:
             for variable in broadcast.find_referenced_variables(callbacks, self._model)
             if id(variable) not in known
         ]
+        # Variables that callbacks refer to and that no other part of a checkpoint holds.
         self._held = state.WatchedVariables(state.named_variables(found))
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
@@ -118,47 +122,20 @@ class CallbackRunner:
             variables += found
         self._variables = broadcast.VariableBroadcast(self._cluster, variables)
 
-    @property
-    def active(self) -> bool:
-        """Whether there are callbacks: executions then end with the epochs."""
-        return self.history is not None
-
-    def begins_batch(self, kind: str, step: int) -> bool:
-        """Returns True if the begin hook of a batch of `kind` is due before `step`."""
-        return kind in self.batch_interval and step % self.batch_interval[kind] == 0
-
-    def ends_batch(self, kind: str, step: int, steps: int) -> bool:
-        """Returns True if the end hook of a batch of `kind` is due after `step`, of `steps` in total."""
-        return kind in self.batch_interval and ((step + 1) % self.batch_interval[kind] == 0 or step + 1 == steps)
-
-    def last_of_batch(self, kind: str, step: int) -> int:
-        """Returns the index for the end hook after `step`: as in Keras, as if the last interval were complete."""
-        return step - step % self.batch_interval[kind] + self.batch_interval[kind] - 1
-
     def wants_progress(self, kind: str) -> bool:
-        """Returns True if `progress` of "train", "test" or "predict" shows anything; values are computed for it."""
         return self._needed.shows_progress and not (
             kind == "test" and self._training
         )  # As in Keras: one bar per epoch.
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
-        """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
         if self._bar is not None:
             self._bar.move(done, logs)
 
     def stop(self) -> bool:
-        """Returns True if a callback stopped training; the same on every worker."""
         # Keras sets the attribute in `fit`: it is missing in an evaluation before the first training.
-        return self.active and bool(getattr(self._model, "stop_training", False))
+        return bool(getattr(self._model, "stop_training", False))
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
-        """Calls a hook of all callbacks, and synchronises the workers if the hook may change anything.
-
-        Args:
-            hook: such as "on_epoch_end". `train_begin` and `train_end` call the two hooks of the whole training.
-            index: the epoch or the step, for hooks that have one.
-            logs: metric values by name; outputs for "on_predict_batch_end".
-        """
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_rounded(logs or {})]
         synchronised = hook in self._needed.synchronised and self._cluster.num_workers > 1
@@ -198,12 +175,10 @@ class CallbackRunner:
 
     @property
     def held(self) -> list[Any]:
-        """The variables that callbacks refer to, and that a checkpoint holds for them if they change."""
         return list(self._held.variables.values())
 
     def watch(self, variables: list[tf.Variable]) -> None:
-        """Notes variables that the training step reads and no checkpoint holds: callbacks must not change them."""
-        if self.active and self._cluster.is_chief:
+        if self._cluster.is_chief:
             self._watched = state.WatchedVariables(state.named_variables(variables))
             self._watched.note()
 
@@ -224,14 +199,6 @@ class CallbackRunner:
         self._warn(text)
 
     def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
-        """Calls on_train_begin: before the first step, and before variables are restored from a checkpoint.
-
-        Args:
-            saved: what `state` returned, if a run is resumed.
-            epoch: the unfinished epoch in which the checkpoint was saved; None: it was saved between two epochs.
-        """
-        if not self.active:
-            return
         self._model.stop_training, self._training = False, True
         if saved and self._cluster.is_chief:
             state.rewind_files(self._saved, saved["callbacks"])
@@ -241,9 +208,6 @@ class CallbackRunner:
             self.call("on_epoch_begin", epoch)
 
     def train_end(self, logs: dict[str, float]) -> None:
-        """Calls on_train_end after the last step, with the logs of the last epoch."""
-        if not self.active:
-            return
         self.call("on_train_end", logs=logs)
         self._training = False
         self._broadcast_attributes()
@@ -252,13 +216,6 @@ class CallbackRunner:
             del self._model.optimizer  # It is not part of the exported model.
 
     def nonfinite_loss(self, step: int, loss: float) -> bool:
-        """Calls TerminateOnNaN after an execution whose loss is non-finite.
-
-        Returns:
-            True if training ends here as if it were finished.
-        """
-        if not self.active:
-            return False
         for callback in self._list.callbacks:
             if isinstance(callback, keras.callbacks.TerminateOnNaN):
                 with _quiet_unless(self._cluster.is_chief):
@@ -268,13 +225,6 @@ class CallbackRunner:
         return self.stopped_on_nan
 
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Returns the callbacks' state for a checkpoint: JSON values, and arrays by name. Called on the chief only.
-
-        Args:
-            variables: those that the checkpoint holds anyway.
-        """
-        if not self.active:
-            return {}, {}
         values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
         known = {id(one) for one in variables}
         changed = self._held.changed()
@@ -282,7 +232,6 @@ class CallbackRunner:
         return {"callbacks": values, "stop": self.stop()}, arrays | held
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restores what `state` returned; called after variables were restored from the checkpoint."""
         new = state.restore(self._saved, saved["callbacks"], arrays)
         if new and self._cluster.is_chief:
             self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
@@ -301,7 +250,7 @@ class CallbackRunner:
     def _without_collectives(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
         alone = collective_guard.local(self._model)
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
-        with collective_guard.on_one_worker(f"{type(callback).__name__}.{hook}", advice), alone:
+        with cluster_lib.on_one_worker(f"{type(callback).__name__}.{hook}", advice), alone:
             yield
 
     def _synchronise(self, failed: Exception | None = None) -> None:
@@ -324,7 +273,7 @@ class CallbackRunner:
             rate.assign(workers[0, 1])
 
     def _broadcast_attributes(self) -> None:
-        if self.active and self._cluster.num_workers > 1 and not self._training:
+        if self._cluster.num_workers > 1 and not self._training:
             broadcast.broadcast_attributes(self._cluster, self._saved, self._initial, self._placement.everywhere)
 
     def _settable_rate(self) -> keras.Variable | None:
@@ -343,6 +292,46 @@ class CallbackRunner:
                 f"{attribute} ({type(value).__name__}) is not saved in checkpoints, which hold numbers, texts, arrays, "
                 "lists and dicts of callbacks: on resume it has the value that on_train_begin sets"
             )
+
+
+def make_callbacks(config: config_lib.Config, cluster: Cluster, context: StepContext, sizes: Sizes) -> CallbackRunner:
+    """Builds the callbacks in `config.callbacks`.
+
+    Raises:
+        ValueError: a spec cannot be built, or the callback monitors or sets something that the run does not have.
+    """
+    model, optimizer, names = context.model, context.optimizer, context.names
+    evaluated = [f"val_{name}" for name in names] if config.data.evaluation_split is not None else []
+    callbacks = []
+    for index, spec in enumerate(config.callbacks):
+        callback = specs.build(spec, field=f"config.callbacks[{index}]")
+        _check_callback(callback, f"config.callbacks[{index}]", [*names, *evaluated, "learning_rate"], optimizer)
+        callbacks.append(callback)
+    model.optimizer = optimizer  # Keras' callbacks read it there.
+    epochs = math.ceil(sizes.total_steps / sizes.steps_per_epoch)
+    params = {"verbose": 0, "epochs": epochs, "steps": sizes.steps_per_epoch}
+    return CallbackRunner(cluster, model, callbacks, optimizer, None, params)
+
+
+def _check_callback(callback: Any, field: str, names: list[str], optimizer: keras.optimizers.Optimizer) -> None:
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise ValueError(f"{field}.target must return a keras.callbacks.Callback. Received: {type(callback).__name__}")
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise ValueError(f"{field}: BackupAndRestore is not needed: run the same command to resume. Remove it.")
+    rate = getattr(optimizer, "_learning_rate", None)
+    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    if isinstance(callback, setters) and not isinstance(rate, keras.Variable):
+        raise ValueError(
+            f"{field}: {type(callback).__name__} cannot set the learning rate of a schedule: set "
+            f'config.learning_rate.schedule to {{"target": "{schema.SETTABLE_SCHEDULE}"}}.'
+        )
+    monitor = getattr(callback, "monitor", None)
+    if not isinstance(monitor, str):
+        return
+    if monitor not in names and getattr(callback, "save_best_only", True):
+        raise ValueError(f"{field}.monitor={monitor!r} is not a metric of this run. Choose one of: {', '.join(names)}.")
+    if callback.mode == "auto" and monitor.removeprefix("val_") != "loss":
+        raise ValueError(f'{field}: set mode="max" or mode="min" for monitor={monitor!r}.')
 
 
 def _rounded(logs: dict[str, Any]) -> dict[str, Any]:

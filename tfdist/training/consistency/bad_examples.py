@@ -21,7 +21,7 @@ _LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid
 
 
 @contextlib.contextmanager
-def explained(run: Run) -> Iterator[None]:
+def explain_errors(run: Run) -> Iterator[None]:
     """In the block, which runs executions, raises a ValueError that names the example if the data ends one."""
     try:
         yield

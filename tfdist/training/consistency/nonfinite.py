@@ -119,7 +119,6 @@ def diverged(tools: LoopTools, text: str, numbers: tuple[int, int] | None = None
     """Makes the error that ends a diverged run. Every worker calls it.
 
     Args:
-        text: what is not finite, and where.
         numbers: the first and last step, counted from 1, whose data may be the reason; None: not known.
     """
     run = tools.run

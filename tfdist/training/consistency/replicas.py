@@ -15,10 +15,11 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import text as text_lib
 from tfdist.training.consistency import hashing
 from tfdist.training.state import TrainingState
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class ReplicaConsistencyCheck:
     variables: Mapping[str, Any]
     # Returns int64 [replicas, 1]: a hash of each replica's state; the same on every worker.
     hash_all: Callable[[], tf.Tensor]
-    options: config_lib.Agreement
+    options: config_lib.Consistency
     # Prints a warning about a step.
     warn: Callable[[str, int], None]
     # The last step after which all replicas were equal; None: not compared yet.
@@ -92,7 +93,7 @@ def _end(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismatc
         f"{mismatch.text} The cause may be faulty memory or a faulty device, a workdir that is "
         "not shared by all workers, or a function of the config that changes a variable on some replicas only. All "
         "checkpoints were compared before they were saved: the same command continues from the newest. If it happens "
-        'twice, leave out that host, or set config.agreement.action="copy", which copies the chief\'s state.',
+        'twice, leave out that host, or set config.consistency.action="copy", which copies the chief\'s state.',
         mismatch,
     )
 
@@ -102,7 +103,7 @@ def _copy(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismat
     if state.mismatches >= limit:
         raise ReplicaMismatchError(
             f"{text} The chief's state was copied {limit} times before, which is the maximum "
-            "(config.agreement.limit). Restart all workers without the host that differs.",
+            "(config.consistency.limit). Restart all workers without the host that differs.",
             mismatch,
         )
     state.mismatches += 1
@@ -121,7 +122,7 @@ _ACTIONS = {"end": _end, "copy": _copy}
 
 
 def make_check(
-    cluster: Cluster, variables: Mapping[str, Any], options: config_lib.Agreement, warn: Callable[[str, int], None]
+    cluster: Cluster, variables: Mapping[str, Any], options: config_lib.Consistency, warn: Callable[[str, int], None]
 ) -> ReplicaConsistencyCheck:
     """Makes the check of `variables`, by name, over all replicas; `warn` prints a warning about a step."""
     # Variables that are reduced when read, such as a metric's sums, differ between replicas.
@@ -148,9 +149,7 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
     """Describes which hashes differ.
 
     Args:
-        names: the names of the columns.
         found: int64 [replicas, names], with a difference.
-        replicas: the name of each replica.
 
     Returns:
         (lines, who): a line for each name that differs, with every hash and its replicas, the most frequent hash first
@@ -167,17 +166,15 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
             texts = (f"{value & (2**64 - 1):016x} on {_join(same, replicas)}" for value, same in ordered)
             lines.append(f"{name}: {', '.join(texts)}")
             differing |= {replica for _, same in ordered[1:] for replica in same}
-    if len(lines) > _MOST_NAMED:
-        lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
+    if len(lines) > _MAX_NAMED:
+        lines = [*lines[:_MAX_NAMED], f"and {len(lines) - _MAX_NAMED} more"]
     reference = "most others" if 2 * len(differing) < len(replicas) else "the chief"
     verb = "differs" if len(differing) == 1 else "differ"
     return lines, f"{_join(sorted(differing), replicas)} {verb} from {reference}"
 
 
 def _join(indices: Sequence[int], replicas: Sequence[str]) -> str:
-    names = [replicas[index] for index in indices]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    return text_lib.listed([replicas[index] for index in indices], _MAX_NAMED)
 
 
 def replica_names(cluster: Cluster) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.config import diff, learning_rate
-from tfdist.report import files, opening, run_info, summary
+from tfdist.report import files, lines, reporter, run_info
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
@@ -19,8 +19,8 @@ DATA = "data.json"
 
 
 def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
-    """Opens the report of `run`; see `opening.open_report` for `workdir` and `resumed`."""
-    report = opening.open_report(
+    """Opens the report of `run`; see `reporter.open_report` for `workdir` and `resumed`."""
+    report = reporter.open_report(
         workdir,
         chief=run.cluster.is_chief,
         rank=run.cluster.rank,
@@ -37,7 +37,7 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
     roster = run.cluster.roster
     report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=run.config.report.verbose))
     if run.feed.about.preparation:
-        report.event(run.feed.about.preparation)
+        report.event(run.feed.about.preparation[0], more=run.feed.about.preparation[1:])
     for note in run.log.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
@@ -47,28 +47,47 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     """Writes on the chief what is trained, to the workdir's files, TensorBoard and the log.
 
     Args:
-        run: has a workdir.
-        report: of the run.
         resumed_step: the step of the restored checkpoint; None: a new run.
     """
     if not run.cluster.is_chief:
         return
-    workdir, config = str(run.workdir), run_info.to_json(run.config)
+    workdir, config = str(run.workdir), diff.to_json(run.config)
     old = run_info.read_config(workdir)
     if resumed_step is None or old != config:
         report.text(resumed_step or run.feed.sizes.first_step, "config", _table(config))
     if old is None:  # Otherwise with the next checkpoint.
-        run_info.write_config(workdir, run.config)
+        run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
     described = {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
     described[onednn.ENTRY] = dataclasses.asdict(onednn.current(os.environ))
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":
-        report.lines(summary.start_lines(run, resumed_step, learning_rate.describe(run.config)))
+        report.lines(start_lines(run, resumed_step))
         if run.config.report.summary:
             # Keras calls `print_fn` with the whole text.
             run.context.model.summary(print_fn=lambda text: report.lines(text.splitlines()))
+
+
+def start_lines(run: Run, resumed_step: int | None) -> list[str]:
+    """Returns the lines before the first step of a config's run; `resumed_step`: see `write_start`."""
+    config, sizes, replicas, workers = run.config, run.feed.sizes, run.cluster.num_replicas, run.cluster.num_workers
+    state = "a new run" if resumed_step is None else f"resumed after step {resumed_step}"
+    evaluated = "" if sizes.evaluation_examples is None else f", {sizes.evaluation_examples:,} for evaluation"
+    per_replica = f", {sizes.per_replica} per replica" if replicas > 1 else ""
+    epochs = sizes.total_steps / sizes.steps_per_epoch
+    name = config.model.get("name")  # Of a network of keras.applications.
+    model = f"{config.model.get('target')}{f'(name={name})' if name else ''}"
+    return [
+        *([f"config     {run.log.config_file}"] if run.log.config_file else []),
+        f"workdir    {run.workdir}, {state}",
+        f"data       {sizes.training_examples or 0:,} examples for training{evaluated}",
+        f"batch      {sizes.global_batch:,} examples{per_replica}; {lines.count(sizes.steps_per_epoch, 'step')} per "
+        f"epoch, {lines.count(sizes.total_steps, 'step')} in {epochs:.4g} epoch{'s' * (epochs != 1)}",
+        f"model      {model}, {run.context.model.count_params():,} parameters, {config.train.precision}",
+        f"optimizer  {learning_rate.describe(config)}",
+        f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
+    ]
 
 
 def _table(config: dict[str, Any]) -> str:
@@ -79,10 +98,22 @@ def _table(config: dict[str, Any]) -> str:
 
 def write_end(run: Run, report: Reporter, state: TrainingState, started: float) -> None:
     """Writes the last lines of the log of a config's run, on the chief; `started`: when, as `time.monotonic`."""
-    if run.log.console == "all":
-        seconds = time.monotonic() - started
-        best = {"best": state.best.value, "best_step": state.best.step}
-        report.lines(summary.end_lines(run.config, run.workdir, seconds=seconds, **best))
+    if run.log.console != "all":
+        return
+    config, best = run.config, state.best
+    written = [f"time       {lines.duration(time.monotonic() - started)} for training in this start"]
+    if best.value is not None:
+        written.append(f"best       {config.checkpoint.best_metric} {lines.number(best.value)} at step {best.step}")
+    exported = "model.keras, " if config.checkpoint.export else ""
+    written.append(f"results    {run.workdir}: {exported}metrics.jsonl, checkpoints")
+    if config.data.evaluation_split is not None:
+        # `tfdist asynchronous` has no --mode.
+        other = "python -m tfdist.main, with the same config and workdir, and"
+        command = other if config.train.asynchronous else "the same command with"
+        written.append(f"evaluate   {command} --mode=eval{'' if best.value is None else ' --checkpoint=best'}")
+    if config.report.tensorboard:
+        written.append(f"curves     tensorboard --logdir {run.workdir / 'tensorboard'}")
+    report.lines(written)
 
 
 def describe_early_stop(run: Run) -> str:

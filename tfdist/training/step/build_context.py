@@ -26,7 +26,6 @@ def build_objective(
     """Makes the objective of a config, and checks that its function returns one value per example.
 
     Args:
-        optimizer: the optimizer that will apply the gradients.
         element_spec: shapes and dtypes of a batch; one of two blank examples is run through the function, which also
             builds a subclassed model.
 

@@ -6,21 +6,14 @@ for any distribution of its replicas over workers.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist.data.feed import Batch
 from tfdist.training.step import train_step
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.updates import stages
-
-
-def choose_step(options: config_lib.Train) -> Callable[..., tf.Tensor]:
-    """Returns `train_step.train_step`, or `train_round` if `local_steps` is above 1."""
-    return train_step.train_step if options.local_steps == 1 else train_round
 
 
 def train_round(context: StepContext, shard: Batch) -> tf.Tensor:

@@ -89,7 +89,6 @@ def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callabl
     These are the generators of `model`, and one for random ops without a generator; see `unseeded`.
 
     Args:
-        model: a built model.
         step: the optimizer's step count, int64 [].
         replica_id: returns the calling replica's index, int32 [].
         seed: of the run; own seed of random ops without a generator.

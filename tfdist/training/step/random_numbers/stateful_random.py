@@ -3,7 +3,7 @@
 They draw from a state that no checkpoint holds: a resumed run is another run. While a replica's forward pass is traced,
 they become stateless: functions of (seed, call, step, micro-batch, replica), like the ops of Keras' layers. In a loop,
 a branch or a `tf.function` of the user's, every iteration or call would then draw the same numbers. There the ops stay,
-and `checked` finds them, as it finds `tf.random.Generator` and rare distributions: an error on several workers, a
+and `check_draws` finds them, as it finds `tf.random.Generator` and rare distributions: an error on several workers, a
 warning on one. `keras.random` without a seed draws statelessly everywhere in a step.
 """
 
@@ -62,7 +62,7 @@ _STATELESS = {
 
 
 @contextlib.contextmanager
-def made_stateless() -> Iterator[None]:
+def draw_statelessly() -> Iterator[None]:
     """Within the context, which all replicas share, forward passes that are traced draw statelessly."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(seed_generator, _OF_KERAS, _unseeded_of_keras))
@@ -85,7 +85,7 @@ def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
     return seed_generators.unseeded(in_loops=True) or original()
 
 
-def checked(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) -> Callable[..., tf.Tensor]:
+def check_draws(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) -> Callable[..., tf.Tensor]:
     """Returns `step`, which checks its graph when it is traced; `what`: its name for messages, "training step".
 
     On one worker, stateful random ops cause a warning; Python functions do on any number of workers.

@@ -44,9 +44,7 @@ def select(
 
     Args:
         gradients: of one replica's shard; None for a variable without a gradient.
-        variables: their variables.
         shard: the nested tensors of the shard, in the graph in which the gradients were computed.
-        optimizer: the optimizer that will apply the gradients.
     """
     needs_tensors = any(
         getattr(optimizer, name, None) is not None for name in ("gradient_accumulation_steps", "loss_scale_factor")

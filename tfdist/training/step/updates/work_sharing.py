@@ -34,9 +34,7 @@ class WorkSharing:
 
         Args:
             tasks: each returns a vector, from values that are equal on all replicas.
-            sizes: the lengths of the vectors.
             costs: relative costs of the tasks.
-            dtype: of the sum.
 
         Returns:
             The vectors, of `dtype`, in the order of `tasks`.

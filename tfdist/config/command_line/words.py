@@ -1,0 +1,132 @@
+"""Reads the words of a command line before its flags are parsed: config, overrides, help. Imports no TensorFlow."""
+
+import dataclasses
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tfdist import configs
+from tfdist.config import saved_run, schema, text
+
+# Modules that users start; these start other modules with a main program.
+COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
+# Modules that do not exist, which mean the first command.
+_TRAINING = ("train", "training", "run", "fit")
+_HELP = {"h", "help", "helpfull", "helpshort", "?"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flag:
+    """A word that is a flag: `--name`, `--name=value` or `--name` with the value in the next word."""
+
+    word: str
+    name: str
+    # "": it may be the next word, `after`.
+    value: str | None
+    after: str
+
+    @property
+    def is_config(self) -> bool:
+        """Whether it names the config file, or overrides a field of it."""
+        return re.fullmatch(r"(no)?config(\..*)?", self.name) is not None
+
+
+def read_flags(words: Sequence[str]) -> Iterator[Flag]:
+    """Yields the flags among the words after the command."""
+    for word, after in itertools.pairwise([*words, ""]):
+        if match := re.match(r"--?([A-Za-z?][\w.\[\]-]*)(?:=(.*))?", word, re.DOTALL):
+            yield Flag(word, match[1], match[2], after)
+
+
+def config_path(words: Sequence[str]) -> str:
+    """Returns the value of --config; "" if it is not there."""
+    values = (flag.after if flag.value is None else flag.value for flag in read_flags(words) if flag.name == "config")
+    return next(values, "")
+
+
+def config_arguments(words: Sequence[str]) -> list[str]:
+    """Returns the words that name the config file and override its fields."""
+    found = []
+    for flag in filter(lambda flag: flag.is_config, read_flags(words)):
+        found += [flag.word, flag.after] if flag.name == "config" and flag.value is None else [flag.word]
+    return found
+
+
+def overrides(words: Sequence[str]) -> Iterator[str]:
+    """Yields the dotted names of the fields of the config that a command line overrides: "model.width"."""
+    for flag in read_flags(words):
+        if flag.is_config and "." in flag.name:
+            yield flag.name.partition(".")[2].partition("[")[0]
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Returns True if the command line contains a flag for help."""
+    return any(flag.name in _HELP for flag in read_flags(words))
+
+
+def complete(words: Sequence[str]) -> list[str]:
+    """Returns the words with `--config=` before a config that is given without it: `configs/digits.py`, `digits`.
+
+    A file that does not exist becomes that of the shipped config, if there is one; the workdir of a run becomes its
+    saved config. `--epochs=5` is `--config.train.epochs=5`, in the place of a number of steps. Old names of fields
+    become the new.
+    """
+    words = _with_long_epochs([_renamed(word) for word in words])
+    if path := config_path(words):
+        found = configs.find(path)
+        return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in words]
+    for index, word in enumerate(words):
+        named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
+        if named and not (index and _takes_a_value(words[index - 1])):
+            return [*words[:index], f"--config={configs.find(word)}", *words[index + 1 :]]
+    if "config" not in flags.FLAGS:
+        return words
+    free = [word for word, before in zip(words, ["", *words], strict=False) if not _takes_a_value(before)]
+    return saved_run.with_flags(words, free, trains="allow_config_changes" in flags.FLAGS)
+
+
+def _with_long_epochs(words: Sequence[str]) -> list[str]:
+    """Returns the words with the fields that `--epochs=5` stands for in commands with a config."""
+    found = []
+    for word in words:
+        match = re.fullmatch(r"--?epochs=(.+)", word)
+        short = match and "config" in flags.FLAGS and "epochs" not in flags.FLAGS
+        found += [f"--config.train.epochs={match[1]}", "--config.train.steps=none"] if short else [word]
+    return found
+
+
+def _renamed(word: str) -> str:
+    for old, new in schema.RENAMED.items():
+        if re.match(rf"--?(no)?config\.{old}\b", word):
+            print(f"tfdist: config.{old} is now config.{new}: change the name.", file=sys.stderr)
+            word = word.replace(f"config.{old}", f"config.{new}", 1)
+    return word
+
+
+def _takes_a_value(word: str) -> bool:
+    match = re.fullmatch(r"--?([\w.]+)", word)
+    return bool(match) and not (match[1] in flags.FLAGS and flags.FLAGS[match[1]].boolean)
+
+
+def check_module(argv: Sequence[str]) -> None:
+    """Exits with a message if `argv`, the interpreter's command line, starts a module of tfdist that is no command."""
+    module = next((after for word, after in itertools.pairwise(argv) if word == "-m"), "")
+    if module.partition(".")[0] != "tfdist" or is_command(module):
+        return
+    last = module.rpartition(".")[2]
+    near = COMMANDS[0] if last in _TRAINING else text.closest(module, COMMANDS, 0.8)
+    meant = near or (f"tfdist {last}" if ".tools." in module else "")
+    hint = f" Did you mean: python -m {meant} ?" if meant else ""
+    sys.exit(f"{module} is not a command.{hint} python -m tfdist lists all commands.")
+
+
+def is_command(module: str) -> bool:
+    """Returns True if the source of `module`, or of its `__main__`, has a main program."""
+    shipped, parts = module.startswith("tfdist.configs."), module.split(".")
+    path = configs.FOLDER.joinpath(*parts[2:]) if shipped else Path(__file__).parents[3].joinpath(*parts)
+    files = [file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()]
+    return any('__name__ == "__main__"' in file.read_text() for file in files)
