@@ -151,7 +151,12 @@ FLIP = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 
 def copying(workers):
     """Options of a run of 6 steps on 2 replicas, which copies the chief's state."""
     steps = ("--config.train.steps=6", "--config.checkpoint.every.steps=3")
-    return ("--config.consistency.action=copy", *steps, *TRAINS_ONLY, f"--config.cluster.logical_devices={2 // workers}")
+    return (
+        "--config.consistency.action=copy",
+        *steps,
+        *TRAINS_ONLY,
+        f"--config.cluster.logical_devices={2 // workers}",
+    )
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -20,7 +20,7 @@ from absl import flags
 from tfdist.cluster import process_exit, slurm_requeue
 from tfdist.config import flags as config_flags
 from tfdist.config import validate
-from tfdist.config.command_line import flag_errors
+from tfdist.config.command_line import words
 from tfdist.report import files
 from tfdist.tools import tables
 from tfdist.tools.doctor import checks, gpus, this_machine
@@ -42,7 +42,7 @@ def define_flags() -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; a config is not required."""
-    if "--gpu" in argv or flag_errors.config_path(argv):
+    if "--gpu" in argv or words.config_path(argv[1:]):
         return config_flags.parse(argv)
     rest = config_flags.parse_words(argv)
     config_flags.flags_only(rest[1:])
