@@ -92,7 +92,7 @@ def flags_of(command):
 def is_command(name):
     """Returns True if `python -m name` can be run; the name is a module, or `tfdist` and a tool."""
     if " " in name:
-        return name.split()[1] in tools.TOOLS
+        return name.split()[1] in {**tools.TOOLS, **tools.TRAINING}
     path = ROOT / name.replace(".", "/")
     files = [file for file in (path.with_suffix(".py"), path / "__main__.py") if file.exists()]
     return any('__name__ == "__main__"' in file.read_text() for file in files)

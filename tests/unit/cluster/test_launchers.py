@@ -1,6 +1,7 @@
 """Variables of launchers besides Slurm, MPI and PBS: recorded of torchrun, the others as their documents show them."""
 
 import pytest
+from launching import REPOSITORY
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.launchers import host_list
@@ -157,3 +158,9 @@ def test_the_inner_launcher_is_found_first():
     slurm = {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURMD_NODENAME": "n1"}
     assert resolve(FLUX | slurm | {"TFDIST_CHIEF": "n3"}).launcher == "flux"
     assert resolve(slurm | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x"}).launcher == "slurm"
+
+
+def test_the_page_of_launchers_names_every_module_and_its_variables():
+    page = (REPOSITORY / "docs" / "launchers.md").read_text()
+    for name, marks in (*environment.INNER, *environment.FLUX, *environment.OTHERS):
+        assert all(mark in page for mark in marks), name

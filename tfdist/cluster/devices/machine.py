@@ -100,7 +100,7 @@ def refusal(machine: Machine, versions: Mapping[str, str]) -> str:
             needed = f">={first[0]}.{first[1]},<{end[0]}.{end[1]}"
             return (
                 f"{name} {versions[name]} is installed, and tfdist needs {name}{needed}. An old version is often in "
-                "a module of the site, or in ~/.local: unload the module, and install tfdist in an environment of its own "
+                "a module of the site, or in ~/.local: unload the module, and install tfdist in its own environment, "
                 "without --system-site-packages: python3 -m venv env && env/bin/pip install tfdist; set "
                 "PYTHONNOUSERSITE=1 and unset PYTHONPATH"
             )

@@ -1,0 +1,54 @@
+"""launch/kubernetes/job.yaml fits the schema of the Kubernetes API; tfdist reads the variables that its pods get."""
+
+import copy
+
+import pytest
+import yaml
+from launching import REPOSITORY
+
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.interruption import EXIT_PEER_LOST, EXIT_STOPPED
+
+VERSION = "1.31"
+
+
+def manifests():
+    """The documents of the manifest, by their kind."""
+    text = (REPOSITORY / "launch" / "kubernetes" / "job.yaml").read_text()
+    return {each["kind"]: each for each in yaml.safe_load_all(text)}
+
+
+def test_the_manifest_fits_the_schema_of_the_api():
+    validate = pytest.importorskip("kubernetes_validate")
+    found = manifests()
+    assert {*found} == {"Service", "Job"}
+    for document in found.values():
+        validate.validate(document, VERSION, strict=True)
+    wrong = copy.deepcopy(found["Job"])
+    wrong["spec"]["completion"] = wrong["spec"].pop("completions")
+    with pytest.raises(validate.ValidationError):
+        validate.validate(wrong, VERSION, strict=True)
+
+
+def test_its_pods_find_one_another():
+    job, service = manifests()["Job"], manifests()["Service"]
+    name, spec = job["metadata"]["name"], job["spec"]
+    pod = spec["template"]["spec"]
+    variables = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    assert pod["subdomain"] == service["metadata"]["name"] == variables["TFDIST_SERVICE"]
+    assert service["spec"]["selector"] == {"job-name": name} and service["spec"]["clusterIP"] == "None"
+    assert spec["completions"] == spec["parallelism"] == int(variables["TFDIST_NUM_WORKERS"])
+    for index in range(spec["completions"]):
+        env = variables | {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"{name}-{index}"}
+        worker = environment.resolve(env, port_base=10000, port_count=10000)
+        assert (worker.rank, worker.num_workers) == (index, spec["completions"])
+        assert worker.addresses[index] == f"{name}-{index}.{service['metadata']['name']}:{worker.port}"
+
+
+def test_a_stopped_worker_is_no_failure_and_an_error_ends_the_job():
+    actions = {
+        code: rule["action"]
+        for rule in manifests()["Job"]["spec"]["podFailurePolicy"]["rules"]
+        for code in rule.get("onExitCodes", {}).get("values", ())
+    }
+    assert actions == {1: "FailJob", EXIT_STOPPED: "Ignore", EXIT_PEER_LOST: "Ignore"}
