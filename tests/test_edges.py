@@ -12,6 +12,8 @@ import re
 import pytest
 import test_house
 
+from tfdist.config import schema
+
 EDGES = json.loads((pathlib.Path(__file__).parent / "edges.json").read_text())
 # What they name by dotted paths is not imported by them: the front door, and the defaults of a config.
 NAME_ONLY = ("tfdist", "tfdist.config.schema")
@@ -119,6 +121,12 @@ def test_files_of_the_reading_path_import_few_modules_off_it():
         limit = EDGES["off the reading path"].get(module, MOST_OFF_PATH)
         assert len(found) <= limit, f"{module} imports {len(found)} modules that are not on the reading path: {found}"
         assert limit in (len(found), MOST_OFF_PATH), f"{module} imports {len(found)}: write that into tests/edges.json"
+
+
+def test_main_imports_nothing_that_only_some_runs_need():
+    sources = test_house.modules()
+    parts = {target.partition(":")[0] for target in schema.PARTS.values()}
+    assert len(parts) > 5 and parts <= sources.keys() and not parts & closure("tfdist.main", sources)
 
 
 def test_all_edges_have_limits():

@@ -10,6 +10,5 @@
     rendezvous/                   all workers connect and compare before TensorFlow starts
     liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
 
-The only wing that names launchers' variables. Besides it, only training/step/gradients.py and the parameter servers in
-tools/ name tf.distribute. Imports config.
+The only wing that names launchers' variables. Imports config.
 """

@@ -1,8 +1,7 @@
 """Configures malloc to keep freed memory: gRPC needs its buffers again in every step. Imports no TensorFlow.
 
 By default glibc maps each large buffer and unmaps it when it is freed; the kernel then zeroes every page of the next
-one. An all-reduce of 100 MB between two workers over loopback takes 440 ms with the default and 180 ms with these
-settings (one core each), 333 ms with tcmalloc, 590 ms with jemalloc. The settings are those of MALLOC_MMAP_MAX_,
+one, and an all-reduce between workers takes twice as long (docs/speed.md). The settings are those of MALLOC_MMAP_MAX_,
 MALLOC_TRIM_THRESHOLD_ and MALLOC_ARENA_MAX, applied in the running process; child processes do not inherit them.
 """
 

@@ -6,10 +6,11 @@ import re
 import subprocess
 import sys
 
+import ml_collections
 import pytest
 
 from tfdist import config
-from tfdist.config import diff, schema, specs, validate
+from tfdist.config import config_dict, diff, schema, specs, validate
 from tfdist.config.command_line import flag_help
 from tfdist.config.command_line import words as words_lib
 
@@ -506,3 +507,15 @@ def test_the_values_of_a_field_are_those_of_its_type():
     sections = [getattr(make(), field.name) for field in dataclasses.fields(make())]
     found = [name for one in sections if dataclasses.is_dataclass(one) for name, _ in specs.choices(one)]
     assert len(found) == 11
+
+
+def test_old_names_of_fields_are_accepted_with_a_message(capsys):
+    with pytest.warns(FutureWarning, match=r"config\.agreement is now config\.consistency"):
+        made = config.Config(model={}, agreement=config.Consistency(limit=5))
+    assert made.consistency.limit == 5 and "agreement" not in dataclasses.asdict(made)
+    assert words_lib.complete(["--config.agreement.limit=5"]) == ["--config.consistency.limit=5"]
+    assert "config.agreement is now config.consistency" in capsys.readouterr().err
+    with pytest.warns(FutureWarning, match="Agreement is now Consistency"):
+        assert config.Agreement is config.Consistency
+    read = config_dict.to_config(ml_collections.ConfigDict({"model": {}, "agreement": {"limit": 4}}))
+    assert read.consistency.limit == 4
