@@ -107,9 +107,9 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
     lines = _with_reasons({rank: reason or "no answer" for rank, reason in absent.items()}, addresses)
     return _error(
         MissingWorkersError,
-        f"{len(absent)} of {len(addresses) or 'the'} workers did not connect within {seconds:g} s. Check their "
-        "logs for errors. If they only start slowly, increase config.cluster.connect_seconds:",
+        f"{len(absent)} of {len(addresses) or 'the'} workers did not connect within {seconds:g} s:",
         lines,
+        "Check their logs for errors. If they only start slowly, increase config.cluster.connect_seconds.",
     ) | {"missing": sorted(absent)}
 
 
@@ -128,9 +128,10 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
     """The decision of a worker that cannot connect to rank 0; possible address -> reason."""
     return _error(
         MissingWorkersError,
-        f"Could not connect to rank 0 within {seconds:g} s. If it runs on a different host, set TFDIST_CHIEF to that "
-        "host on all workers. If it only starts slowly, increase config.cluster.connect_seconds:",
+        f"Could not connect to rank 0 within {seconds:g} s:",
         [f"{address}: {reason}" for address, reason in reasons.items()],
+        "If it runs on a different host, set TFDIST_CHIEF to that host on all workers. If it only starts slowly, "
+        "increase config.cluster.connect_seconds.",
     ) | {"missing": [0]}
 
 
@@ -206,7 +207,7 @@ def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str]) -> list[
     ]
 
 
-def _error(error: type[Exception], head: str, lines: Sequence[str]) -> dict[str, Any]:
+def _error(error: type[Exception], head: str, lines: Sequence[str], advice: str = "") -> dict[str, Any]:
     if len(lines) > _MOST_NAMED:
         lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
-    return {"error": error.__name__, "message": "\n  ".join([head, *lines])}
+    return {"error": error.__name__, "message": "\n  ".join([head, *lines]) + f"\n{advice}".rstrip()}
