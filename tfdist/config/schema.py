@@ -20,6 +20,7 @@ PARTS = {
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "data.pipeline": "tfdist.data.textbook:pipeline",
     "data.cache": "tfdist.data.cache:add_cache",
+    "data.shards": "tfdist.data.fixed_shards:divide",
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.local_sgd:train_round",

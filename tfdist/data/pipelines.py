@@ -1,8 +1,4 @@
-"""Makes the input of a config's run: `config.data.pipeline` and `config.data.shards`.
-
-With shards other than "batch", an example always belongs to one worker, and no other reads and caches it. "fixed":
-example i to worker i mod W. "contiguous": each worker has consecutive examples, and reads only their files.
-"""
+"""Makes the input of a config's run: `config.data.pipeline` and `config.data.shards`."""
 
 import dataclasses
 import functools
@@ -13,9 +9,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import specs
-from tfdist.data import autograph, description, inspection, stream
-from tfdist.data.feed import About, Batch, Feed, Inputs, Pipeline, Prepare, Sizes
-from tfdist.data.order import WorkerExamples
+from tfdist.data import description, inspection, stream
+from tfdist.data.feed import About, Feed, Inputs, Pipeline, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard, Source
 
 
@@ -94,6 +89,7 @@ def make_stream_feed(
     batches = (sizes.global_batch, sizes.evaluation_batch)
     reads_files = shard.first_replica == 0
     if options.shards != "batch" and cluster.num_workers > 1:
+        divide = specs.part("data.shards")
         train, train_part = divide(train, shard, options.train_split, options.shards)
         evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
         parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
@@ -129,61 +125,6 @@ def add_cache(
     if options.cache == "none" or source is None:
         return source, prepare
     return specs.part("data.cache")(options, source, prepare, training=training)
-
-
-class PartSource:
-    """The examples of one part of `source`, numbered from 0. Those in memory are moved out of `source`."""
-
-    def __init__(self, source: Source, part: WorkerExamples):
-        self._part = part
-        self.num_classes = getattr(source, "num_classes", None)
-        self._fingerprint = f"{getattr(source, 'fingerprint', str)()} {part.index} of {part.count}"
-        self._fingerprint += " contiguous" * part.contiguous
-        arrays = getattr(source, "arrays_of_part", lambda _: None)(part.examples())
-        read = autograph.convert_read(source) if arrays is None else arrays.gather
-        self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
-        self.verify = getattr(source, "verify", lambda: None)
-
-    def __len__(self) -> int:
-        return len(self._part)
-
-    @tf.autograph.experimental.do_not_convert
-    def read(self, ids: tf.Tensor) -> Batch:
-        """Returns the examples `ids` of the part, int64 [n]."""
-        return self._read(ids)
-
-    def fingerprint(self) -> str:
-        """Returns that of the whole source, and the part."""
-        return self._fingerprint
-
-
-def divide(
-    source: Source | None, shard: ReplicaShard, split: str | None, shards: str = "fixed"
-) -> tuple[Any, WorkerExamples | None]:
-    """Returns the examples of this worker, and their numbers in the whole split.
-
-    Args:
-        source: the whole split; None: there is none. If it keeps its examples in memory, it should have
-            `arrays_of_part(examples)`, as the shipped sources have; otherwise memory does not decrease.
-        shards: "fixed" or "contiguous", see `config.data.shards`.
-
-    Raises:
-        ValueError: there are fewer examples than workers.
-    """
-    if source is None:
-        return None, None
-    part = WorkerExamples(
-        total=len(source),
-        index=shard.first_replica // shard.local_replicas,
-        count=shard.num_replicas // shard.local_replicas,
-        contiguous=shards == "contiguous",
-    )
-    if part.total < part.count:
-        raise ValueError(
-            f'config.data.shards="{shards}" needs an example for each of the {part.count} workers, but the split '
-            f'{split!r} has {part.total}: use fewer workers, or set config.data.shards to "batch".'
-        )
-    return PartSource(source, part), part
 
 
 def _local_shard(shard: ReplicaShard) -> ReplicaShard:

@@ -190,17 +190,13 @@ class Reporter:
             text += [f"{num_examples:,} examples in {seconds:.3g} s", *(["best so far"] if best else [])]
             self.console.parts(text)
 
-    def graph(self, graph_def: bytes) -> None:
-        """Writes the graph of the model, a serialised GraphDef, for TensorBoard."""
-        self._append_events(tensorboard_events.TRAIN, tensorboard_events.graph_record, graph_def)
-
     def text(self, step: int, tag: str, text: str) -> None:
         """Writes `text`, in Markdown, for TensorBoard."""
         self._append_events(tensorboard_events.TRAIN, tensorboard_events.text_record, step, tag, text)
 
-    def histograms(self, step: int, arrays: Mapping[str, Any]) -> None:
-        """Writes a histogram of each of `arrays`, tag -> NumPy array of floats, after `step`, for TensorBoard."""
-        self._append_events(tensorboard_events.TRAIN, tensorboard_events.histograms_record, step, arrays)
+    def training_events(self, records: bytes) -> None:
+        """Writes records of `tensorboard_events.framed` beside the scalars of training, for TensorBoard."""
+        self._append_events(tensorboard_events.TRAIN, lambda: records)
 
     def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:
         """Reports an event, such as resumed, saved or stopped, in one line.

@@ -25,7 +25,6 @@ TENSORBOARD = "tensorboard"
 # The runs.
 TRAIN, EVALUATION = "train", "evaluation"
 _BY_STEP, _BY_EPOCH, _SPEED = "by_step/", "by_epoch/", "speed/"
-_BUCKETS = 30
 # Bytes of a record before and after its event: the event's length with a checksum, and the event's checksum.
 _BEFORE, _AFTER = 12, 4
 
@@ -85,10 +84,10 @@ def open_event_file(directory: str, last_step: int | None, warn: Callable[[str],
     file = files.open_append_only(
         os.path.join(directory, f"events.out.tfevents.{timestamp}.{socket.gethostname()}.{os.getpid()}")
     )
-    file.append(_framed(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")))
+    file.append(framed(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")))
     if last_step is not None:
         restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        file.append(_framed(event_pb2.Event(wall_time=time.time(), step=last_step + 1, session_log=restart)))
+        file.append(framed(event_pb2.Event(wall_time=time.time(), step=last_step + 1, session_log=restart)))
     return file
 
 
@@ -152,7 +151,7 @@ def _scalars_record(step: int, scalars: dict[str, float]) -> bytes:
 
     # Not a tensor as tf.summary writes it: readers discard only simple_value after a restart.
     values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-    return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
+    return framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
 
 
 def text_record(step: int, tag: str, text: str) -> bytes:
@@ -160,41 +159,11 @@ def text_record(step: int, tag: str, text: str) -> bytes:
     from tensorboard.compat.proto import event_pb2
     from tensorboard.plugins.text import summary_v2
 
-    return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_v2.text_pb(tag, text)))
+    return framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_v2.text_pb(tag, text)))
 
 
-def graph_record(graph_def: bytes) -> bytes:
-    """Returns the record of a graph, a serialised GraphDef."""
-    from tensorboard.compat.proto import event_pb2
-
-    return _framed(event_pb2.Event(wall_time=time.time(), graph_def=graph_def))
-
-
-def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
-    """Returns the record of one histogram per array of `arrays`, tag -> NumPy array of floats, at `step`.
-
-    Non-finite values are skipped, and so are arrays without finite values.
-    """
-    import numpy as np
-    from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2
-
-    values = []
-    for tag, array in arrays.items():
-        flat = np.asarray(array, np.float64).ravel()
-        flat = flat[np.isfinite(flat)]
-        if flat.size:
-            counts, edges = np.histogram(flat, bins=_BUCKETS)
-            histogram = histogram_pb2.HistogramProto(
-                min=flat.min(), max=flat.max(), num=flat.size, sum=flat.sum(), sum_squares=(flat**2).sum()
-            )
-            # In TensorBoard a bucket starts at the limit of the previous one; the first bucket is empty.
-            histogram.bucket_limit.extend(edges)
-            histogram.bucket.extend([0, *counts])
-            values.append(summary_pb2.Summary.Value(tag=tag, histo=histogram))
-    return _framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
-
-
-def _framed(event: Any) -> bytes:
+def framed(event: Any) -> bytes:
+    """Returns the record of an event."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     framed = io.BytesIO()

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.data import cache, order, pipelines, stream
+from tfdist.data import cache, fixed_shards, order, stream
 from tfdist.zoo import sources
 
 EXAMPLES = 8_000
@@ -20,7 +20,7 @@ MEBIBYTES = 64
 GROWTH = """
     import gc, pathlib, re, sys
     import tensorflow as tf
-    from tfdist.data import pipelines, stream
+    from tfdist.data import fixed_shards, stream
     from tfdist.zoo import sources
 
     def held():
@@ -31,7 +31,7 @@ GROWTH = """
     tf.constant(0)
     before = held()
     shard = stream.ReplicaShard(first_replica=count - 1, num_replicas=count)
-    part, _ = pipelines.divide(sources.npz("train", path=path), shard, "train")
+    part, _ = fixed_shards.divide(sources.npz("train", path=path), shard, "train")
     part.read(tf.range(5, dtype=tf.int64))
     print(held() - before)
 """
@@ -63,7 +63,7 @@ def test_memory_of_a_worker_decreases_with_the_number_of_workers(path, count):
 def test_disk_of_a_worker_decreases_with_the_number_of_workers(path, tmp_path):
     for count in (2, 4):
         shard = stream.ReplicaShard(first_replica=count - 1, num_replicas=count)
-        part, found = pipelines.divide(sources.npz("train", path=path), shard, "train")
+        part, found = fixed_shards.divide(sources.npz("train", path=path), shard, "train")
         assert len(part) == len(found) == EXAMPLES // count
         rows = tf.range(5, dtype=tf.int64)
         np.testing.assert_array_equal(numbers(part.read(rows)), found.ids(rows))
@@ -97,7 +97,7 @@ def test_a_worker_with_contiguous_shards_reads_only_its_files(tmp_path, shards, 
         write_records(folder)
         source = sources.imagenet("train", path=str(folder), num_classes=40, first_label=0)
         shard = stream.ReplicaShard(first_replica=rank, num_replicas=2)
-        part, numbers = pipelines.divide(source, shard, "train", shards)
+        part, numbers = fixed_shards.divide(source, shard, "train", shards)
         # What it does not need may be missing.
         for file in {0, 1, 2, 3} - own_files[rank]:
             (folder / f"train-{file:05d}-of-00004").unlink()
@@ -124,8 +124,8 @@ def test_each_part_has_its_own_cache_and_too_many_workers_are_refused():
     for rank in range(3):
         shard = stream.ReplicaShard(first_replica=rank, num_replicas=3)
         for shards in ("fixed", "contiguous"):
-            part, _ = pipelines.divide(sources.digits("train"), shard, "train", shards)
+            part, _ = fixed_shards.divide(sources.digits("train"), shard, "train", shards)
             names.add(cache.add_cache(config.Data(cache="raw"), part, None, training=True)[0].name)
     assert len(names) == 6
     with pytest.raises(ValueError, match=r'shards="fixed" needs an example for each of the 3 workers.*train\[:2\]'):
-        pipelines.divide(sources.digits("train[:2]"), shard, "train[:2]")
+        fixed_shards.divide(sources.digits("train[:2]"), shard, "train[:2]")

@@ -12,6 +12,7 @@ from tfdist import config as c
 from tfdist.config import validate
 from tfdist.report import reporter as reporter_lib
 from tfdist.training import loop, setup
+from tfdist.training.reporting import tensorboard_extras
 
 LOGITS = [f"model/logits/{name}" for name in ("bias", "kernel")]
 
@@ -78,7 +79,8 @@ def test_values_that_are_not_finite_are_left_out(tmp_path):
     reporter = reporter_lib.open_report(
         tmp_path, chief=True, rank=0, num_replicas=1, total_steps=9, steps_per_epoch=3, tensorboard=True
     )
-    reporter.histograms(3, {"bad": np.array([np.nan]), "some": np.array([1.0, np.inf, 3.0])})
+    arrays = {"bad": np.array([np.nan]), "some": np.array([1.0, np.inf, 3.0])}
+    reporter.training_events(tensorboard_extras.histograms_record(3, arrays))
     reporter.close()
     board = EventAccumulator(str(tmp_path / "tensorboard" / "train")).Reload()
     assert board.Tags()["histograms"] == ["some"]

@@ -5,8 +5,11 @@ On the chief only: profiling two workers at the same time corrupts memory.
 
 import dataclasses
 import re
+import time
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
@@ -14,6 +17,8 @@ from tfdist.report import tensorboard_events
 from tfdist.report.reporter import Reporter
 from tfdist.training import run as run_lib
 from tfdist.training import triggers
+
+_BUCKETS = 30
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -40,14 +45,15 @@ class TensorBoardExtras:
         if not (run.cluster.is_chief and run.workdir is not None and options.tensorboard):
             return
         if options.graph and step == 0 and not run.is_script:
-            self.report.graph(graph(run))
+            self.report.training_events(graph_record(graph(run)))
         wanted = options.histograms.steps is not None or options.histograms.epochs is not None
         # After a resume, the histograms of this step were written already.
         due = triggers.is_due(options.histograms, step, run.steps_per_epoch) and not first
         if wanted and (step == 0 or due):
             arrays = checkpoint_format.snapshot(run.variables)
             weights = {name: array for name, array in arrays.items() if name.startswith("model/")}
-            self.report.histograms(step, {name: array for name, array in weights.items() if array.dtype.kind == "f"})
+            floats = {name: array for name, array in weights.items() if array.dtype.kind == "f"}
+            self.report.training_events(histograms_record(step, floats))
         self._profile(step, *(options.profile or (0, 0)))
 
     def _profile(self, step: int, first: int, last: int) -> None:
@@ -105,3 +111,35 @@ def _move_to_scope(graph_def: Any, scope: str, inputs: set[str], others: re.Patt
         for index, place in enumerate(places):  # b"loc:@name": on the device of that node.
             name = place.decode().removeprefix("loc:@")
             places[index] = f"loc:@{new.get(name, name)}".encode()
+
+
+def graph_record(graph_def: bytes) -> bytes:
+    """Returns the record of a graph, a serialised GraphDef."""
+    from tensorboard.compat.proto import event_pb2
+
+    return tensorboard_events.framed(event_pb2.Event(wall_time=time.time(), graph_def=graph_def))
+
+
+def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
+    """Returns the record of one histogram per array of `arrays`, tag -> NumPy array of floats, at `step`.
+
+    Non-finite values are skipped, and so are arrays without finite values.
+    """
+    from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2
+
+    values = []
+    for tag, array in arrays.items():
+        flat = np.asarray(array, np.float64).ravel()
+        flat = flat[np.isfinite(flat)]
+        if flat.size:
+            counts, edges = np.histogram(flat, bins=_BUCKETS)
+            histogram = histogram_pb2.HistogramProto(
+                min=flat.min(), max=flat.max(), num=flat.size, sum=flat.sum(), sum_squares=(flat**2).sum()
+            )
+            # In TensorBoard a bucket starts at the limit of the previous one; the first bucket is empty.
+            histogram.bucket_limit.extend(edges)
+            histogram.bucket.extend([0, *counts])
+            values.append(summary_pb2.Summary.Value(tag=tag, histo=histogram))
+    return tensorboard_events.framed(
+        event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values))
+    )

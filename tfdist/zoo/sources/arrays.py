@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.in_memory import InMemoryArrays
+from tfdist.data.cache import InMemoryArrays
 from tfdist.zoo import splits as splits_lib
 from tfdist.zoo.splits import Slice
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import in_memory
+from tfdist.data import cache
 from tfdist.zoo import splits
 from tfdist.zoo.sources import from_disk
 
@@ -60,9 +60,9 @@ class ImageFolder:
         self._size = size or image_size(self._file(0))
         self._resize = size is not None
         self._shape = (*self._size, channels)
-        self._in_memory = in_memory.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
+        self._in_memory = cache.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
         names = {"name": self._names, "label": self._labels}
-        self._memory = in_memory.InMemoryArrays(self._load_images if self._in_memory else lambda: names)
+        self._memory = cache.InMemoryArrays(self._load_images if self._in_memory else lambda: names)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -82,11 +82,11 @@ class ImageFolder:
             return batch
         return {"image": self._decode(self._paths(batch["name"], batch["label"])), "label": batch["label"]}
 
-    def arrays_of_part(self, examples: range) -> in_memory.InMemoryArrays | None:
+    def arrays_of_part(self, examples: range) -> cache.InMemoryArrays | None:
         """Loads these examples to arrays of their own; None: they are read from files."""
         part, rows = copy.copy(self), slice(examples.start, examples.stop, examples.step)
         part._names, part._labels = self._names[rows], self._labels[rows]
-        return in_memory.InMemoryArrays(part._load_images) if self._in_memory else None
+        return cache.InMemoryArrays(part._load_images) if self._in_memory else None
 
     def verify(self) -> None:
         """Decodes every image.
@@ -142,7 +142,7 @@ class ImageFolder:
         decode = tf.autograph.experimental.do_not_convert(lambda paths: {"image": self._decode(paths)})
         chunks = chunks.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         try:
-            return {**in_memory.collect(chunks.as_numpy_iterator(), len(self)), "label": self._labels}
+            return {**cache.collect(chunks.as_numpy_iterator(), len(self)), "label": self._labels}
         except tf.errors.OpError:
             self.verify()
             raise

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import in_memory
+from tfdist.data import cache
 from tfdist.zoo import splits
 from tfdist.zoo.sources import from_disk, record_files, tfds_builder
 from tfdist.zoo.sources.record_files import ArrayRecords, Shard
@@ -48,9 +48,9 @@ class TfdsSource:
         self._format = _choose_format(builder, self._title)
         self._shards = _find_shards(builder, self._part, self._title)
         num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
-        self._in_memory = in_memory.fits(num_bytes, memory_limit_mb)
+        self._in_memory = cache.fits(num_bytes, memory_limit_mb)
         if self._in_memory:
-            self._memory = in_memory.InMemoryArrays(self._load)
+            self._memory = cache.InMemoryArrays(self._load)
         elif self._format == "array_record":
             self._records = ArrayRecords(self._shards)
         else:
@@ -68,7 +68,7 @@ class TfdsSource:
         """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
         return self._memory.gather(ids) if self._in_memory else self._decode(self._read_records(ids))
 
-    def arrays_of_part(self, examples: range) -> in_memory.InMemoryArrays | None:
+    def arrays_of_part(self, examples: range) -> cache.InMemoryArrays | None:
         """Moves these examples to arrays of their own; None: they are read from files."""
         return self._memory.part(examples) if self._in_memory else None
 
@@ -118,7 +118,7 @@ class TfdsSource:
             chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
         try:
             decoded = chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE)
-            return in_memory.collect(decoded.as_numpy_iterator(), len(self))
+            return cache.collect(decoded.as_numpy_iterator(), len(self))
         except tf.errors.OpError:
             self.verify()
             raise

@@ -1,0 +1,68 @@
+"""`config.data.shards`: an example always belongs to one worker, and no other reads and caches it.
+
+"fixed": example i to worker i mod W. "contiguous": each worker has consecutive examples, and reads only their files.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data import autograph
+from tfdist.data.feed import Batch
+from tfdist.data.order import WorkerExamples
+from tfdist.data.stream import ReplicaShard, Source
+
+
+class PartSource:
+    """The examples of one part of `source`, numbered from 0. Those in memory are moved out of `source`."""
+
+    def __init__(self, source: Source, part: WorkerExamples):
+        self._part = part
+        self.num_classes = getattr(source, "num_classes", None)
+        self._fingerprint = f"{getattr(source, 'fingerprint', str)()} {part.index} of {part.count}"
+        self._fingerprint += " contiguous" * part.contiguous
+        arrays = getattr(source, "arrays_of_part", lambda _: None)(part.examples())
+        read = autograph.convert_read(source) if arrays is None else arrays.gather
+        self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
+        self.verify = getattr(source, "verify", lambda: None)
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> Batch:
+        """Returns the examples `ids` of the part, int64 [n]."""
+        return self._read(ids)
+
+    def fingerprint(self) -> str:
+        """Returns that of the whole source, and the part."""
+        return self._fingerprint
+
+
+def divide(
+    source: Source | None, shard: ReplicaShard, split: str | None, shards: str = "fixed"
+) -> tuple[Any, WorkerExamples | None]:
+    """Returns the examples of this worker, and their numbers in the whole split.
+
+    Args:
+        source: the whole split; None: there is none. If it keeps its examples in memory, it should have
+            `arrays_of_part(examples)`, as the shipped sources have; otherwise memory does not decrease.
+        shards: "fixed" or "contiguous", see `config.data.shards`.
+
+    Raises:
+        ValueError: there are fewer examples than workers.
+    """
+    if source is None:
+        return None, None
+    part = WorkerExamples(
+        total=len(source),
+        index=shard.first_replica // shard.local_replicas,
+        count=shard.num_replicas // shard.local_replicas,
+        contiguous=shards == "contiguous",
+    )
+    if part.total < part.count:
+        raise ValueError(
+            f'config.data.shards="{shards}" needs an example for each of the {part.count} workers, but the split '
+            f'{split!r} has {part.total}: use fewer workers, or set config.data.shards to "batch".'
+        )
+    return PartSource(source, part), part
