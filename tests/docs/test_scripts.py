@@ -118,6 +118,7 @@ def test_own_step(lab):
     assert second < first
 
 
+@pytest.mark.slow
 def test_from_horovod(lab):
     shortened = ("WARMUP_EPOCHS = 24, 3", "WARMUP_EPOCHS = 3, 3")
     chief, other = script(lab, "from-horovod.md", "my_horovod.py", shortened, workers=2)

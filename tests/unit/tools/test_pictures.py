@@ -134,6 +134,7 @@ def test_values_touch_neither_each_other_nor_an_axis_or_a_falling_curve():
     assert boxes(speedup)["0.05"].y0 > speedup.get_window_extent().y0
 
 
+@pytest.mark.slow
 def test_trajectories_with_start_minimum_and_colour_bar(tmp_path):
     x = RANDOM.uniform(-1, 1, 64)
     y = 2 * x + 0.5
@@ -152,6 +153,7 @@ def test_trajectories_with_start_minimum_and_colour_bar(tmp_path):
     assert expected <= {*found} and "mean squared error (logarithmic)" in found
 
 
+@pytest.mark.slow
 def test_stages_and_their_losses(tmp_path):
     x = RANDOM.uniform(-0.5, 0.5, 50)
     one = {"weights": np.linspace([0, 1], [2, 0], 31), "loss": np.linspace(1, 0.1, 30)}
@@ -178,6 +180,7 @@ def test_the_cost_of_an_all_reduce(tmp_path):
     } and "512 KiB" not in found
 
 
+@pytest.mark.slow
 def test_the_batches_that_fit(tmp_path):
     rows = [
         (8, 16, 2, "fits", 900.0, 5.0),
@@ -190,6 +193,7 @@ def test_the_batches_that_fit(tmp_path):
     assert places == ["upper left", "above", "upper right", "below", "upper left", "upper left"]
 
 
+@pytest.mark.slow
 def test_the_ratios_of_a_benchmark(tmp_path):
     rows = [
         {"title": title, "name": name, "ratio": ratio, "milliseconds": 3 * ratio}
