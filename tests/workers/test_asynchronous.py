@@ -95,7 +95,7 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
         while found := left_behind(tmp_path):
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
-    assert "evaluate   python -m tfdist.main, with the same config and workdir, and --mode=eval" in done.stdout
+    assert "evaluate   tfdist evaluate " in done.stdout
     assert "resumed from" in done.stdout
     reports = records(tmp_path, "train")
     assert [report["step"] for report in reports] == [50, 100, 150]

@@ -43,7 +43,7 @@ def worker_command(words: Sequence[str]) -> list[str]:
     first = words[0] if words else "--config"
     if first == "-m":
         return [sys.executable, *words]
-    if first.startswith("-"):
+    if first.startswith("-") or os.path.isdir(first):  # The workdir of a run has a config.
         return []
     if re.search(r"\.py(:.*)?$", first):
         file = first.partition(":")[0]

@@ -106,6 +106,7 @@ def read_csv(path):
         return list(csv.reader(file))
 
 
+@pytest.mark.workers
 def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
     printed = tfdist(folder, "evaluate", "runs/mine", "--checkpoint=best")
     accuracy = json.loads(printed.splitlines()[-1])["accuracy"]
@@ -115,6 +116,7 @@ def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
     assert "finished after step 24" in printed and "config.train.epochs: None was saved, now 6.0" in printed
 
 
+@pytest.mark.workers
 def test_files_are_predicted_on_all_replicas_and_workers(folder):
     printed = tfdist(folder, "predict", "runs/mine", "photos", "--out=one.csv")
     header, *rows = read_csv(folder / "one.csv")
@@ -132,6 +134,7 @@ def test_files_are_predicted_on_all_replicas_and_workers(folder):
     (folder / "photos" / "bad.png").unlink()
 
 
+@pytest.mark.workers
 def test_what_a_run_gets_wrong_is_shown(folder):
     printed = tfdist(folder, "inspect", "runs/mine", "--checkpoint=best")
     assert "accuracy 1.0000: 16 of 16 examples" in printed
@@ -149,6 +152,7 @@ def test_what_a_run_gets_wrong_is_shown(folder):
     assert {row[1] for row in read_csv(folder / "seen" / "wrong.csv")[1:]} == {"light"}
 
 
+@pytest.mark.workers
 @pytest.mark.parametrize(
     ("form", "packages", "file"),
     [
@@ -168,6 +172,7 @@ def test_the_model_is_exported_and_gives_equal_outputs(folder, form, packages, f
     assert printed.count("at most; the largest is") == (3 if form == "keras" else 1)
 
 
+@pytest.mark.workers
 def test_an_export_without_its_library_says_what_to_install(folder):
     try:
         import safetensors  # noqa: F401
@@ -177,6 +182,7 @@ def test_an_export_without_its_library_says_what_to_install(folder):
         pytest.skip("safetensors is installed")
 
 
+@pytest.mark.workers
 def test_a_folder_without_a_run_is_refused(folder):
     for command in ("predict", "inspect", "export"):
         words = {"predict": ["images"], "inspect": [], "export": ["--to=keras"]}[command]
@@ -204,6 +210,7 @@ def get_config():
 """
 
 
+@pytest.mark.workers
 def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     pytest.importorskip("pandas")
     rows = [f"{number % 7},{'red' if number % 2 else 'blue'},{'a' if number % 2 else 'b'}" for number in range(60)]

@@ -107,10 +107,8 @@ def write_end(run: Run, report: Reporter, state: TrainingState, started: float) 
     exported = "model.keras, " if config.checkpoint.export else ""
     written.append(f"results    {run.workdir}: {exported}metrics.jsonl, checkpoints")
     if config.data.evaluation_split is not None:
-        # `tfdist asynchronous` has no --mode.
-        other = "python -m tfdist.main, with the same config and workdir, and"
-        command = other if config.train.asynchronous else "the same command with"
-        written.append(f"evaluate   {command} --mode=eval{'' if best.value is None else ' --checkpoint=best'}")
+        which = "" if best.value is None else " --checkpoint=best"
+        written.append(f"evaluate   tfdist evaluate {run.workdir}{which}")
     if config.report.tensorboard:
         written.append(f"curves     tensorboard --logdir {run.workdir / 'tensorboard'}")
     report.lines(written)
