@@ -78,7 +78,8 @@ def test_what_cannot_work_is_refused_before_tensorflow_is_imported():
     assert machine.refusal(X86, VERSIONS) == "" and machine.refusal(GH200, VERSIONS) == ""
     old = Machine(architecture="x86_64", processor_flags=frozenset({"sse4_2"}))
     assert "has no AVX instructions" in machine.refusal(old, VERSIONS)
-    assert "TensorFlow is not installed" in machine.refusal(X86, VERSIONS | {"tensorflow": ""})
+    assert "TensorFlow is not installed" in machine.refusal(X86, VERSIONS | {"tensorflow": None})
+    assert machine.refusal(X86, VERSIONS | {"tensorflow": ""}) == ""  # In a package of another name.
     text = machine.refusal(X86, VERSIONS | {"tensorflow": "2.13.1"})
     assert "tensorflow 2.13.1 is installed, and tfdist needs tensorflow>=2.21,<2.22" in text
     assert "module of the site" in text and "python3 -m venv env" in text

@@ -5,6 +5,7 @@ machines.json has what to do on each kind of machine, and the known sites by the
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import re
@@ -80,22 +81,22 @@ def unused(machine: Machine) -> str:
     )
 
 
-def refusal(machine: Machine, versions: Mapping[str, str]) -> str:
+def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:
     """Returns why TensorFlow cannot be imported here, or is too old for tfdist, and what to do; "": it can.
 
     Args:
         machine: the machine.
-        versions: "tensorflow" and "keras" -> version; "" if not installed.
+        versions: the result of `installed`.
     """
     if machine.architecture == "x86_64" and machine.processor_flags and "avx" not in machine.processor_flags:
         return (
             'this processor has no AVX instructions, and TensorFlow\'s wheels end with "Illegal instruction" without '
             "them. Use another machine; in a virtual machine, pass on the host's processor (QEMU: -cpu host)."
         )
-    if not versions["tensorflow"]:
+    if versions["tensorflow"] is None:
         return f"TensorFlow is not installed: {sys.executable} -m pip install 'tensorflow>=2.21,<2.22'"
     for name, (first, end) in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
-        found = tuple(int(part) for part in re.findall(r"\d+", versions[name])[:2])
+        found = tuple(int(part) for part in re.findall(r"\d+", versions[name] or "")[:2])
         if found and not first <= found < end:
             needed = f">={first[0]}.{first[1]},<{end[0]}.{end[1]}"
             return (
@@ -114,18 +115,17 @@ def check_before_import() -> None:
         sys.exit(f"tfdist: {text}.")
 
 
-def installed() -> dict[str, str]:
-    """Returns the versions of TensorFlow and Keras by their metadata, without an import; "" if not installed."""
-    return {"tensorflow": _version("tensorflow", "tensorflow-cpu", "tf-nightly"), "keras": _version("keras")}
+def installed() -> dict[str, str | None]:
+    """Returns the versions of TensorFlow and Keras without an import; None: not installed, "": not known."""
+    return {name: _version(name) for name in ("tensorflow", "keras")}
 
 
-def _version(*names: str) -> str:
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        # Packages of another name may hold it: tensorflow-cpu, tensorflow-rocm, builds of a site.
+        return None if importlib.util.find_spec(name) is None else ""
 
 
 def _line(path: Path) -> str:

@@ -23,9 +23,14 @@ _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _LITTLE_DISK = 2**30
 
 
-def software(here: Machine, versions: Mapping[str, str]) -> Finding:
+def software(here: Machine, versions: Mapping[str, str | None]) -> Finding:
     """Checks processor and versions; TensorFlow is not imported."""
-    text = ", ".join([f"Python {platform.python_version()}", *(f"{name} {each}" for name, each in versions.items())])
+    text = ", ".join(
+        [
+            f"Python {platform.python_version()}",
+            *(f"{name} {each or 'of unknown version'}" for name, each in versions.items()),
+        ]
+    )
     problem = machine.refusal(here, versions)
     return Finding("software", BAD, f"{text}: {problem}") if problem else Finding("software", OK, text)
 
