@@ -845,8 +845,8 @@ def main() -> None:
     cases = {case.__name__: case for case in CASES}
     trials = {
         "refused": lambda: refused(cluster),
-        "not_finite": lambda: not_finite(cluster, "array", "batches", "rate"),
-        "not_finite_slow": lambda: not_finite(cluster, "weights", "generator", "reordered"),
+        "not_finite": lambda: not_finite(cluster, "array", "rate"),
+        "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "generator", "reordered"),
         "unknown_order": lambda: unknown_order(cluster),
         "resumed": lambda: resumed(cluster, path.parent, with_dropout),
         "resumed_step": lambda: resumed(cluster, path.parent, noisy),
