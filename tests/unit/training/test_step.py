@@ -176,6 +176,7 @@ def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
 def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
     parts = {
         "optimizer": {"target": "keras.optimizers:SGD", "use_ema": True, "ema_momentum": 0.75},
+        "learning_rate": c.LearningRate(peak=0.1),
         "train": c.Train(steps=6, call_seconds=1e-6),
         "evaluation": c.Evaluation(every=c.Every(steps=2)),
         "checkpoint": c.Checkpoint(every=c.Every(steps=2), best_metric="loss", best_mode="min"),
