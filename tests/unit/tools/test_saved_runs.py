@@ -96,7 +96,7 @@ def folder(tmp_path_factory):
 def tfdist(folder, *words, code=0):
     """Runs a command in `folder`; returns what it printed."""
     command = [sys.executable, "-m", "tfdist", *words]
-    done = forked.run(command, cwd=folder, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    done = forked.run(command, cwd=folder, env=worker_environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
