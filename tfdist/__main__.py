@@ -10,6 +10,8 @@ import os
 import runpy
 import sys
 
+from tfdist.config.command_line import closed_pipe
+
 # Tool -> (its module, which has define_flags() and main(argv) -> exit code or None; its line in the list).
 TOOLS = {
     "predict": (
@@ -68,7 +70,8 @@ def main() -> None:
     """Runs the tool that the first argument names, with the other arguments as its flags; exits the process."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in _HELP:
-        print(overview())
+        with closed_pipe.quiet():
+            print(overview())
         return
     if name == "--version":
         print(f"tfdist {importlib.metadata.version('tfdist')}")

@@ -13,6 +13,7 @@ from absl import flags
 from tfdist.cluster import malloc, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.config import flags as config_flags
+from tfdist.config import tensorflow_log
 
 
 def run() -> int:
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> None:
             "tfdist: config.train.asynchronous=True trains with parameter servers, which this command does not start. "
             "Run python -m tfdist asynchronous --config=..., or set config.train.asynchronous=false."
         )
+    tensorflow_log.announce()
     # Before TensorFlow is imported, which allocates, and reads its settings.
     malloc.keep_freed_between_workers(config.cluster, os.environ)
     onednn.choose(os.environ, _workdir(), measure=True)

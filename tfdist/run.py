@@ -22,6 +22,7 @@ from typing import Any
 from tfdist import config as config_lib
 from tfdist.cluster import malloc, process_exit
 from tfdist.cluster.devices import onednn
+from tfdist.config import tensorflow_log
 
 # For the completion of a shell.
 FLAGS = ("--workdir=", "--logical_devices=", "--subprocesses=")
@@ -114,6 +115,7 @@ def main() -> None:
     command = parse(sys.argv[1:])
     if "PYTHONHASHSEED" not in os.environ:  # Python reads it as it starts: sets of texts have one order on all workers.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
+    tensorflow_log.announce()
     # Before TensorFlow is imported, which allocates, and reads its settings.
     malloc.keep_freed(config_lib.ClusterOptions(), os.environ)
     onednn.choose(os.environ, command.workdir and command.workdir / "fit1", measure=True)

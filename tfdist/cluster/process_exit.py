@@ -131,6 +131,7 @@ def import_tensorflow_quietly() -> None:
     If TF_CPP_MIN_LOG_LEVEL is set to another value than "3", it applies instead; "0" shows everything. Processes that
     this one starts inherit "3".
     """
+    tensorflow_log.announce()
     if "tensorflow" not in sys.modules:
         machine.check_before_import()
     if tensorflow_log.hide(os.environ):

@@ -19,7 +19,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from tfdist.config import config_dict, saved_run, schema
-from tfdist.config.command_line import flag_errors, flag_help, spec_arguments, words
+from tfdist.config.command_line import closed_pipe, flag_errors, flag_help, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
 # Python's messages for flags of the tools.
@@ -136,10 +136,11 @@ def run(
     if path := words.config_path(sys.argv[1:]):  # A config may name a module beside it, however it is started.
         sys.path += saved_run.import_folders(path.partition(":")[0])
     if words.asks_for_help(sys.argv[1:]):
-        print(flag_help.text(purpose, usage, RUN_FLAGS))
-        if path and not flag_errors.file_problem(path):
-            flags.FLAGS([sys.argv[0], *words.config_arguments(sys.argv[1:])])
-            print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
+        with closed_pipe.quiet():
+            print(flag_help.text(purpose, usage, RUN_FLAGS))
+            if path and not flag_errors.file_problem(path):
+                flags.FLAGS([sys.argv[0], *words.config_arguments(sys.argv[1:])])
+                print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
         sys.exit(0)
     app.run(main, flags_parser=parser or parse)
 
@@ -199,7 +200,8 @@ def flags_only(arguments: Sequence[str]) -> None:
 def one_message(command: str) -> Iterator[None]:
     """Exits with the message of a ValueError or OSError raised in the block, prefixed by `command`."""
     try:
-        yield
+        with closed_pipe.quiet():
+            yield
     except (ValueError, OSError) as error:
         sys.exit(f"{command}: {error}")
 

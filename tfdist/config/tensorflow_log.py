@@ -4,6 +4,7 @@ TensorFlow writes some lines at every import, whatever its settings are. Imports
 """
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -93,6 +94,13 @@ def quiet() -> Iterator[None]:
     """As `hidden`, unless TF_CPP_MIN_LOG_LEVEL is set to another value than 3."""
     with hidden() if hide(os.environ) else contextlib.nullcontext():
         yield
+
+
+@functools.cache
+def announce() -> None:
+    """Says once, on a terminal, that TensorFlow starts, which takes some seconds without any other line."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print("tfdist: TensorFlow is starting, which takes some seconds", file=sys.stderr, flush=True)
 
 
 def hide_at_import(settings: Callable[[], contextlib.AbstractContextManager[None]]) -> None:

@@ -63,6 +63,8 @@ class About:
     example_name: str = "examples"
     # Warnings.
     notes: tuple[str, ...] = ()
+    # (count) -> the first training examples, completely prepared, without augmentation; None for a script.
+    first_batch: Callable[[int], Batch] | None = None
     # The content of data.json; see `description.saved`. Empty: no such file is written.
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

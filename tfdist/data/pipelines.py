@@ -70,6 +70,7 @@ def combine(
             preparation=description.describe(options.prepare, spec),
             example_name="images" if "image" in spec else "examples",
             notes=notes,
+            first_batch=functools.partial(fields["first_examples"], inputs.prepare_all),
             saved=description.saved(inputs.train_source, spec),
         ),
         **fields,

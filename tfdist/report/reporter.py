@@ -48,6 +48,10 @@ _MAX_WORKERS_SHOWN = 4
 _MAX_WORKERS_RECORDED = 16
 
 
+# A loss of more than this part of the loss of a guess is that of a model that has learned nothing.
+_LIKE_GUESSING = 0.97
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reporter:
     """The outputs of a run; made by `open_report`. On workers other than the chief, only `warning` acts."""
@@ -63,6 +67,8 @@ class Reporter:
     metrics: files.AppendOnlyFile | None = None
     # Event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
     tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
+    # The loss of a guess among all classes, until it is compared with that of the first epoch; None: not known.
+    guessed_loss: float | None = None
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
@@ -144,8 +150,21 @@ class Reporter:
             values=values,
             details=self._details(learning_rate, speed, shares) if self.verbose else (),
         )
+        self._compare_with_guess(step, values.get("loss", 0.0), learning_rate)
         parts = [*lines.named(values), f"{lines.rate(speed)} {self.console.line_format.examples}/s", *waiting]
         self.console.train(row, parts, step_seconds=seconds / max(1, steps))
+
+    def _compare_with_guess(self, step: int, loss: float, learning_rate: float) -> None:
+        """Warns once, at the end of the first epoch, if the model has learned nothing."""
+        if self.guessed_loss is None or step < self.steps_per_epoch:
+            return
+        guessed, self.guessed_loss = self.guessed_loss, None
+        if loss > _LIKE_GUESSING * guessed:
+            self.warning(
+                f"WARNING: after epoch {self._epoch(step):.4g} the loss is {loss:.4g}, and a guess has {guessed:.4g}: "
+                f"nothing is learned yet. If it stays so, change config.learning_rate.peak (now {learning_rate:.4g}) "
+                "by a factor of 10, down or up, and check inputs and labels in config.data."
+            )
 
     def _details(self, learning_rate: float, speed: float, shares: list[str]) -> list[str]:
         per_replica = f"{lines.rate(speed / self.num_replicas)} {self.console.line_format.examples}/s per replica"

@@ -1,7 +1,10 @@
 """`python -m tfdist`: the list of tools, a tool's own help, and names that do not exist."""
 
+import contextlib
 import importlib
 import importlib.metadata
+import os
+import pty
 import subprocess
 import sys
 
@@ -108,3 +111,43 @@ def test_a_config_may_name_a_module_beside_it(tmp_path):
     words = [sys.executable, "-P", "-c", script, "train", "beside/mine.py", "--help"]
     done = subprocess.run(words, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "my_model:none" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("train", "digits", "--help"), ("docs", "the")])
+def test_output_that_nobody_reads_ends_a_command_quietly(arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfdist", *arguments],
+        cwd=REPOSITORY,
+        env=worker_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(60) == 0
+    process.stderr.close()
+
+
+def test_a_terminal_shows_at_once_that_tensorflow_starts(tmp_path):
+    leader, follower = pty.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "tfdist",
+        "train",
+        "digits",
+        "--config.data.batch_size=7919",
+        f"--workdir={tmp_path}",
+    ]
+    process = subprocess.Popen(
+        words, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.DEVNULL, stderr=follower
+    )
+    os.close(follower)
+    said = b""
+    with contextlib.suppress(OSError):  # The end of a terminal is an error.
+        while part := os.read(leader, 4096):
+            said += part
+    os.close(leader)
+    assert process.wait(120) == 1
+    first, *rest = said.decode().splitlines()
+    assert first == "tfdist: TensorFlow is starting, which takes some seconds"
+    assert "config.data.batch_size=7919" in " ".join(rest)

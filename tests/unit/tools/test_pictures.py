@@ -73,6 +73,14 @@ def test_curves_of_one_run_and_of_two(tmp_path):
     assert any("net, batch 64, 2 replicas" in text for text in found)
     with pytest.raises(ValueError, match=r"no value 'acc'; they have loss, accuracy, examples_per_second"):
         curves.draw(runs, ["acc"])
+    assert {"run", "step", "loss", "evaluation loss", "accuracy", "evaluation accuracy"} == {*curves.compare(runs)[0]}
+    (tmp_path / "two" / "config.json").write_text('{"model": {"target": "a:net"}, "learning_rate": {"peak": 0.1}}')
+    header, rows = curves.compare(curves.read([one, two]))
+    assert header[-2:] == ["data.batch_size", "learning_rate.peak"]
+    assert [row[:2] + row[-2:] for row in rows] == [["one", 50, "64", None], ["two", 50, None, "0.1"]]
+    assert rows[0][2:4] == [0.2, 1.0] and rows[1][3] is None
+    found = texts(tmp_path / "differ", lambda: curves.draw(curves.read([one, two])))
+    assert any("two: net, 2 replicas, data.batch_size None, learning_rate.peak 0.1" in text for text in found)
     assert curves.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
 
 
@@ -86,9 +94,18 @@ def test_the_command_draws_the_runs_in_these_directories(tmp_path):
     workdir = write_run(tmp_path / "one", loss=1.0)
     assert plot(workdir, "--values=loss", "--log").strip() == f"{workdir}/curves.png, curves.svg"
     assert (workdir / "curves.svg").stat().st_size > 1000
+    table = plot(workdir, write_run(tmp_path / "other", loss=2.0), "--out", tmp_path / "both").splitlines()
+    assert table[0].split()[:3] == ["run", "step", "loss"] and table[-1].endswith("both.png, both.svg")
     message = plot(tmp_path / "nowhere", code=1)
     assert f"There is no {tmp_path}/nowhere/metrics.jsonl: give the workdir of a run" in message
     assert "give the workdir of a run, such as runs/digits" in plot(code=1)
+
+
+def test_without_matplotlib_the_command_fails_and_says_what_to_install(tmp_path):
+    program = "import sys; sys.modules['matplotlib'] = None\nfrom tfdist import __main__\n__main__.main()"
+    command = [sys.executable, "-c", program, "plot", str(write_run(tmp_path / "one", loss=1.0))]
+    done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install matplotlib" in done.stderr
 
 
 def test_scaling_of_several_studies_with_published_results(tmp_path):

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.config import diff
 from tfdist.report import metrics_file, reporter, run_info
 from tfdist.tools.pictures import style
 
 SPEED = "examples_per_second"
 # Evaluations have markers up to this number of reports, training up to the second one.
 _MARKED, _FEW = 40, 10
+# Fields in the caption of a run.
+_MOST_FIELDS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +25,10 @@ class Run:
     label: str
     train: list[dict[str, Any]]
     evaluation: list[dict[str, Any]]
-    # Model, batch and replicas in one line.
+    # Model, batch and replicas, and the fields in which the runs differ, in one line.
     described: str = ""
+    # The fields of the config in which the runs differ, such as {"train.epochs": 12.0}.
+    differing: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Returns the names of the objective's values in the order of the reports, then `SPEED`."""
@@ -37,8 +42,8 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
     Raises:
         ValueError: a directory has no metrics.jsonl, or it has no reports yet.
     """
-    runs = []
-    for workdir, label in zip(workdirs, labels(workdirs), strict=True):
+    runs, different = [], _different_fields(workdirs)
+    for workdir, label, differing in zip(workdirs, labels(workdirs), different, strict=True):
         path = workdir / metrics_file.METRICS
         if not path.is_file():
             raise ValueError(f"There is no {path}: give the workdir of a run, such as runs/digits.")
@@ -46,9 +51,38 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         by_kind = {kind: [line for line in records if line.get("kind") == kind] for kind in ("train", "evaluation")}
         if not by_kind["train"]:
             raise ValueError(f"{path} has no report of the training yet.")
-        described = _described(workdir, by_kind["train"][-1])
-        runs.append(Run(label=label, train=by_kind["train"], evaluation=by_kind["evaluation"], described=described))
+        words = [_described(workdir, by_kind["train"][-1]), *_in_words(differing, _MOST_FIELDS)]
+        reports = {"train": by_kind["train"], "evaluation": by_kind["evaluation"]}
+        runs.append(Run(label=label, **reports, described=", ".join(words), differing=differing))
     return runs
+
+
+def compare(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
+    """Returns a table of several runs, header and rows: the last values, and the fields in which the runs differ."""
+    values = [name for run in runs for name in run.names() if name != SPEED]
+    names = list(dict.fromkeys(values))
+    fields = list(dict.fromkeys(name for run in runs for name in run.differing))
+    rows = []
+    for run in runs:
+        last = [reports[-1] if reports else {} for reports in (run.train, run.evaluation)]
+        found = [record.get(name) for name in names for record in last]
+        shown = [None if (value := run.differing.get(name)) is None else str(value) for name in fields]
+        rows.append([run.label, run.train[-1]["step"], *found, *shown])
+    kinds = [f"{kind}{name.replace('_', ' ')}" for name in names for kind in ("", "evaluation ")]
+    return ["run", "step", *kinds, *fields], rows
+
+
+def _different_fields(workdirs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Returns, for each run, the fields of its config in which the runs differ, with their values."""
+    saved = [dict(diff.flatten(run_info.read_config(workdir) or {})) for workdir in workdirs]
+    names = [name for name in dict.fromkeys(name for one in saved for name in one) if not name.startswith("cluster.")]
+    different = [name for name in names if any(one.get(name) != saved[0].get(name) for one in saved)]
+    return [{name: one.get(name) for name in different} for one in saved]
+
+
+def _in_words(fields: dict[str, Any], most: int) -> list[str]:
+    words = [f"{name} {value}" for name, value in list(fields.items())[:most]]
+    return [*words, *([f"and {len(fields) - most} more fields"] if len(fields) > most else [])]
 
 
 def labels(paths: Sequence[Path]) -> list[str]:

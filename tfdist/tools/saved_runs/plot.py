@@ -17,7 +17,7 @@ from absl import flags
 
 from tfdist.config import flags as config_flags
 from tfdist.config import saved_run
-from tfdist.tools import scaling_results
+from tfdist.tools import scaling_results, tables
 from tfdist.tools.pictures import curves, scaling, style
 
 USAGE = "DIR... [flags]"
@@ -64,7 +64,12 @@ def main(argv: list[str]) -> None:
             print(style.save(path.with_name(f"{path.name}-details"), lambda: scaling.draw_details(studies)))
         return
     runs = curves.read(workdirs)
-    print(style.save(path, lambda: curves.draw(runs, values.values, log=values.log)))
+    if len(runs) > 1:
+        print(tables.text(*curves.compare(runs)))
+    said = style.save(path, lambda: curves.draw(runs, values.values, log=values.log))
+    if said == style.MISSING:
+        raise ValueError(said)
+    print(said)
 
 
 def _words(workdirs: list[Path]) -> str:

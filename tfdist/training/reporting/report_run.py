@@ -11,6 +11,7 @@ from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.config import diff, learning_rate
 from tfdist.report import files, lines, reporter, run_info
 from tfdist.report.reporter import Reporter
+from tfdist.training.reporting import first_batch
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 
@@ -67,6 +68,8 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         if run.config.report.summary:
             # Keras calls `print_fn` with the whole text.
             run.context.model.summary(print_fn=lambda text: report.lines(text.splitlines()))
+    if resumed_step is None:
+        first_batch.report(run, report)
 
 
 def start_lines(run: Run, resumed_step: int | None) -> list[str]:

@@ -1,0 +1,88 @@
+"""Looks at prepared training examples before the first step, and warns of what is nearly always a mistake.
+
+On the chief and in a new run only: nothing depends on it.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.report.reporter import Reporter
+from tfdist.training.run import Run
+
+# Examples that are looked at. Among so many, each of up to `_FEW_CLASSES` classes is expected.
+_EXAMPLES, _FEW_CLASSES = 64, 16
+# Layers from the first one among which a Rescaling is looked for, and the largest factor that is meant for bytes.
+_FIRST_LAYERS, _FOR_BYTES = 4, 1 / 100
+# The largest value that has been divided by 255 already, normalised or not.
+_SCALED = 4.0
+
+
+def report(run: Run, reporter: Reporter) -> None:
+    """Writes the range of a prepared batch to the log, and warnings; sets the loss of a guess for `Reporter.train`."""
+    if run.feed.about.first_batch is None:
+        return
+    batch = {name: value.numpy() for name, value in run.feed.about.first_batch(_EXAMPLES).items()}
+    ranges = [
+        f"{name} {value.dtype} {value.min():.4g} to {value.max():.4g}"
+        for name, value in batch.items()
+        if value.dtype.kind in "iufb" and value.size
+    ]
+    if ranges:
+        reporter.event(f"the first {len(next(iter(batch.values())))} prepared examples have {', '.join(ranges)}")
+    objective, prepare = run.config.objective, run.config.data.prepare
+    inputs, labels = (batch.get(objective.get(key, usual)) for key, usual in (("inputs", "image"), ("labels", "label")))
+    notes = [] if inputs is None else [*_scaled_twice(run.context.model, inputs, prepare)]
+    outputs = getattr(run.context.model, "output_shape", None)
+    if labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1 and isinstance(outputs, tuple):
+        notes += label_notes(labels, outputs)
+        if len(outputs) == 2 and (outputs[-1] or 0) > 1:
+            reporter.guessed_loss = math.log(outputs[-1])
+    for note in notes:
+        reporter.warning(f"WARNING: {note}")
+
+
+def _scaled_twice(model: keras.Model, inputs: np.ndarray, prepare: dict[str, Any]) -> Iterator[str]:
+    layers = [layer for layer in _layers(model) if isinstance(layer, keras.layers.Rescaling)]
+    for layer in layers:
+        scale = np.max(np.abs(np.asarray(layer.scale, np.float64)))
+        if scale <= _FOR_BYTES and inputs.dtype.kind == "f" and np.abs(inputs).max() <= _SCALED:
+            advice = "--config.data.prepare.scale=1" if prepare["target"].endswith(":image") else "config.data.prepare"
+            yield (
+                f"values are scaled twice: config.data.prepare returns {inputs.min():.4g} to {inputs.max():.4g}, and "
+                f"the model's layer {layer.name!r} multiplies by {scale:.4g}. Remove the layer, or change {advice}."
+            )
+
+
+def _layers(model: keras.Model) -> list[keras.layers.Layer]:
+    found: list[keras.layers.Layer] = []
+    for layer in model.layers[:_FIRST_LAYERS]:
+        found += _layers(layer) if isinstance(layer, keras.Model) else [layer]
+    return found[:_FIRST_LAYERS]
+
+
+def label_notes(labels: np.ndarray, outputs: tuple[int | None, ...]) -> Iterator[str]:
+    """Yields what is probably wrong with labels, integers [n], of a model with outputs of this shape."""
+    low, high, count = int(labels.min()), int(labels.max()), outputs[-1]
+    if len(labels) >= _EXAMPLES / 2 and low == high:
+        yield (
+            f"the labels of the first {len(labels)} training examples are all {low}: check config.data.train_split and "
+            "config.data.source, and that the examples are not sorted by class."
+        )
+    if len(outputs) != 2 or count is None or count < 2:
+        return
+    if high >= count:
+        begin = " Labels must begin at 0: subtract 1 in config.data.prepare." if low >= 1 and high == count else ""
+        yield (
+            f"there is a label {high}, and the model has {count} outputs, for labels 0 to {count - 1}.{begin} Or set "
+            f"config.model.num_classes, or what it is called in your model, to {high + 1}."
+        )
+    elif low == 1 < high == count - 1 and count <= _FEW_CLASSES and len(labels) == _EXAMPLES:
+        yield (
+            f"no label of the first {len(labels)} training examples is 0, and {count} outputs are for labels 0 to "
+            f"{count - 1}: if labels begin at 1, subtract 1 in config.data.prepare and set config.model.num_classes "
+            f"to {count - 1}."
+        )
