@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.cluster import strategy
-from tfdist.data import feed, pipelines
 from tfdist.data import inputs as inputs_lib
+from tfdist.data import pipelines
 from tfdist.training import run as run_lib
 
 EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
@@ -105,7 +105,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": BATCH} | options)
     config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=STEPS), seed=SEED)
     train, test = (inputs_lib.open_source(config, split) for split in ("train", "test"))
-    inputs = feed.Inputs(
+    inputs = pipelines.Inputs(
         pipeline=pipelines.choose(data),
         prepare=numbered,
         prepare_all=numbered,

@@ -1,7 +1,4 @@
-"""`Feed`: the input of a run, as one worker sees it. `Sizes`: its numbers of examples, replicas and steps.
-
-Of a config's run, a `Pipeline` makes the feed of `Inputs`, what the config names.
-"""
+"""`Feed`: the input of a run, as one worker sees it. `Sizes`: its numbers of examples, replicas and steps."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +68,7 @@ class About:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """The input of a run; made by a `Pipeline` from a config, or from the data of a script."""
+    """The input of a run; made by a `pipelines.Pipeline` from a config, or from the data of a script."""
 
     sizes: Sizes
     # Nested tf.TensorSpec: of the batch of a replica; for scripts of a global batch.
@@ -101,32 +98,3 @@ class Feed:
     # step(context, batch) -> the same step, whose batches have the shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
     about: About = About()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """One of the values of `config.data.pipeline`."""
-
-    # Whether the workers connect before the sources are made: a tf.data.Dataset starts TensorFlow.
-    connects_first: bool
-    # (dataset, config.data) -> the source of a tf.data.Dataset that `config.data.source` has returned; or a ValueError.
-    open_dataset: Callable[[tf.data.Dataset, Any], Any]
-    # (config, inputs, sizes, shard, cluster) -> the feed of one worker; see `pipelines.make_stream_feed`.
-    make_feed: Callable[..., Feed]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """The user's functions and sources; made by `inputs.open_inputs`."""
-
-    pipeline: Pipeline
-    prepare: Prepare
-    # `prepare` and then `config.data.finish`, for `adapt`.
-    prepare_all: Prepare
-    # Its batches are those that `prepare` returns: it calls `config.data.finish` itself.
-    objective: Callable[..., dict[str, tf.Tensor]]
-    # adapt(model, read); None: not set.
-    adapt: Callable[..., None] | None
-    # None until all workers are connected, if the pipeline `connects_first`.
-    train_source: Any = None
-    evaluation_source: Any = None

@@ -9,7 +9,8 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import batches, specs, validate
 from tfdist.data import autograph, order, pipelines, stream
-from tfdist.data.feed import Batch, Inputs, Prepare, Sizes
+from tfdist.data.feed import Batch, Prepare, Sizes
+from tfdist.data.pipelines import Inputs
 
 
 def open_inputs(config: config_lib.Config) -> Inputs:

@@ -10,8 +10,37 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import specs
 from tfdist.data import description, inspection, stream
-from tfdist.data.feed import About, Feed, Inputs, Pipeline, Prepare, Sizes
+from tfdist.data.feed import About, Feed, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard, Source
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One of the values of `config.data.pipeline`."""
+
+    # Whether the workers connect before the sources are made: a tf.data.Dataset starts TensorFlow.
+    connects_first: bool
+    # (dataset, config.data) -> the source of a tf.data.Dataset that `config.data.source` has returned; or a ValueError.
+    open_dataset: Callable[[tf.data.Dataset, Any], Any]
+    # (config, inputs, sizes, shard, cluster) -> the feed of one worker; see `make_stream_feed`.
+    make_feed: Callable[..., Feed]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The user's functions and sources; made by `inputs.open_inputs`."""
+
+    pipeline: Pipeline
+    prepare: Prepare
+    # `prepare` and then `config.data.finish`, for `adapt`.
+    prepare_all: Prepare
+    # Its batches are those that `prepare` returns: it calls `config.data.finish` itself.
+    objective: Callable[..., dict[str, tf.Tensor]]
+    # adapt(model, read); None: not set.
+    adapt: Callable[..., None] | None
+    # None until all workers are connected, if the pipeline `connects_first`.
+    train_source: Any = None
+    evaluation_source: Any = None
 
 
 class Distributor(Protocol):

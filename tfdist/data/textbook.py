@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, dataset_traits, description, inspection, order, pipelines, read_ahead, stream
-from tfdist.data.feed import Batch, Feed, Inputs, Pipeline, Prepare, Sizes
+from tfdist.data.feed import Batch, Feed, Prepare, Sizes
+from tfdist.data.pipelines import Inputs, Pipeline
 from tfdist.data.stream import ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.

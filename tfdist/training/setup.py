@@ -16,7 +16,8 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import diff, learning_rate, specs
 from tfdist.data import description
 from tfdist.data import inputs as inputs_lib
-from tfdist.data.feed import Feed, Inputs
+from tfdist.data.feed import Feed
+from tfdist.data.pipelines import Inputs
 from tfdist.report import reporter, run_info
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks.no_callbacks import NoCallbacks

@@ -3,5 +3,6 @@
 replicas.py    compares the state of all replicas; what to do if they differ
 start.py       compares the examples and the training state of all workers before the first step
 hashing.py     the hash that is compared
+unsaved.py     refuses a step that writes variables that no checkpoint holds
 nonfinite.py   what to do if a loss, a gradient or a variable is not finite
 """
