@@ -236,3 +236,14 @@ def test_equal_data_gives_equal_files(tmp_path):
 def test_the_colours_are_those_for_all_readers():
     assert len(style.COLORS) == len(style.MARKERS) == len({*style.COLORS}) == 7
     assert {style.series(index)["color"] for index in range(7)} == {*style.COLORS}
+
+
+def test_plot_finds_the_runs_below_the_workdir_of_a_script(tmp_path):
+    (tmp_path / "script").mkdir()
+    for number in (1, 2):
+        write_run(tmp_path / "script" / f"fit{number}", loss=2.0)
+    command = [sys.executable, "-m", "tfdist", "plot", str(tmp_path / "script"), "--values=loss"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and "fit2" in done.stdout and "curves.png" in done.stdout, done.stdout + done.stderr

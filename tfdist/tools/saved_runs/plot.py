@@ -43,7 +43,8 @@ def parse(argv: list[str]) -> list[str]:
 
 def main(argv: list[str]) -> None:
     """Draws the runs or the studies in the directories of the command line, and prints the names of the files."""
-    values, workdirs = flags.FLAGS, [Path(word).expanduser() for word in argv[1:]]
+    values, given = flags.FLAGS, [Path(word).expanduser() for word in argv[1:]]
+    workdirs = [each for path in given for each in _fits(path) or [path]]
     shared = workdirs[0] if len(workdirs) == 1 else Path(os.path.commonpath([path.absolute() for path in workdirs]))
     studies = [scaling_results.read(path) for path in workdirs if (path / scaling_results.FILE).is_file()]
     names = [study.name for study in studies]
