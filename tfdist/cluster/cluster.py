@@ -129,7 +129,6 @@ class Cluster:
 
         Args:
             compute: called on each replica; returns k numbers: int32, int64, float32 or float64 [k].
-            input_signature: shapes and dtypes of its arguments.
 
         Returns:
             (*arguments) -> [num_replicas, k], the dtype of `compute`.
@@ -191,11 +190,7 @@ class Cluster:
         return from_chief.numpy().tobytes()[: last - first]
 
     def make_broadcast_variables(self, variables: Iterable[Any]) -> Callable[[], None]:
-        """Returns a function that sets `variables` to the chief's values on every worker. Collective.
-
-        Args:
-            variables: of Keras or TensorFlow; strings are skipped.
-        """
+        """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
         values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
         values = [variable for variable in values if tf.as_dtype(variable.dtype) != tf.string]
         if self.num_workers == 1 or not values:

@@ -39,7 +39,6 @@ def build_run(
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
-        config_file: for the log.
 
     Raises:
         StopError: a stop was requested before all workers connected.
