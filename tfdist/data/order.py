@@ -60,6 +60,7 @@ def example_ids(
 
     Args:
         slots: int64 [n], positions in the global batch, in [0, global_batch).
+        shuffle: False: the order of the source.
         epoch_steps: steps in an epoch, if fewer than floor(num_examples / global_batch).
         salt: another one gives another permutation.
 
