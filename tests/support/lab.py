@@ -170,8 +170,7 @@ def slow_classification(model, batch, *, training, seconds: float) -> Mapping[st
             time.sleep(seconds)
             return loss
 
-        loss = tf.stop_gradient(tf.numpy_function(wait, [values["loss"]], tf.float32, stateful=False))
-        values["loss"] += 0.0 * tf.ensure_shape(loss, values["loss"].shape)
+        values["loss"] += _nothing_after(wait, values["loss"])
     return values
 
 
@@ -185,8 +184,14 @@ def hanging(model, batch, *, training) -> Mapping[str, tf.Tensor]:
             time.sleep(3600)
             return loss
 
-        values["loss"] = tf.ensure_shape(tf.numpy_function(wait, [values["loss"]], tf.float32), values["loss"].shape)
+        values["loss"] += _nothing_after(wait, values["loss"])
     return values
+
+
+def _nothing_after(function, loss: tf.Tensor) -> tf.Tensor:
+    """Zeros in the shape of the loss, which are there when a Python function has returned the loss."""
+    returned = tf.stop_gradient(tf.numpy_function(function, [loss], tf.float32, stateful=False))
+    return 0.0 * tf.ensure_shape(returned, loss.shape)
 
 
 def nothing_to_learn(model, batch, *, training) -> Mapping[str, tf.Tensor]:
