@@ -29,7 +29,7 @@ TOOLS = {
     "prepare": ("tfdist.tools.prepare_data", "Download and prepare the data, for example on a login node."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
     "models": (
-        "tfdist.tools.network_table",
+        "tfdist.configs.laboratory.network_table",
         "Compare networks: parameters, memory, GFLOP, time of a step here.",
     ),
     "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),

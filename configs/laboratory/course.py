@@ -201,7 +201,7 @@ def run(line: str, log: Path) -> int:
         raise ValueError(f"there is no {words[0]} on this machine, which the page's size of this task needs.")
     files = [word.removeprefix("--config=") for word in words if re.match(r"--config=|docs/", word)]
     for file in files:
-        if not Path(file).is_file():
+        if not Path(configs.find(file)).is_file():
             raise ValueError(f"there is no {file} here: run this command in the root of the repository of tfdist.")
     command = [sys.executable if word == "python" else word for word in words]
     return child_runs.run(command, log, dict(os.environ) | {"PYTHONUNBUFFERED": "1"}, shown=True)

@@ -105,7 +105,7 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
     assert [int(value) for name, value in arrays(tmp_path, 150).items() if name.endswith("iteration")] == [150]
 
 
-def test_main_names_the_command():
+def test_main_names_the_command_for_asynchronous_training():
     command = [sys.executable, "-m", "tfdist.main", "--config=configs/digits.py", "--config.train.asynchronous=true"]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120
@@ -126,7 +126,7 @@ def test_other_launchers_need_tf_config():
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'])
-def test_without_servers_it_is_said_how_to_start_them(text):
+def test_tf_config_without_servers_is_refused(text):
     with pytest.raises(
         ValueError,
         match=r"needs a chief, workers and parameter servers: start python -m tfdist asynchronous",
@@ -144,7 +144,7 @@ def test_a_missing_worker_is_named():
 
 
 @pytest.mark.parametrize("field, value", [("local_steps", 2), ("precision", "float16"), ("micro_batches", 2)])
-def test_what_does_not_go_with_it_is_refused(field, value):
+def test_asynchronous_training_refuses_other_options(field, value):
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, asynchronous=True, **{field: value}))
     with pytest.raises(ValueError, match=r"train.asynchronous needs local_steps=1, micro_batches=1"):
         validate.validate(config)

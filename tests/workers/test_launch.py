@@ -24,7 +24,7 @@ from processes import children, command_line, environment, until
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import listener
 from tfdist.launch import __main__ as launch
-from tfdist.launch import local_workers, scripts
+from tfdist.launch import local_workers
 
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 CONFIG, STEPS = "tests/configs/interrupted.py", 56
@@ -33,9 +33,11 @@ SHORT, QUICKLY = f"--config.train.steps={STEPS}", "--config.objective.seconds=0.
 SUPERVISE = """
 import pathlib, sys
 from absl import flags
+from tfdist.config import flags as config_flags
 from tfdist.launch import __main__ as launch
-from tfdist.launch import processes
-launch.define_flags()
+from tfdist.launch import command_line, processes
+config_flags.define_run_flags()
+command_line.define_flags()
 flags.FLAGS(["launch", "--workers=2", *sys.argv[3:]])
 with processes.open_group() as group:
     command = [sys.executable, "-c", sys.argv[1]]
@@ -111,7 +113,7 @@ def saved(process, workdir, before=-1):
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        return scripts.newest_step([workdir]) > before
+        return launch.newest_step([workdir]) > before
 
     return until(found, 240)
 
@@ -126,7 +128,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [0, 1])
-def test_sigterm_to_the_launcher_saves_and_a_killed_worker_is_replaced_and_nothing_changes(
+def test_launcher_saves_at_sigterm_and_restarts_killed_workers_with_equal_results(
     undisturbed, tmp_path, stops
 ):
     command = launching(tmp_path, "--config.objective.seconds=0.05")
@@ -137,7 +139,7 @@ def test_sigterm_to_the_launcher_saves_and_a_killed_worker_is_replaced_and_nothi
             process.terminate()
             code, output = finish(process)
         assert code == 75 and "and saved" in output, output
-        stopped = scripts.newest_step([tmp_path])
+        stopped = launch.newest_step([tmp_path])
     with launched(command) as process:
         rank = random.randrange(2)
         victim = ready(process)[rank]
@@ -153,7 +155,7 @@ def test_sigterm_to_the_launcher_saves_and_a_killed_worker_is_replaced_and_nothi
 
 
 @pytest.mark.slow
-def test_it_goes_on_with_fewer_workers_where_one_dies_at_once_again_and_again(undisturbed, tmp_path):
+def test_launcher_starts_fewer_workers_after_repeated_failures(undisturbed, tmp_path):
     own = ("--workers=3", "--min-workers=1", "--max-restarts=2")
     with launched(launching(tmp_path, QUICKLY, own=own)) as process:
         first = ready(process, 3)
@@ -167,7 +169,7 @@ def test_it_goes_on_with_fewer_workers_where_one_dies_at_once_again_and_again(un
     assert_weights_agree(undisturbed, topologies.arrays(tmp_path, STEPS), atol=0)
 
 
-def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path):
+def test_workers_end_when_the_launcher_is_killed(tmp_path):
     with launched(launching(tmp_path)) as process:
         ready(process)
         time.sleep(random.uniform(0.0, 3.0))
@@ -179,7 +181,7 @@ def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path):
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_nor_one_that_is_killed_at_the_instant_of_their_start(tmp_path, times):
+def test_workers_end_when_the_launcher_is_killed_while_it_starts_them(tmp_path, times):
     # The workers have the path of this test in their command line.
     program = f"mark = {str(tmp_path)!r}; time.sleep(60)"
     for _ in range(times):
@@ -192,7 +194,7 @@ def test_nor_one_that_is_killed_at_the_instant_of_their_start(tmp_path, times):
 
 
 @pytest.mark.slow
-def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
+def test_launcher_does_not_restart_after_a_users_error(tmp_path):
     with launched(launching(tmp_path, "--config.data.batch_size=47")) as process:
         code, output = finish(process)
     assert code == 1 and "config.data.batch_size=47 cannot be divided among 2 replicas" in output
@@ -255,7 +257,7 @@ def test_a_users_mistake_is_said_and_not_tried_again(tmp_path):
     ],
     ids=["finished", "stopped", "lost", "killed then lost", "mistake", "accidents", "stopped process", "hung"],
 )
-def test_what_came_first_decides(tmp_path, program, own, code, words):
+def test_exit_code_is_that_of_the_first_failure(tmp_path, program, own, code, words):
     with launched(supervising(program, tmp_path, *own), MARKS=str(tmp_path)) as process:
         got, output = finish(process, 30)
     assert got == code, output
@@ -276,7 +278,7 @@ def test_what_came_first_decides(tmp_path, program, own, code, words):
     ],
     ids=["ctrl-c", "usr1", "hangup", "killed while saving", "ctrl-c twice", "too early", "ctrl-c too early"],
 )
-def test_signals_are_passed_on_and_their_answer_awaited(tmp_path, numbers, program, code, words):
+def test_launcher_forwards_signals_and_waits_for_the_exit(tmp_path, numbers, program, code, words):
     program += """
 signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop), signal.signal(signal.SIGUSR1, stop)
 print("listening")
@@ -292,7 +294,7 @@ while True: time.sleep(0.1)
     assert re.search(words, output), output
 
 
-def test_output_comes_in_whole_lines_with_the_rank_and_workers_have_no_terminal(tmp_path):
+def test_output_has_whole_lines_with_the_rank(tmp_path):
     program = r"""
 assert not sys.stdout.isatty() and not sys.stderr.isatty()
 if rank == 0:
@@ -348,7 +350,7 @@ else:
         (["--workers=2", "--", "-m", "tfdist.main", "--config=configs/none.py"], "configs/none.py: there is no file"),
     ],
 )
-def test_wrong_flags_are_refused_before_anything_starts(arguments, words):
+def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words):
     command = [sys.executable, "-m", "tfdist.launch", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and words in done.stdout + done.stderr, done
@@ -365,7 +367,7 @@ def test_wrong_flags_are_refused_before_anything_starts(arguments, words):
     ],
     ids=["script", "without separator", "module", "program"],
 )
-def test_a_script_is_started_with_its_own_flags(tmp_path, start):
+def test_launcher_passes_a_script_its_own_flags(tmp_path, start):
     (tmp_path / "my_script.py").write_text(
         "import json, os, sys\ntask = json.loads(os.environ['TF_CONFIG'])['task']\n"
         "class Layer:\n    def get_config(self): pass\n"  # No config.
@@ -381,7 +383,7 @@ def test_a_script_is_started_with_its_own_flags(tmp_path, start):
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] W0000 00:00:1.2 3 gpu.cc:9] dlopen" for rank in range(2)]
 
 
-def test_a_script_is_restarted_and_its_checkpoints_are_its_progress(tmp_path):
+def test_launcher_restarts_a_script_whose_checkpoints_advance(tmp_path):
     """Killed in its first run, then failed with a new checkpoint in its second one, then without a new one."""
     (tmp_path / "my_script.py").write_text(
         RANK + "import tfdist.checkpoint.directory as d\n"
@@ -435,7 +437,7 @@ TWO = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {
         (TWO, "already process 1 of 2, started by tf_config; .* unset TF_CONFIG"),
     ],
 )
-def test_under_another_launcher_it_refuses_and_says_what_to_use(env, words):
+def test_launcher_refuses_to_run_under_another_launcher(env, words):
     with pytest.raises(ValueError, match=words):
         local_workers.refuse_other_launchers(env)
 
@@ -448,7 +450,7 @@ def test_the_refusal_is_one_line(tmp_path):
     assert done.stderr.startswith("tfdist.launch: this is already process 1 of 2")
 
 
-def test_alone_in_a_step_or_a_job_it_starts():
+def test_launcher_starts_as_the_only_task_of_a_job():
     alone = SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_GTIDS": "0"}
     assert local_workers.refuse_other_launchers({}) == local_workers.refuse_other_launchers(alone) == ""
     assert "srun" in local_workers.refuse_other_launchers({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})

@@ -106,23 +106,13 @@ def _train(
     workdir: Path | None,
     initial_epoch: int,
 ) -> keras.callbacks.History:
-    shapes_named = data_errors.shapes_named(model, data.element_spec)
-    with interruption.handlers_if(workdir is not None) as stop, patches.patched_for_run(model) as stack, shapes_named:
+    name_shapes = data_errors.name_shapes(model, data.element_spec)
+    with interruption.handlers_if(workdir is not None) as stop, patches.patched_for_run(model) as stack, name_shapes:
         run = setup.make_run(
-            cluster,
-            model,
-            config,
-            data,
-            validation,
-            callbacks,
-            verbose,
-            workdir,
-            stop,
-            stack,
-            initial_epoch=initial_epoch,
+            cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
         )
         sizes, steps_before = run.feed.sizes, _steps_made(run)
-        with own_setup.explained(model, run.objective), data_errors.explained(sizes.steps_per_epoch):
+        with own_setup.explained(model, run.objective), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
@@ -158,13 +148,9 @@ def evaluate(
 
     Args:
         cluster: what `connect` returned; `model` was created and compiled in its scope.
-        model: the compiled model.
         x: data as for `fit`.
-        y: targets, if `x` is arrays.
         batch_size: examples per step over all replicas; default: 32.
         verbose: 1 or "auto" for a bar (in a log file a line), 2 for a line, 0 for no output.
-        sample_weight: weights [examples], if `x` is arrays.
-        steps: number of batches to use; None: all.
         callbacks: Keras callbacks; their evaluation hooks are called.
         return_dict: return a dict by name instead of a list in Keras' order or, without metrics, the loss.
 
@@ -183,7 +169,7 @@ def evaluate(
         data=config_lib.Data(batch_size=data.batch_size),
         train=config_lib.Train(epochs=1),
     )
-    with patches.patched_for_run(model) as stack, data_errors.shapes_named(model, data.element_spec):
+    with patches.patched_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
         stop = interruption.StopRequest()
         run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
@@ -217,11 +203,9 @@ def predict(
 
     Args:
         cluster: what `connect` returned; `model` was created in its scope.
-        model: the model.
         x: data as for `fit`; targets and weights in it are ignored.
         batch_size: examples per step over all replicas; default: 32.
         verbose: as for `evaluate`.
-        steps: number of batches to use; None: all.
         callbacks: Keras callbacks; their prediction hooks are called.
         outputs: "all": every worker gets all outputs, and holds them in host memory. "chief": only worker 0.
 
@@ -247,7 +231,7 @@ def predict(
         step = predict_lib.make_eager_step(cluster, model)
     else:
         step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
-    with data_errors.shapes_named(model, data.element_spec):
+    with data_errors.name_shapes(model, data.element_spec):
         found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
     base.end_passes(data, data.steps)
     cluster.pause()

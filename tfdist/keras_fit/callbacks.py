@@ -49,13 +49,9 @@ def make_callbacks(
     """Makes the callback runner of `tfdist.fit`, `evaluate` or `predict`. Collective: all workers call it.
 
     Args:
-        cluster: the workers.
         model: the model; compiled, if it is trained or evaluated.
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
-        verbose: as in Keras; see `open_bar`.
         epochs: the epoch after which training ends.
-        steps: steps of an epoch, an evaluation or a prediction.
-        workdir: where the run is saved; None: it is not saved.
 
     Raises:
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.

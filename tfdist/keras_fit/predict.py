@@ -20,10 +20,6 @@ Bind = Callable[[Iterator], Callable[[], Any]]
 def make_step(cluster: Cluster, model: keras.Model) -> Bind:
     """Compiles a step of a prediction: runs `model` on one batch, and gathers the outputs of all replicas.
 
-    Args:
-        cluster: the workers.
-        model: the model, created in the cluster's scope.
-
     Returns:
         A function of the iterator, which traces the step if the batches have new shapes or dtypes. TensorFlow would
         warn about tracing in a script with many models if it traced at a call.
@@ -48,13 +44,13 @@ def make_eager_step(cluster: Cluster, model: keras.Model) -> Bind:
 
     # TensorFlow has no eager gather of several replicas.
     @tf.function(autograph=False)
-    def gathered(outputs: Any) -> Any:
+    def gather_outputs(outputs: Any) -> Any:
         return tf.nest.map_structure(cluster.gather, outputs)
 
     def step(iterator: Iterator) -> Any:
         with eager_steps.eager_if(eagerly=True):
             outputs = _outputs(cluster, model, iterator)
-        return gathered(outputs)
+        return gather_outputs(outputs)
 
     return lambda iterator: functools.partial(step, iterator)
 
@@ -82,11 +78,7 @@ def gather(
     """Computes the outputs of `steps` batches, each replica its shard. Collective: all workers call it.
 
     Args:
-        cluster: the workers.
-        bind: of `make_step` or `make_eager_step`.
         elements: what `Cluster.distribute` returned for the dataset of a data adapter.
-        steps: number of batches.
-        callbacks: their prediction hooks are called.
         keep: whether this worker keeps the outputs of all batches in host memory.
 
     Returns:

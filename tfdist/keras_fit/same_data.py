@@ -93,7 +93,7 @@ def _sample(adapter: DataAdapter, count: int) -> dict[str, np.ndarray]:
     if isinstance(adapter, RandomAccessAdapter):
         ids = np.unique(np.linspace(0, adapter.num_examples - 1, count).astype(np.int64))
         reading = tf.data.Dataset.from_tensors(ids).map(tf.autograph.experimental.do_not_convert(adapter.read))
-        return base.named_columns(next(iter(reading)))
+        return base.name_columns(next(iter(reading)))
     if isinstance(adapter, BatchAdapter) and adapter.sample is not None:
         return adapter.sample()
     return {}

@@ -41,7 +41,6 @@ def make_run(
     workdir: Path | None,
     stop: interruption.StopRequest,
     stack: contextlib.ExitStack,
-    *,
     initial_epoch: int = 0,
 ) -> trainer.Run:
     """Makes a run of a compiled model that trains on `adapter`.
@@ -49,7 +48,6 @@ def make_run(
     Args:
         validation: evaluated after epochs; if it is `adapter`, the run does not train.
         callbacks: what Keras accepts as `callbacks`. They are made after the model is built.
-        verbose: as in Keras.
         stack: restores what the run replaces in the model.
 
     Raises:
@@ -65,7 +63,7 @@ def make_run(
         own = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
         context, train_step, more = own.context, own_objective.train_step, own.variables
     else:
-        context = _compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
+        context = _prepare_compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
         train_step, more = trainer.train_step, {}
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), trainer.find_statistics(model))}
     trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
@@ -169,7 +167,7 @@ def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
     return f"Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm{again}."
 
 
-def _compiled(
+def _prepare_compiled(
     cluster: Cluster,
     model: keras.Model,
     config: config_lib.Config,
@@ -217,7 +215,6 @@ def kept(cluster: Cluster, model: keras.Model, purpose: str, function: Callable,
 
     Args:
         purpose: "evaluation" or "prediction".
-        function: a `tf.function` for this purpose.
         depends: other values that it was made for.
     """
     compiled = (compiled_model.losses(model), compiled_model.metrics(model))

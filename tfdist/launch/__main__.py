@@ -29,7 +29,7 @@ from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import keys
 from tfdist.config import batches
 from tfdist.config import flags as config_flags
-from tfdist.launch import command_line, local_workers, processes, scripts
+from tfdist.launch import command_line, local_workers, processes
 
 _SUCCESS = (0, interruption.EXIT_STOPPED)
 # Exit codes after which workers are not restarted, whatever was saved: a second Ctrl-C, and replicas that differ.
@@ -54,38 +54,11 @@ class AttemptResult:
     failed_rank: int = 0
 
 
-def define_flags() -> list[str]:
-    """Defines the flags of the launcher and of tfdist.main; not at import, because other commands define them too.
-
-    Returns:
-        The names of the launcher's own flags.
-    """
-    config_flags.define_run_flags()
-    return define_own_flags()
-
-
-def define_own_flags() -> list[str]:
-    """Defines the flags of the launcher; returns their names."""
-    holders = [
-        flags.DEFINE_integer("workers", None, "Number of workers to start on this machine.", lower_bound=1),
-        flags.DEFINE_integer("max_restarts", 3, "Number of restarts before giving up.", lower_bound=0),
-        flags.DEFINE_integer(
-            "min_workers",
-            None,
-            "After repeated failures, restart with fewer workers, but at least this many.",
-            lower_bound=1,
-        ),
-        flags.DEFINE_float(
-            "grace_seconds", 10.0, "Seconds between SIGTERM and SIGKILL when workers are stopped.", lower_bound=0.0
-        ),
-    ]
-    return [holder.name for holder in holders]
-
-
-def run(argv: list[str]) -> int:
-    """Trains the config that the flags name, and restarts after failures; returns the exit code."""
+def run(arguments: list[str], argv: list[str]) -> int:
+    """Trains a config, given the flags of tfdist.main, and restarts after failures; returns the exit code."""
+    del argv
     # The supervisor restarts the workers itself, so they must not requeue the job.
-    command = [sys.executable, "-m", "tfdist.main", *argv[1:], "--config.cluster.requeue=false"]
+    command = [sys.executable, "-m", "tfdist.main", *arguments, "--config.cluster.requeue=false"]
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     return start(command, lambda: [workdir], on_cpu=flags.FLAGS["config"].value.cluster.gpus == 0)
 
@@ -100,13 +73,7 @@ def run_script(command: list[str], argv: list[str]) -> int:
 
 
 def start(command: list[str], workdirs: Callable[[], list[Path]], *, on_cpu: bool) -> int:
-    """Starts the workers and restarts them after failures; returns the exit code.
-
-    Args:
-        command: the command of every worker.
-        workdirs: see `supervise`.
-        on_cpu: use no GPUs.
-    """
+    """Starts the workers and restarts them after failures; returns the exit code."""
     if sys.platform != "linux":
         sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
     try:
@@ -131,8 +98,6 @@ def supervise(
     """Runs attempts until one succeeds, is stopped, or fails for good.
 
     Args:
-        group: the open process group.
-        command: the command of every worker.
         workdirs: returns the directories of the runs so far: a new checkpoint there counts as progress.
         gpus_by_rank: the GPUs of each worker; all empty on a machine without GPUs.
 
@@ -146,16 +111,16 @@ def supervise(
     causes: list[str] = []
     failures_without_progress = 0
     while True:
-        before = scripts.newest_step(workdirs())
+        before = newest_step(workdirs())
         result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
         if group.forwarded:
-            return stopped_exit_code(group, result, scripts.newest_step(workdirs()))
+            return stopped_exit_code(group, result, newest_step(workdirs()))
         if result.code in _SUCCESS:
             if result.cause:
                 group.log(f"{result.cause}; everything was saved before.")
             return result.code
         causes.append(result.cause)
-        step = scripts.newest_step(workdirs())
+        step = newest_step(workdirs())
         failures_without_progress = 0 if step > before else failures_without_progress + 1
         lost = result.code < 0 or result.code == interruption.EXIT_PEER_LOST
         if not lost and (result.code in _FINAL or step <= before):
@@ -172,7 +137,7 @@ def supervise(
                 failures_without_progress = 0
         group.log(
             f"{result.cause}. Restart {len(causes)} of {flags.FLAGS.max_restarts}, with {len(gpus_by_rank)} worker(s), "
-            + f"{scripts.from_where(workdirs())}."
+            + f"{from_where(workdirs())}."
         )
 
 
@@ -231,13 +196,7 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
 
 
 def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step: int) -> int:
-    """Returns the exit code after a stop signal to the supervisor, and logs the reason if the run was not saved.
-
-    Args:
-        group: the process group.
-        result: how the workers ended.
-        step: a result of `scripts.newest_step`.
-    """
+    """Returns the exit code after a stop signal to the supervisor, and logs the reason if the run was not saved."""
     if result.code in _SUCCESS:
         return result.code
     if group.forwarded.count(signal.SIGINT) > 1:
@@ -280,22 +239,36 @@ def drop_worker(gpus_by_rank: Sequence[tuple[str, ...]], failed_rank: int, worke
     return [gpus for rank, gpus in enumerate(gpus_by_rank) if rank != failed_rank][:workers]
 
 
+def newest_step(workdirs: Sequence[Path]) -> int:
+    """Returns a number that grows with each new checkpoint: of one workdir, its newest step; -1: there is none."""
+    found = [directory.newest_step(workdir / "checkpoints") for workdir in workdirs]
+    return sum(step + 1 for step in found if step is not None) - 1
+
+
+def from_where(workdirs: Sequence[Path]) -> str:
+    """Returns from where a restart continues, in words."""
+    found = {workdir: directory.newest_step(workdir / "checkpoints") for workdir in workdirs}
+    saved = [(workdir, step) for workdir, step in found.items() if step is not None]
+    if not saved:
+        return "from the beginning: there is no checkpoint"
+    workdir, step = saved[-1]
+    return f"from the checkpoint of step {step}" + (f" in {workdir}" if len(found) > 1 else "")
+
+
 def main() -> None:
     """Runs the command line, and exits the process."""
-    own_flags = define_own_flags()
-    own, words = scripts.split(own_flags, sys.argv[1:])
-    flags_of_main = scripts.flags_of_main(words)
-    command = [] if flags_of_main else scripts.worker_command(words)
-    if command:
-        sys.argv[1:] = own
-        body, parser = functools.partial(run_script, command), command_line.parse_own
-    else:
-        if flags_of_main:
-            sys.argv[1:] = [*own, "--", *flags_of_main]
+    own, words = command_line.divide(sys.argv[1:])
+    if of_main := command_line.flags_of_main(words):
+        more, words = command_line.divide(of_main)
+        own += more
+    command = command_line.worker_command(words)
+    command_line.define_flags()
+    if not command:
         config_flags.define_run_flags()
-        body, parser = run, functools.partial(command_line.parse, own_flags)
+    sys.argv[1:] = own if command else [*own, *words]
+    body = functools.partial(run_script, command) if command else functools.partial(run, words)
     usage = "python -m tfdist.launch --workers=N [options] -- --config=FILE [flags of the run] | SCRIPT.py [its flags]"
-    config_flags.run(body, purpose=__doc__, usage=usage, parser=parser)
+    config_flags.run(body, purpose=__doc__, usage=usage, parser=command_line.parse)
 
 
 if __name__ == "__main__":

@@ -1,70 +1,134 @@
-"""The command line of the launcher: its own flags, "--", and the flags of tfdist.main. Imports no TensorFlow."""
+"""The command line of the launcher: its own flags, and what every worker runs. Imports no TensorFlow."""
 
+import ast
+import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import flags
 
 from tfdist.config import flags as config_flags
+from tfdist.config.command_line import words as words_lib
+
+OWN_FLAGS = ("workers", "max_restarts", "min_workers", "grace_seconds")
 
 
-def parse(own_flags: Sequence[str], argv: list[str]) -> list[str]:
-    """Parses the launcher's flags and those of tfdist.main; exits with one message if they are wrong.
+def define_flags() -> None:
+    """Defines the flags of the launcher; not at import, because other commands define some of them too."""
+    flags.DEFINE_integer("workers", None, "Number of workers to start on this machine.", lower_bound=1)
+    flags.DEFINE_integer("max_restarts", 3, "Number of restarts before giving up.", lower_bound=0)
+    text = "After repeated failures, restart with fewer workers, but at least this many."
+    flags.DEFINE_integer("min_workers", None, text, lower_bound=1)
+    text = "Seconds between SIGTERM and SIGKILL when workers are stopped."
+    flags.DEFINE_float("grace_seconds", 10.0, text, lower_bound=0.0)
 
-    Args:
-        own_flags: a result of `define_flags`.
-        argv: the command line.
 
-    Returns:
-        The program's name and the flags of tfdist.main.
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divides a command line into the launcher's flags and what every worker runs.
+
+    That is flags of tfdist.main, among which the launcher's may be, or a program with flags of its own. A "--" may
+    separate the two.
+
+    Raises:
+        SystemExit: a flag is on the wrong side of the "--".
     """
-    argv = with_separator(own_flags, argv)
-    split = argv.index("--")
-    launcher_args = [_with_underscores(word) for word in argv[1:split]]
-    worker_args = argv[split + 1 :]
-    for arguments, side, misplaced in (
-        (launcher_args, "after", config_flags.RUN_FLAGS),
-        (worker_args, "before", own_flags),
+    own: list[str] = []
+    others: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        flag = name.lstrip("-").replace("-", "_")  # Other launchers write --max-restarts, absl writes --max_restarts.
+        if word.startswith("-") and flag in OWN_FLAGS:
+            own += [f"--{flag}{equals}{value}", *([] if equals else words[:1])]
+            words = words if equals else words[1:]
+        elif word == "--":
+            _check_sides(others, words, arguments)
+            return own, [*others, *words]
+        elif not others and (word == "-m" or not (word.startswith("-") or _has_config(word))):
+            return own, [word, *words]
+        else:
+            others.append(word)
+    return own, others
+
+
+def _check_sides(before: Sequence[str], after: Sequence[str], arguments: Sequence[str]) -> None:
+    """Exits if a flag of tfdist.main is before the "--", or one of the launcher after it."""
+    of_main = after and (after[0].startswith("--") or _has_config(after[0]))
+    for words, side, misplaced in (
+        (before, "after", config_flags.RUN_FLAGS),
+        (after if of_main else (), "before", OWN_FLAGS),
     ):
-        for argument in arguments:
-            name = re.match(r"--?(?:no)?(\w+)", argument)
+        for word in words:
+            name = re.match(r"--?(?:no)?(\w+)", word)
             if name and name[1] in misplaced:
-                sys.exit(f'--{name[1]} must be written {side} the "--". Received: {" ".join(argv[1:])}')
-    config_flags.parse([argv[0], *launcher_args, *worker_args])
-    _check_workers()
-    return [argv[0], *worker_args]
+                sys.exit(f'--{name[1]} must be written {side} the "--". Received: {" ".join(arguments)}')
 
 
-def parse_own(argv: list[str]) -> list[str]:
-    """Parses the launcher's flags alone, for a script; exits with one message if they are wrong."""
-    words = config_flags.parse([argv[0], *map(_with_underscores, argv[1:])])
-    _check_workers()
-    return words
+def worker_command(words: Sequence[str]) -> list[str]:
+    """Returns the command of a worker for `SCRIPT.py ...`, `-m MODULE ...` or `PROGRAM ...`; [] for a config.
+
+    Raises:
+        SystemExit: there is no such script or program.
+    """
+    first = words[0] if words else "--config"
+    if first == "-m":
+        return [sys.executable, *words]
+    if first.startswith("-") or os.path.isdir(first):  # The workdir of a run has a config.
+        return []
+    if file := _python_file(first):
+        if not os.path.isfile(file):
+            sys.exit(f"tfdist.launch: there is no file {os.path.abspath(file)}.")
+        return [] if is_config(file) else [sys.executable, *words]
+    if shutil.which(first) is None:
+        sys.exit(
+            f"tfdist.launch: there is no program {first!r}. After the launcher's flags, write --config=FILE, a script, "
+            "-m MODULE, or a program."
+        )
+    return list(words)
 
 
-def _with_underscores(word: str) -> str:
-    # Other launchers write --max-restarts, absl writes --max_restarts: both are accepted.
-    return re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), word)
+def flags_of_main(words: Sequence[str]) -> list[str]:
+    """Returns the flags of `-m tfdist.main FLAGS` and `python -m tfdist.main FLAGS`; [] for other words."""
+    start = 1 if words and re.search(r"(^|/)python[\d.]*$", words[0]) else 0
+    return list(words[start + 2 :]) if list(words[start : start + 2]) == ["-m", "tfdist.main"] else []
 
 
-def _check_workers() -> None:
+def parse(argv: list[str]) -> list[str]:
+    """Parses the launcher's flags, and those of tfdist.main if they are defined; exits with one message if wrong."""
+    words = config_flags.parse(argv)
     workers, min_workers = flags.FLAGS.workers, flags.FLAGS.min_workers
     if workers is None:
         sys.exit("Set the number of workers to start, such as --workers=2")
     if (min_workers or 1) > workers:
         sys.exit(f"--min_workers={min_workers} is more than --workers={workers}.")
+    return words
 
 
-def with_separator(own_flags: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """Returns the command line with "--" between the launcher's flags and those of tfdist.main; adds it if needed."""
-    if "--" in argv:
-        return list(argv)
-    own, others, words = [], [], iter(argv[1:])
-    for word in words:
-        name, equals, _ = word.lstrip("-").partition("=")
-        is_own = word.startswith("-") and name.replace("-", "_") in own_flags
-        (own if is_own else others).append(word)
-        if is_own and not equals:
-            own.append(next(words, ""))
-    return [argv[0], *own, "--", *others]
+def is_config(file: str) -> bool:
+    """Returns True if a Python file exists and defines `get_config` at its top level."""
+    try:
+        body = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False  # Python itself shows the error.
+    names = {getattr(node, "name", "") for node in body}
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {ast.unparse(target) for target in node.targets}
+    return "get_config" in names
+
+
+def _has_config(word: str) -> bool:
+    """Returns whether a word is a config or the workdir of a run, and no script or program."""
+    return os.path.isdir(word) or is_config(_python_file(word))
+
+
+def _python_file(word: str) -> str:
+    """Returns the file of a script, or of a config, which may be a shipped one; "" for other words."""
+    [flag] = words_lib.complete([word])
+    return flag.removeprefix("--config=").partition(":")[0] if flag != word else ""

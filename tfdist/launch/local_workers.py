@@ -87,8 +87,6 @@ def environments(
     """Returns the environment of each worker.
 
     Args:
-        env: the environment of this process.
-        ports: the port of each worker.
         gpus_by_rank: the GPUs of each worker; its length is the number of workers.
         hosts: the address of each worker on this machine, as in network namespaces; empty: localhost.
     """

@@ -130,14 +130,14 @@ class ProcessGroup:
         if target == 2 and self.hides_noise:
             lines = [line for line in lines if not tensorflow_log.is_noise(line)]
         if lines:
-            _write(target, b"".join(_prefixed(rank, line) for line in lines))
+            _write(target, b"".join(_add_rank(rank, line) for line in lines))
 
     def _close(self, pipe: int, rank: int, target: int) -> None:
         self.selector.unregister(pipe)
         os.close(pipe)
         rest = self.partial_lines.pop(pipe, b"")
         if rest:
-            _write(target, _prefixed(rank, rest))
+            _write(target, _add_rank(rank, rest))
 
 
 @contextlib.contextmanager
@@ -178,7 +178,7 @@ def _is_suspended(pid: int) -> bool:
         return False
 
 
-def _prefixed(rank: int, line: bytes) -> bytes:
+def _add_rank(rank: int, line: bytes) -> bytes:
     return b"[%d] %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
 
 

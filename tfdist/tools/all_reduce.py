@@ -80,10 +80,7 @@ def predictions(
     """Rows of `STEP_HEADER` for 1, 2, 4, 8 and 16 times the replicas.
 
     Args:
-        ring: the fitted cost model.
         step_without_comm: seconds of a step without communication.
-        num_bytes: of the gradients, as sent.
-        replicas: that took part in the measurement.
         measured: seconds of a whole step on them.
     """
     rows = []

@@ -65,8 +65,6 @@ def search(
         attempt: tries a batch. Called at most once for a batch. Must be monotonic.
         smallest: the first batch, rounded up; doubled while the model refuses it (the result is then a multiple of the
             first that is not refused), halved until one fits, doubled until one does not.
-        largest: upper bound.
-        multiple_of: the result is a multiple of this.
         powers_of_two: the result is a power of two; `multiple_of` must be one too.
 
     Raises:

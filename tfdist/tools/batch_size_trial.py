@@ -31,7 +31,6 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
 
     Args:
         config: of the run; this function changes its batch size and removes evaluations and callbacks.
-        batch: the per-replica batch.
         folder: gets a file of each worker, for `combine`.
         memory_mb: limit of this worker on CPUs, in MiB; None: 90 % of the free memory, divided among the host's
             workers.
@@ -91,10 +90,6 @@ def is_memory(error: Any) -> bool:
 
 def combine(folder: Path, code: int) -> dict[str, Any] | None:
     """Combines the results that the workers of a trial have written.
-
-    Args:
-        folder: of the trial.
-        code: exit code of the trial.
 
     Returns:
         {"result": FITS, OUT_OF_MEMORY, TOO_FEW or REFUSED, ...}; None if the trial failed for another reason.

@@ -42,11 +42,7 @@ def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Pat
     """Trains on `replicas` replicas, from the newest checkpoint in `workdir` on; writes its output to `log`.
 
     Args:
-        arguments: flags of tfdist.main.
         replicas: with "processes" and "slurm", each is one worker.
-        backend: a result of `choose_backend`.
-        workdir: of the training.
-        log: a file; it is overwritten.
 
     Raises:
         ValueError: there are fewer GPUs than replicas, or the training failed; contains the end of its log.
@@ -103,9 +99,6 @@ def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Pa
 
     Args:
         arguments: of Python, such as "-m", a module, and its arguments.
-        workers: their number.
-        backend: "processes" or "slurm"; see `choose_backend`.
-        log: a file; it is overwritten.
 
     Raises:
         ValueError: a worker failed; contains the end of the log.

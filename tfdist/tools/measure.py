@@ -28,9 +28,7 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: 
     """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`.
 
     Args:
-        cluster: the connected workers.
         num_bytes: the size of the tensor, which each replica has on its device.
-        repeats: number of measurements.
         sums: all-reduces in one call, one after another: without the time of the call if there are many.
     """
     import tensorflow as tf
@@ -66,8 +64,6 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 
     Args:
         run: its weights change; without communication, differently on each replica.
-        steps: number of steps to measure.
-        communication: False: without the all-reduce.
     """
     import tensorflow as tf
 

@@ -165,7 +165,7 @@ def main(argv: list[str]) -> None:
     workdir = Path(values.workdir or f"runs/{name}-scaling").expanduser()
     config = values["config"].value
     backend = child_runs.choose_backend(values.by, os.environ)
-    others = [scaling_results.published(each) for each in values.published]
+    others = [scaling_results.read_published(each) for each in values.published]
     points = []
     for replicas in parse_replicas(values.replicas):
         own = config.data.batch_size * (replicas if values.batch == "weak" else 1)

@@ -124,7 +124,7 @@ def define_published() -> None:
     )
 
 
-def published(name: str) -> Study:
+def read_published(name: str) -> Study:
     """Returns published results as a study.
 
     Raises:

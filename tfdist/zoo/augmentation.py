@@ -30,9 +30,6 @@ def random_crop(
         images: [n, h, w, c], any dtype.
         seeds: int64 [n, 2].
         size: (height, width) of the crop; None: (h, w).
-        pad: pixels added on every side.
-        pad_mode: "zero" or "reflect".
-        flip: as in `image`.
         draw: the stream of random numbers used.
 
     Returns:
@@ -49,7 +46,7 @@ def random_crop(
         raise ValueError(
             f"prepare: pad={pad} is too large to reflect images of {height}x{width} pixels: it must be smaller."
         )
-    crop_height, crop_width = (height, width) if size is None else checked_size(size, "crop")
+    crop_height, crop_width = (height, width) if size is None else check_size(size, "crop")
     places_down, places_across = height + 2 * pad - crop_height + 1, width + 2 * pad - crop_width + 1
     if places_down < 1 or places_across < 1:
         raise ValueError(
@@ -185,7 +182,7 @@ def static_size(images: tf.Tensor) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def checked_size(size: Sequence[int], name: str) -> tuple[int, int]:
+def check_size(size: Sequence[int], name: str) -> tuple[int, int]:
     """Returns `size`, the argument `name` of a prepare function.
 
     Raises:

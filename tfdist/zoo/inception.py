@@ -51,7 +51,7 @@ def image(
     Raises:
         ValueError: an argument is out of range, or the batch has no encoded images.
     """
-    encoded = _encoded_images(batch)
+    encoded = _check_encoded(batch)
     for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
         if not 0 < low <= high <= most:
             raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
@@ -75,7 +75,7 @@ def image(
     return {**batch, "image": prepare.normalise(images, scale=scale, mean=mean, std=std)}
 
 
-def _encoded_images(batch: prepare.Batch) -> tf.Tensor:
+def _check_encoded(batch: prepare.Batch) -> tf.Tensor:
     encoded = batch.get("image")
     if encoded is None or encoded.dtype != tf.string or encoded.shape.rank != 1:
         found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
@@ -89,8 +89,6 @@ def random_window(shape: tf.Tensor, draws: tf.Tensor, area: Sequence[float], asp
     Args:
         shape: int32 [3], the image's height, width and channels.
         draws: float32 [4 x tries + ...] in [0, 1).
-        area: see `image`.
-        aspect: see `image`.
 
     Returns:
         int32 [4]: top, left, height, width; the largest central square if none of the windows is inside of the image.

@@ -2,7 +2,16 @@
 
 Each returns logits [n, num_classes] in float32, also in mixed precision, and has He-normal initial weights
 (arXiv 1502.01852). All are plain Keras: a saved model loads and predicts without tfdist. Layers have explicit names, so
-that the names of weights do not depend on other models built in the process.
+that the names of weights do not depend on other models built in the process. Arguments of several of them:
+
+    num_classes    the number of logits
+    input_shape    the shape of one example; (height, width, channels) of an image
+    normalization  "batch", or "sync_batch" for statistics over all replicas
+    group_size     examples per group of the statistics, or None; see `normalization.batch_normalization`
+    momentum       decay of the moving statistics per step
+    l2             adds l2 x the sum of squares of all kernels to the loss; the gradient's weight decay is twice that
+
+An argument that is not valid is a ValueError.
 """
 
 import inspect
@@ -20,14 +29,7 @@ NORMALIZATIONS = ("batch", "sync_batch")
 def mlp(
     num_classes: int = 10, input_shape: Sequence[int] = (28, 28, 1), hidden: Sequence[int] = (128,), l2: float = 0.0
 ) -> keras.Model:
-    """Returns a multilayer perceptron: flatten, a ReLU layer for each width in `hidden`, logits.
-
-    Args:
-        num_classes: the number of logits.
-        input_shape: the shape of one example, of any rank.
-        hidden: widths of the hidden layers.
-        l2: adds l2 x the sum of squares of all kernels to the loss; the gradient's weight decay is twice that.
-    """
+    """Returns a multilayer perceptron: flatten, a ReLU layer for each width in `hidden`, logits."""
     inputs = outputs = keras.Input(tuple(input_shape), name="image")
     outputs = keras.layers.Flatten(name="flatten")(outputs)
     for i, width in enumerate(hidden, 1):
@@ -36,11 +38,7 @@ def mlp(
 
 
 def mnist_cnn(num_classes: int = 10, input_shape: Sequence[int] = (28, 28, 1), l2: float = 0.0) -> keras.Model:
-    """Returns the two-convolution network: 5x5x32, pool, 5x5x64, pool, logits. Arguments as in `mlp`.
-
-    Raises:
-        ValueError: `input_shape` is not (height, width, channels).
-    """
+    """Returns the two-convolution network: 5x5x32, pool, 5x5x64, pool, logits."""
     inputs = outputs = keras.Input(_image_shape(input_shape), name="image")
     for i, filters in enumerate((32, 64), 1):
         outputs = keras.layers.Conv2D(filters, 5, padding="same", activation="relu", name=f"conv{i}", **_kernel(l2))(
@@ -60,24 +58,11 @@ def small_cnn(
     momentum: float = 0.9,
     l2: float = 0.0,
 ) -> keras.Model:
-    """Returns a network for tiny images: 3x3 convolutions, each with normalisation and ReLU, one pool, logits.
-
-    Args:
-        num_classes: the number of logits.
-        input_shape: (height, width, channels), at least 2 x 2.
-        filters: the number of filters of each convolution.
-        normalization: "batch", or "sync_batch" for statistics over all replicas.
-        group_size: examples per group of the statistics, or None; see `normalization.batch_normalization`.
-        momentum: decay of the moving statistics per step.
-        l2: as in `mlp`.
-
-    Raises:
-        ValueError: `input_shape`, `normalization` or `group_size` is not valid.
-    """
+    """Returns a network for tiny images, from 2x2: 3x3 convolutions with normalisation and ReLU, one pool, logits."""
     statistics = _statistics(normalization, group_size) | {"momentum": momentum}
     inputs = outputs = keras.Input(_image_shape(input_shape), name="image")
     for i, channels in enumerate(filters, 1):
-        outputs = _normalised_convolution(outputs, channels, 1, f"block{i}", l2, statistics)
+        outputs = _convolve_and_normalise(outputs, channels, 1, f"block{i}", l2, statistics)
         outputs = keras.layers.ReLU(name=f"block{i}_relu")(outputs)
     outputs = keras.layers.MaxPooling2D(2, name="pool")(outputs)
     outputs = keras.layers.Flatten(name="flatten")(outputs)
@@ -102,16 +87,8 @@ def cifar_resnet(
 
     Args:
         depth: 6n + 2: 20, 32, 44, 56, 110, ...
-        num_classes: the number of logits.
-        input_shape: (height, width, channels).
         width: filters of the first stage; 16 in the paper.
-        normalization: "batch", or "sync_batch" for statistics over all replicas.
-        group_size: examples per group of the statistics, or None; see `normalization.batch_normalization`.
-        momentum: decay of the moving statistics per step.
-        l2: adds l2 x the sum of squares of all kernels to the loss. The paper's weight decay of 1e-4 is l2=5e-5.
-
-    Raises:
-        ValueError: `depth`, `input_shape`, `normalization` or `group_size` is not valid.
+        l2: the paper's weight decay of 1e-4 is l2=5e-5.
     """
     if depth < 8 or depth % 6 != 2:
         near = max(8, round((depth - 2) / 6) * 6 + 2)
@@ -119,7 +96,7 @@ def cifar_resnet(
     statistics = _statistics(normalization, group_size) | {"momentum": momentum}
 
     def convolution(inputs, filters, stride, name):
-        return _normalised_convolution(inputs, filters, stride, name, l2, statistics)
+        return _convolve_and_normalise(inputs, filters, stride, name, l2, statistics)
 
     def block(inputs, filters, stride, name):
         outputs = convolution(inputs, filters, stride, f"{name}_1")
@@ -158,16 +135,8 @@ def resnet9(
     and pools after ReLU instead of before the normalisation, which is slower.
 
     Args:
-        num_classes: the number of logits.
-        input_shape: (height, width, channels), at least 8 x 8.
+        input_shape: at least 8 x 8 pixels.
         width: filters of the first convolution; the following have 2, 4 and 8 times as many.
-        normalization: as in `cifar_resnet`.
-        group_size: as in `cifar_resnet`.
-        momentum: decay of the moving statistics per step.
-        l2: as in `mlp`.
-
-    Raises:
-        ValueError: `input_shape`, `normalization` or `group_size` is not valid.
     """
     statistics = _statistics(normalization, group_size) | {"momentum": momentum}
 
@@ -176,7 +145,7 @@ def resnet9(
         outputs = layer(inputs)
         if pool:  # Before the normalisation, which then processes a quarter of the pixels.
             outputs = keras.layers.MaxPooling2D(2, name=f"{name}_pool")(outputs)
-        outputs = _normalised(outputs, name, statistics)
+        outputs = _normalise(outputs, name, statistics)
         return keras.layers.ReLU(name=f"{name}_relu")(outputs)
 
     def residual(inputs, filters, name):
@@ -208,14 +177,8 @@ def application(
 
     Args:
         name: a function of `keras.applications`: "ResNet50V2", "MobileNetV2", ...
-        num_classes: the number of logits.
-        input_shape: (height, width, channels); see Keras' documentation for the minimum size.
-        normalization: as in `cifar_resnet`, for the batch normalisation of the application.
-        group_size: as in `cifar_resnet`.
+        input_shape: see Keras' documentation for the minimum size.
         **arguments: other arguments of the application, such as `alpha` of MobileNetV2.
-
-    Raises:
-        ValueError: there is no such application or argument.
     """
     function = find_application(name)
     fixed = {"weights": None, "classes": num_classes, "classifier_activation": None, "include_top": True}
@@ -260,14 +223,14 @@ def _image_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _normalised_convolution(inputs, filters, stride, name, l2, statistics):
+def _convolve_and_normalise(inputs, filters, stride, name, l2, statistics):
     convolution = keras.layers.Conv2D(
         filters, 3, stride, padding="same", use_bias=False, name=f"{name}_conv", **_kernel(l2)
     )
-    return _normalised(convolution(inputs), name, statistics)
+    return _normalise(convolution(inputs), name, statistics)
 
 
-def _normalised(inputs, name, statistics):
+def _normalise(inputs, name, statistics):
     return normalization_lib.batch_normalization(epsilon=1e-5, name=f"{name}_norm", **statistics)(inputs)
 
 

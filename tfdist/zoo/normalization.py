@@ -50,7 +50,6 @@ def fuse(model: keras.Model, *, group_size: int | None = None, synchronized: boo
 
     Args:
         model: any Keras model; changed in place. Models nested in it are included.
-        group_size: as in `batch_normalization`.
         synchronized: True: synchronise every layer; False: no change.
 
     Returns:

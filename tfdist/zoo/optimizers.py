@@ -25,11 +25,8 @@ def lookahead_sgd(
     power of the run's progress, from 0 to decay ** interval.
 
     Args:
-        schedule: the learning rate schedule.
-        momentum: as in `keras.optimizers.SGD`.
         weight_decay: as in `keras.optimizers.SGD`: each step subtracts learning rate x weight_decay x weight.
         offset_rate: factor of the learning rate for the offsets ("beta") of normalisation layers.
-        interval: steps between two resets.
         decay: the decay of the average per step, at the end of the run.
         total_steps: the length of the run in steps; None: that of the schedule.
 
@@ -113,11 +110,8 @@ def muon(
 
     Args:
         schedule: the learning rate schedule of the convolution kernels (all weights of rank 4).
-        momentum: momentum of the kernels.
-        iterations: number of Newton-Schulz iterations.
         other_rate: factor of the learning rate for all other weights, which `keras.optimizers.SGD` updates with
             Nesterov momentum.
-        other_momentum: momentum of the other weights.
         offset_rate: additional factor of the learning rate for the offsets ("beta") of normalisation layers.
         weight_decay: of the other weights, as in `keras.optimizers.SGD`. For kernels, the scaling would cancel it.
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.augmentation import checked_size, random_crop, random_cutout, random_mixup, static_size
+from tfdist.zoo.augmentation import check_size, random_crop, random_cutout, random_mixup, static_size
 
 Batch = dict[str, tf.Tensor]
 
@@ -184,7 +184,7 @@ identity.in_keras = lambda images: images
 
 def resize_images(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     """Scales images [n, h, w, c] to `size` (height, width), bilinear with antialiasing; keeps the dtype (rounded)."""
-    height, width = checked_size(size, "resize")
+    height, width = check_size(size, "resize")
     if images.shape[1:3] == (height, width):
         return images
     resized = tf.image.resize(images, (height, width), antialias=True)
@@ -201,7 +201,7 @@ def random_flip(images: tf.Tensor, seeds: tf.Tensor, *, draw: int = 0) -> tf.Ten
 def central_crop(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     """Returns the central crop of `size` (height, width) of images [n, h, w, c]."""
     height, width, _ = static_size(images)
-    crop_height, crop_width = checked_size(size, "crop")
+    crop_height, crop_width = check_size(size, "crop")
     if crop_height > height or crop_width > width:
         raise ValueError(
             f"prepare: crop={crop_height}x{crop_width} is larger than the images of {height}x{width} pixels, and "

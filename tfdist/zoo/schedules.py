@@ -32,9 +32,7 @@ def step(
 
     Args:
         peak: the rate after the warm-up.
-        total_steps: the length of the run in optimizer steps.
         warmup_steps: warm-up steps, included in total_steps.
-        factor: the factor of each drop.
         at: positions of the drops as fractions of the whole run, including warm-up: 0.5 is the first step of the
             second half. The defaults are those of He et al. 2015 for CIFAR-10 (arXiv 1512.03385): 32k and 48k of 64k
             steps.
@@ -69,7 +67,6 @@ def one_cycle(
 
     Args:
         peak: the highest rate, reached at exactly one step.
-        total_steps: the length of the run in optimizer steps.
         warmup_steps: steps before the cycle starts, over which the rate rises to `initial` x `peak`.
         peak_at: position of the peak as a fraction of the cycle; rounded to a whole step.
         initial: the rate at the start of the cycle, as a fraction of `peak`.

@@ -24,11 +24,6 @@ class Slice(NamedTuple):
 def split_name(split: str, names: Iterable[str], *, source: str) -> str:
     """Returns the name in `split`, "train" in "train[:90%]".
 
-    Args:
-        split: a name of `names`, with or without a slice.
-        names: the splits that exist.
-        source: the name of the source, for messages.
-
     Raises:
         ValueError: `split` has another notation, or its name is not in `names`.
     """
@@ -45,11 +40,6 @@ def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
 
     Percentages are rounded to the nearest example as tfds rounds them (`round(percent * length / 100)`), negative
     bounds count from the end, and a unit at one bound applies to both ("train[10:20%]" is 10 % to 20 %).
-
-    Args:
-        split: a name of `lengths`, with or without a slice.
-        lengths: the number of examples in every split.
-        source: the name of the source, for messages.
 
     Raises:
         ValueError: `split` has another notation, does not exist, exceeds its bounds, or is empty.

@@ -15,7 +15,7 @@ from tfdist import config as config_lib
 from tfdist.tools import all_reduce
 
 
-def test_a_ring_is_found_again_in_its_times():
+def test_fit_recovers_latency_and_bandwidth_from_times():
     ring = all_reduce.RingCostModel(latency=2e-4, bandwidth=5e8)
     sizes = [4, 1000, 100_000, 10_000_000]
     found = all_reduce.fit(sizes, [ring.seconds(size, 4) for size in sizes], 4)
@@ -28,7 +28,7 @@ def test_a_ring_is_found_again_in_its_times():
 
 
 @pytest.mark.workers
-def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
+def test_all_reduce_measures_sizes_and_predicts_steps(tmp_path):
     options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", "--ring", f"--workdir={tmp_path}"]
     command = [sys.executable, "-m", "tfdist", "all_reduce", "--config=configs/digits.py", *options]
     done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
@@ -56,7 +56,7 @@ def test_all_reduce_is_measured_and_a_step_predicted(tmp_path):
     assert steps[0]["value_after"] == steps[3]["value_after"] != "0.0"
 
 
-def test_one_replica_is_refused_without_tensorflow():
+def test_all_reduce_refuses_one_replica_without_tensorflow():
     options = config_lib.ClusterOptions(gpus=0)
     with pytest.raises(ValueError, match="There is one replica, so there is no all-reduce to measure"):
         all_reduce.check_replicas(options, {})

@@ -20,7 +20,7 @@ def run(*options, code=0):
 
 
 @pytest.mark.parametrize("smallest", [1, 3, 8, 50])
-def test_the_search_finds_the_largest_that_fits_and_asks_for_none_twice(smallest):
+def test_search_finds_the_largest_batch_and_tries_none_twice(smallest):
     for most in range(70):
         for multiple_of, powers in ((1, False), (8, False), (1, True), (8, True)):
             asked = []
@@ -55,7 +55,7 @@ def test_the_search_finds_the_largest_that_fits_and_asks_for_none_twice(smallest
         (1, 40, {"smallest": 8, "largest": 4, "multiple_of": 8}, [], None),
     ],
 )
-def test_what_the_model_refuses_is_doubled_and_the_examples_are_the_limit(group, examples, options, asked, best):
+def test_search_doubles_refused_batches_up_to_the_number_of_examples(group, examples, options, asked, best):
     batches = []
 
     def attempt(batch):
@@ -67,7 +67,7 @@ def test_what_the_model_refuses_is_doubled_and_the_examples_are_the_limit(group,
     assert batch_size.search(attempt, **{"largest": 1 << 20} | options) == best and batches == asked
 
 
-def test_what_is_refused_whatever_the_batch_is_said_after_two_trials():
+def test_search_stops_when_two_batches_are_refused_for_one_reason():
     batches = []
 
     def attempt(batch):
@@ -80,7 +80,7 @@ def test_what_is_refused_whatever_the_batch_is_said_after_two_trials():
 
 
 @pytest.mark.slow
-def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path):
+def test_batch_size_runs_each_trial_in_its_own_process(tmp_path):
     options = ["--smallest=8", "--powers_of_two", "--config.cluster.logical_devices=2", f"--workdir={tmp_path}"]
     options += ["--config.model.group_size=32"]
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
@@ -99,20 +99,20 @@ def test_the_largest_batch_is_found_by_trials_in_processes_of_their_own(tmp_path
 
 
 @pytest.mark.workers
-def test_a_trial_that_takes_more_than_its_share_ends_alone(tmp_path):
+def test_trial_over_its_memory_limit_ends_only_itself(tmp_path):
     batch_size_trial.clear(tmp_path / "batch-8")
     found = run("--trial=8", f"--workdir={tmp_path / 'batch-8'}", "--memory_mb=150", code=137)
     assert batch_size_trial.combine(tmp_path / "batch-8", 137)["result"] == batch_size_trial.OUT_OF_MEMORY, found
 
 
 @pytest.mark.workers
-def test_what_fails_of_something_else_is_shown(tmp_path):
+def test_batch_size_shows_the_log_when_a_trial_fails_otherwise(tmp_path):
     runner = batch_size.TrialRunner(arguments=["--config=nowhere.py"], backend="devices", workdir=tmp_path)
     with pytest.raises(ValueError, match=r"(?s)The trial of batch 16 exited with code 1; .*there is no file .*nowhere"):
         runner.attempt(16)
 
 
-def test_what_the_workers_of_a_trial_say_is_put_together(tmp_path):
+def test_combine_merges_the_results_of_workers(tmp_path):
     def say(*found):
         batch_size_trial.clear(tmp_path)
         for rank, one in enumerate(found):
@@ -130,7 +130,7 @@ def test_what_the_workers_of_a_trial_say_is_put_together(tmp_path):
 
 
 @pytest.mark.parametrize("maximum, left", [("max", None), ("5000", 3000), ("1000", 0)])
-def test_a_control_group_limits_what_is_free(tmp_path, monkeypatch, maximum, left):
+def test_free_bytes_respects_the_control_group(tmp_path, monkeypatch, maximum, left):
     (tmp_path / "memory.max").write_text(maximum)
     (tmp_path / "memory.current").write_text("2000")
     unlimited = measure.free_bytes(tmp_path / "none")

@@ -22,7 +22,7 @@ def tfdist(*arguments):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
-def test_the_list_has_a_line_for_each_tool(arguments):
+def test_overview_has_a_line_for_each_tool(arguments):
     code, output, error = tfdist(*arguments)
     assert (code, error) == (0, "")
     names = [line.split()[0] for line in output.splitlines() if line.startswith("  ") and "$" not in line]
@@ -31,7 +31,7 @@ def test_the_list_has_a_line_for_each_tool(arguments):
     assert all(len(line) <= 100 for line in output.splitlines())
 
 
-def test_the_list_imports_neither_tensorflow_nor_absl():
+def test_overview_imports_neither_tensorflow_nor_absl():
     heavy = "{'tensorflow', 'keras', 'absl'}"
     code = f"import sys; from tfdist import __main__; __main__.overview(); sys.exit(len({heavy} & {{*sys.modules}}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0
@@ -69,13 +69,13 @@ def test_training_has_commands_as_well(name, usage):
 @pytest.mark.parametrize(
     "word, nearest", [("doctr", "doctor"), ("batchsize", "batch_size"), ("trian", "train"), ("async", "asynchronous")]
 )
-def test_an_unknown_tool_is_answered_with_the_nearest(word, nearest):
+def test_unknown_tool_names_the_nearest(word, nearest):
     code, output, error = tfdist(word, "--config=configs/digits.py")
     assert (code, output) == (1, "")
     assert error.startswith(f"tfdist: there is no command '{word}'. Nearest: {nearest}. ") and "Traceback" not in error
 
 
-def test_a_flag_that_a_tool_does_not_have_is_one_message():
+def test_unknown_flag_is_one_message():
     code, _, error = tfdist("scaling", "--config=configs/digits.py", "--replica=1,2")
     assert code == 1 and "There is no flag --replica. Did you mean --replicas?" in error
     assert "Traceback" not in error

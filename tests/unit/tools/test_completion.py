@@ -17,7 +17,7 @@ COMMANDS = {
 }
 
 
-def test_commands_and_config_files_are_completed(monkeypatch):
+def test_completion_lists_commands_and_config_files(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     assert completion.words([], COMMANDS) == ["completion", "course", "run", "scaling", "train"]
     assert completion.words(["tr"], COMMANDS) == ["train"]
@@ -30,7 +30,7 @@ def test_commands_and_config_files_are_completed(monkeypatch):
     assert completion.words(["run", "tests/scripts/auto"], COMMANDS) == ["tests/scripts/autoencoder.py"]
 
 
-def test_bash_completes_flags_and_fields_behind_an_equals_sign():
+def test_bash_completes_flags_and_fields_after_an_equals_sign():
     script = f"""
         tfdist() {{ {shlex.quote(sys.executable)} -m tfdist "$@"; }}
         complete() {{ :; }}
@@ -53,6 +53,6 @@ def test_bash_completes_flags_and_fields_behind_an_equals_sign():
     ]
 
 
-def test_an_unknown_shell_is_refused():
+def test_completion_refuses_an_unknown_shell():
     with pytest.raises(SystemExit, match="give one of bash, zsh"):
         completion.main(["fish"], COMMANDS)

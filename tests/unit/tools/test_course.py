@@ -99,7 +99,7 @@ def problems(lines):
 
 
 @pytest.mark.docs
-def test_every_command_of_every_task_can_be_typed():
+def test_commands_of_all_tasks_parse():
     lines = [
         line
         for _, task in TASKS
@@ -115,7 +115,7 @@ def test_every_command_of_every_task_can_be_typed():
     assert [line.split(" -> ")[0] for line in found] == [" ".join(shlex.split(line)) for line in wrong], found
 
 
-def test_each_task_is_named_once_and_has_a_page_with_more():
+def test_tasks_have_unique_names_and_a_page():
     for each in command.COURSES.values():
         numbers = [task.number.lower() for task in each.tasks]
         assert len(set(numbers)) == len(numbers) and each.centre not in command.COURSES
@@ -193,7 +193,7 @@ def test_an_answer_is_compared_with_the_epoch_under_which_the_page_prints_it(tmp
     assert f"loss {losses[2]}, accuracy {accuracies[2]} in epoch 3;" in (REPOSITORY / "docs/courses.md").read_text()
 
 
-def test_what_is_run_depends_on_data_and_allocation():
+def test_size_depends_on_data_and_allocation():
     seven = command.find_task(command.COURSES["cte_power"], "7")
     assert command.choose_size(seven, "auto", None, {}) == LAPTOP
     assert command.choose_size(seven, "auto", "cifar", {}) == PAGE
@@ -224,7 +224,7 @@ def typed(name, number, size, **variables):
     return command.command_lines(task, size, runs=pathlib.Path("runs"), data="some/data", env=env)
 
 
-def test_numbers_that_are_not_on_the_page_stand_under_their_source(tmp_path):
+def test_answers_from_elsewhere_name_their_source(tmp_path):
     figure = command.find_task(command.COURSES["piz_daint"], "figure")
     for table in (command.comparison(figure, PAGE, tmp_path), command.page_answers(figure)):
         assert re.match(r" +CSCS report, 2017\b", table) and "page" not in table
@@ -311,7 +311,7 @@ def test_the_laptop_size_uses_the_tasks_of_an_allocation():
         assert f"--config.data.batch_size={batch} " in line and "scaling=linear" in line
 
 
-def test_the_job_that_its_time_limit_ends_is_started_twice():
+def test_job_that_reaches_its_time_limit_is_started_twice():
     task = command.find_task(command.COURSES["cte_power"], "5")
     assert task.exit_codes == (0, 75)
     for size, variables in ((PAGE, {"SLURM_NTASKS": "4"}), (LAPTOP, {})):
@@ -345,7 +345,7 @@ def made_up(workdir):
 
 
 @pytest.mark.workers
-def test_a_task_prints_its_command_and_runs_it_and_the_answers_stand_side_by_side(tmp_path):
+def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
     pytest.importorskip("matplotlib")
     runs = tmp_path / "cte_power" / LAPTOP
     made_up(runs / "7")
@@ -365,7 +365,7 @@ def test_a_task_prints_its_command_and_runs_it_and_the_answers_stand_side_by_sid
     assert f"task G draws the results of task F, which are not in {runs}. Run first: python -m tfdist" in error
 
 
-def test_a_task_that_cannot_run_here_is_one_message(tmp_path):
+def test_task_that_cannot_run_here_is_one_message(tmp_path):
     code, output, error = course("bsc", "--task=2", f"--workdir={tmp_path}", cwd=tmp_path)
     assert code == 1 and "run this command in the root of the repository" in error and "Traceback" not in error
     assert "$ python -m tfdist.main --config=configs/courses/bsc_mnist.py" in output
@@ -394,7 +394,7 @@ def test_the_job_of_task_5_saves_at_its_time_limit_and_resumes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, number, answers", [("cte_power", "2", 7), ("it4innovations", "mlp", 2)])
-def test_a_task_trains_and_finds_all_its_answers(name, number, answers, tmp_path):
+def test_task_trains_and_finds_all_its_answers(name, number, answers, tmp_path):
     code, output, error = course(name, f"--task={number}", f"--workdir={tmp_path}")
     assert code == 0, output + error
     table = output[output.rindex(" page ") :].splitlines()

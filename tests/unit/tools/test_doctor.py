@@ -17,7 +17,7 @@ def command(*options):
 
 
 @pytest.mark.workers
-def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
+def test_doctor_checks_two_workers_and_finds_no_problem(tmp_path):
     options = [
         f"--workdir={tmp_path / 'run'}",
         "--seconds=0.2",
@@ -49,7 +49,7 @@ def test_the_doctor_looks_at_two_workers_and_finds_nothing(tmp_path):
 
 
 @pytest.mark.workers
-def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
+def test_doctor_names_a_bad_config_value(tmp_path):
     bad = command(f"--workdir={tmp_path}", "--config.model.num_classes=12")
     done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
@@ -59,7 +59,7 @@ def test_the_doctor_says_what_is_bad_and_what_to_do(tmp_path):
 
 
 @pytest.mark.workers
-def test_a_step_that_fails_is_a_finding(tmp_path):
+def test_doctor_reports_a_failing_step(tmp_path):
     bad = command(f"--workdir={tmp_path}", "--config.objective={'target': 'tests.support.lab:changing'}")
     done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
@@ -156,7 +156,7 @@ def test_findings(found, verdict, words):
     assert bool(found.advice) == (verdict != "ok" and "This host has" not in found.finding)
 
 
-def test_names_that_do_not_exist_are_found():
+def test_unresolved_lists_unknown_hosts():
     assert checks.unresolved(["localhost:1", "no-such-host.invalid:2", "no-such-host.invalid:3"]) == [
         "no-such-host.invalid"
     ]

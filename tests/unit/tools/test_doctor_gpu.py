@@ -35,7 +35,7 @@ from tfdist.tools.doctor import gpus
 cluster = strategy.connect(c.ClusterOptions(logical_devices=2))
 model = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (32, 32, 3)}
 options = {"megabytes": (0.001, 0.1), "batch": 4, "model": model, "steps": 2}
-print(json.dumps(gpus.measured_rows(cluster, ("NV12 (NVLink)", 300.0), **options)))
+print(json.dumps(gpus.measure_rows(cluster, ("NV12 (NVLink)", 300.0), **options)))
 """
 
 
@@ -55,13 +55,13 @@ def test_the_slowest_link_counts():
 
 def test_recommendations():
     rates = {1: 10.0, 8: 69.0, 16: 94.0, 32: 98.0, 256: 91.0}
-    assert gpus.recommended_megabytes(rates) == 16
+    assert gpus.recommend_megabytes(rates) == 16
     for seconds, expected in (
         ({"float32": 3.0, "bfloat16": 1.0, "float16": 0.95}, "bfloat16"),
         ({"float32": 3.0, "bfloat16": 2.9, "float16": 1.0}, "float16"),
         ({"float32": 1.0, "bfloat16": 1.2, "float16": 0.95}, "float32"),
     ):
-        assert gpus.recommended_precision(seconds) == expected
+        assert gpus.recommend_precision(seconds) == expected
 
 
 @pytest.mark.workers

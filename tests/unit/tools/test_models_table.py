@@ -8,7 +8,7 @@ import keras
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.tools import network_table as models
+from tfdist.configs.laboratory import network_table as models
 
 
 def network(num_classes, input_shape):
@@ -47,7 +47,7 @@ def test_the_table_has_what_is_counted_and_what_is_measured(tmp_path):
 
 
 @pytest.mark.workers
-def test_a_network_that_does_not_exist_is_named_before_anything_is_measured(tmp_path):
+def test_unknown_network_is_named_before_measuring(tmp_path):
     output = run("--names=tfdist.zoo.models:mlp,ResNet50V3", f"--workdir={tmp_path}", "--image_size=8", code=1)
     assert "keras.applications has no 'ResNet50V3'. Did you mean 'ResNet50V2'?" in output
     assert "Traceback" not in output and not list(tmp_path.glob("*.log"))

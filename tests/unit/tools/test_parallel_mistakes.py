@@ -50,7 +50,7 @@ def test_the_gradient_by_hand_is_the_derivative(problem):
     assert loss == pytest.approx(len(ids) * np.log(10), rel=0.5)
 
 
-def test_the_right_training_is_that_of_one_worker_and_each_mistake_is_worse(problem, tmp_path):
+def test_right_training_equals_one_worker_and_each_mistake_is_worse(problem, tmp_path):
     chosen = parallel_mistakes.recipes(WORKERS, 4, problem.num_examples)
     assert [recipe.name for recipe in chosen] == ["right", *parallel_mistakes.TITLES]
     found = {recipe.name: train(problem, recipe) for recipe in chosen}
@@ -74,7 +74,7 @@ def test_the_right_training_is_that_of_one_worker_and_each_mistake_is_worse(prob
 
 
 @pytest.mark.slow
-def test_the_command_trains_on_connected_workers(tmp_path):
+def test_parallel_mistakes_trains_on_connected_workers(tmp_path):
     command = [
         sys.executable,
         "-m",

@@ -29,7 +29,7 @@ class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):
             yield number, {"image": np.full((6, 6, 3), number, np.uint8), "label": number % 3}
 
 
-def test_data_are_fetched_once_and_a_batch_of_each_split_is_read(tmp_path):
+def test_prepare_downloads_once_and_reads_a_batch_of_each_split(tmp_path):
     spec = {"target": "tfdist.zoo.sources:tfds", "name": "login_node_images", "data_dir": str(tmp_path)}
     with pytest.raises(FileNotFoundError, match="python -m tfdist prepare --config"):
         sources.tfds("train", name="login_node_images", data_dir=str(tmp_path))
@@ -53,6 +53,6 @@ def test_data_are_fetched_once_and_a_batch_of_each_split_is_read(tmp_path):
     assert times[0] == times[1] and len(times[0]) > 3
 
 
-def test_what_cannot_be_fetched_is_left_as_it_is():
+def test_prepare_keeps_sources_without_download():
     spec = {"target": "tfdist.zoo.sources:digits"}
     assert prepare_data.with_download(spec) == spec

@@ -49,7 +49,7 @@ def test_the_chunks_of_the_slides():
     assert [ring.chunks_of_step(1, step, 4) for step in range(6)] == [(1, 0), (0, 3), (3, 2), (2, 1), (1, 0), (0, 3)]
 
 
-def test_a_connection_without_the_token_of_the_job_is_refused():
+def test_ring_refuses_a_connection_without_the_token():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         with socket.create_connection(address) as stranger, socket.create_connection(address) as neighbour:

@@ -41,7 +41,7 @@ def size_of_picture(path):
 
 
 @pytest.mark.slow
-def test_scaling_trains_on_each_number_of_replicas_and_does_not_repeat_what_is_finished(tmp_path):
+def test_scaling_trains_each_number_of_replicas_once(tmp_path):
     options = ["--epochs=3", f"--workdir={tmp_path}", "--config.learning_rate.peak=0.05"]
     # There is no such value without evaluations.
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
@@ -68,7 +68,7 @@ def test_scaling_trains_on_each_number_of_replicas_and_does_not_repeat_what_is_f
 
 
 @pytest.mark.slow
-def test_trajectories_on_one_replica_and_on_two_are_one(tmp_path):
+def test_trajectories_of_one_and_two_replicas_are_equal(tmp_path):
     words = ["--config.train.steps=20", "--batches=1,8", "--replicas=1,2", "--by=devices", f"--workdir={tmp_path}"]
     written = study("trajectories", *words)
     assert "batch 1 is not divisible by 2 replicas: skipped" in written
@@ -141,7 +141,7 @@ def test_the_examples_of_workers_by_hand():
 
 
 @pytest.mark.workers
-def test_a_training_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
+def test_failed_training_is_reported_with_the_end_of_its_log(tmp_path):
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.source.noise=lots", code=1)
     assert "--config.data.source.noise" in error
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.batch_size=100", code=1)
@@ -152,7 +152,7 @@ def test_a_training_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
 
 
 @pytest.mark.workers
-def test_an_objective_that_does_not_return_slope_and_intercept_is_named_before_any_training(tmp_path):
+def test_trajectories_names_an_objective_without_slope_before_training(tmp_path):
     line = [sys.executable, "-m", "tfdist", "trajectories", "--config=configs/digits.py", f"--workdir={tmp_path}"]
     done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and list(tmp_path.iterdir()) == []
@@ -167,7 +167,7 @@ def test_the_commands_can_be_imported_side_by_side():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_backend_follows_the_allocation():
+def test_backend_is_slurm_within_an_allocation():
     assert child_runs.choose_backend("auto", {}) == "processes"
     assert child_runs.choose_backend("auto", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) == "slurm"
     assert child_runs.choose_backend("devices", {"SLURM_JOB_ID": "7"}) == "devices"
@@ -206,8 +206,8 @@ def test_speedup_is_against_the_first_and_its_replicas():
     assert results.reason(dataclasses.replace(study, points=points[:1])) == ""
 
 
-def test_a_study_is_read_as_it_was_written(tmp_path):
-    study = results.published("bsc_resnet50v2")
+def test_study_is_read_as_written(tmp_path):
+    study = results.read_published("bsc_resnet50v2")
     assert [round(value, 2) for value in study.speedups()] == [1.0, 1.88, 3.75] and study.ideal_seconds(4) == 11.25
     results.write(tmp_path, study)
     assert results.read(tmp_path) == study
@@ -215,21 +215,21 @@ def test_a_study_is_read_as_it_was_written(tmp_path):
     with pytest.raises(ValueError, match="damaged"):
         results.read(tmp_path)
     with pytest.raises(ValueError, match="there is no 'x'; there are bsc_resnet50v2"):
-        results.published("x")
+        results.read_published("x")
     # Published as images per second, and without losses: the times are those of epochs of 12,800 images.
-    rates = [point.examples_per_second for point in results.published("cscs_inceptionv3").points]
+    rates = [point.examples_per_second for point in results.read_published("cscs_inceptionv3").points]
     np.testing.assert_allclose(rates, [138.23, 264.57, 523.38, 1018.18])
-    assert not any(point.values for point in results.published("cscs_inceptionv3").points)
+    assert not any(point.values for point in results.read_published("cscs_inceptionv3").points)
 
 
-def test_the_shares_of_workers_are_averaged():
+def test_shares_are_means_over_workers():
     lines = [{"worker_shares": [[0.1, 0.6, 0.3], [0.3, 0.6, 0.1]], "input_wait_share": 0.5}]
     np.testing.assert_allclose(scaling.shares(lines, 2), [0.2, 0.6, 0.2])
     assert scaling.shares([{"input_wait_share": 0.25}], 1) == [0.25, 0.75, 0.0]
     assert scaling.shares([{"input_wait_share": 0.25}], 2) is None
 
 
-def test_tables_and_what_is_handed_on(tmp_path):
+def test_tables_align_columns_and_config_arguments_are_passed_on(tmp_path):
     rows = [("a", 1, 0.123456), ("bb", 20000, None)]
     assert tables.text(("name", "n", "x"), rows).splitlines() == [
         *("name       n       x", "----  ------  ------", "a          1  0.1235", "bb    20,000       -"),

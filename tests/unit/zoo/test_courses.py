@@ -266,7 +266,7 @@ def test_a_keras_loss_has_the_mean_that_keras_computes(name, arguments, shape, k
         ({"loss": "dice"}, r"'loss' has no value per example: shape \(\) .* Train with tfdist.fit"),
     ],
 )
-def test_a_loss_that_cannot_be_is_refused(changes, message):
+def test_unknown_losses_are_refused(changes, message):
     batch = {"image": tf.ones([4, 3]), "label": tf.ones([4, 3])}
     with pytest.raises(ValueError, match=message):
         objectives.keras_loss(lambda inputs, training: inputs, batch, training=True, **changes)

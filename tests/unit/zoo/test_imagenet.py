@@ -127,7 +127,7 @@ def test_evaluation_takes_the_centre(folder):
         np.testing.assert_allclose(image, expected, atol=1.5)
 
 
-def test_what_is_missing_or_damaged_is_named(folder, tmp_path):
+def test_missing_and_damaged_files_are_named(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there are no TFRecord files. Expected: "):
         sources.imagenet("train", path=str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"has no split 'test'. It has: train, validation"):

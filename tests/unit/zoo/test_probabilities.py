@@ -152,7 +152,7 @@ BINARY = {"loss": "binary_crossentropy"}
         ),
     ],
 )
-def test_what_is_not_known_to_be_logits_is_refused(objective, name, arguments, message):
+def test_outputs_of_unknown_kind_are_refused(objective, name, arguments, message):
     with pytest.raises(ValueError, match=message):
         computed(objective, PROBABILITIES[name](), LABELS, compiled=False, **arguments)
 

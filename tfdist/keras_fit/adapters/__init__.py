@@ -4,7 +4,7 @@
     base.py                 DataAdapter, RandomAccessAdapter, BatchAdapter, DataOptions
     preprocess.py           the preprocessor of a keras-hub task
     py_dataset.py           keras.utils.PyDataset and generators
-    rows_of_steps.py        values that are not finite in the data of some steps; batch_watch.py: of Python code
+    rows_of_steps.py        values that are not finite in the data of some steps
     data_errors.py          TensorFlow's errors about data, explained
     inspect_dataset.py      properties of a user's tf.data pipeline
     rebuild_pipeline.py     shards a tf.data pipeline before its maps; without its shuffles, or with new ones

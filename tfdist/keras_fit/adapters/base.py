@@ -153,7 +153,7 @@ def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tup
     return low, high - low
 
 
-def named_columns(batch: Any) -> dict[str, np.ndarray]:
+def name_columns(batch: Any) -> dict[str, np.ndarray]:
     """Returns the arrays of a batch x, (x,), (x, y) or (x, y, sample_weight) under names such as `x["age"]`."""
     found = {}
     for path, value in keras.tree.flatten_with_path(batch if isinstance(batch, tuple) else (batch,)):

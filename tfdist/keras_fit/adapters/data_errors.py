@@ -18,7 +18,7 @@ _KERAS = os.path.join(os.path.dirname(keras.__file__), "")
 
 
 @contextlib.contextmanager
-def shapes_named(model: keras.Model, element_spec: Any) -> Iterator[None]:
+def name_shapes(model: keras.Model, element_spec: Any) -> Iterator[None]:
     """In the block, which calls `model`, raises one paragraph with the shapes of the data if Keras refuses them.
 
     Args:
@@ -73,12 +73,8 @@ def _shapes(specs: Any) -> str:
 
 
 @contextlib.contextmanager
-def explained(steps: int) -> Iterator[None]:
-    """In the block, raises a ValueError for ends and texts in the data that the model cannot be trained with.
-
-    Args:
-        steps: the steps of an epoch.
-    """
+def explain(steps: int) -> Iterator[None]:
+    """In the block, raises a ValueError for ends and texts in the data that the model cannot be trained with."""
     try:
         yield
     except (tf.errors.OutOfRangeError, tf.errors.UnimplementedError) as error:

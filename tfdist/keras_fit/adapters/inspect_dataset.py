@@ -101,5 +101,5 @@ def sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
         waiting += inputs
     columns = {}
     for element in [] if source is None else source.take(1):
-        columns = base.named_columns(element)
+        columns = base.name_columns(element)
     return columns | {f"the seed of shuffle {index}": np.asarray(seed) for index, seed in enumerate(seeds)}

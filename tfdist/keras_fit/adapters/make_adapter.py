@@ -179,7 +179,7 @@ def _examples(read: Any, num_examples: int, options: DataOptions) -> RandomAcces
     )
 
 
-def _batched(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
+def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
     """Returns `dataset` in batches: of `options.batch_size`, if it has single examples."""
     inputs = dataset.element_spec
     if not options.as_given:
@@ -202,10 +202,10 @@ def _finishing(dataset: tf.data.Dataset, options: DataOptions) -> Callable[..., 
 
 
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
-    dataset = _batched(inspect_dataset.without_prefetch(dataset), options)
+    dataset = _batch(inspect_dataset.without_prefetch(dataset), options)
     shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, False
     if options.continues:
-        dataset, skipped, order_unknown = shuffle_passes.continued(dataset)
+        dataset, skipped, order_unknown = shuffle_passes.continue_passes(dataset)
     parts = rebuild_pipeline.split_before_maps(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
     dataset = dataset.map(_finishing(dataset, options))
@@ -241,7 +241,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         shuffles.add(passes, ended_early=ended_early)
 
     def sharded(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        return rebuild_pipeline.sharded_elements(
+        return rebuild_pipeline.shard_elements(
             parts, lambda raw: passes(start, stop, raw), shard, lambda rows: base.finish(rows, options)
         )
 

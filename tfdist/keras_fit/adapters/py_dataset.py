@@ -8,8 +8,9 @@ Every worker builds whole batches and takes its rows, unless the PyDataset can b
 Each worker then builds only the rows of its replicas.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -17,9 +18,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from tfdist.data import order
+from tfdist.data import inspection, order
+from tfdist.data.inspection import Rows
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base, batch_watch
+from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
 
 
@@ -74,13 +76,39 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=stream(0, 1).element_spec,
         smallest_batch=1,
-        sample=lambda: base.named_columns(_numpy_batch(samples[0])),
+        sample=lambda: base.name_columns(_numpy_batch(samples[0])),
         resume_caveat=batches.resume_caveat(),
         sharded=sharded if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
         stops=True,
         epoch_hooks=base.EpochHooks(data.on_epoch_begin, data.on_epoch_end),
         first_nonfinite=batches.watch.first if batches.epoch_hooks else None,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _NonfiniteBatches:
+    """Looks at each batch when it is made, some steps before it is used: Python code may not make it twice."""
+
+    # Step, counted from 1 -> a sentence about its first value that is not finite.
+    found: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def look(self, step: int, batch: tuple[Any, ...], low: int = 0) -> None:
+        """Searches a batch (x,), (x, y) or (x, y, sample_weight) of arrays.
+
+        Args:
+            step: counted from 1.
+            batch: the rows of the step's global batch from row `low` on.
+        """
+        columns = base.name_columns(batch)
+        if all(_is_probably_finite(values) for values in columns.values()):
+            return
+        first = inspection.first_nonfinite([Rows(step=step, columns=columns, place=base.place_in_batch(low))])
+        if first is not None:
+            self.found[step] = first[1]
+
+    def first(self, steps: Iterable[int]) -> tuple[int, str] | None:
+        """Returns the first of `steps` whose batch has such a value, and the sentence about it; None: none has."""
+        return next(((step, self.found[step]) for step in steps if step in self.found), None)
 
 
 class _Reader:
@@ -90,7 +118,7 @@ class _Reader:
         self._data = data
         self.epoch_hooks = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
         self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
-        self.watch = batch_watch.BatchWatch()
+        self.watch = _NonfiniteBatches()
 
     def resume_caveat(self) -> str | None:
         name = type(self._data).__name__
@@ -120,6 +148,14 @@ class _Reader:
         return arrays
 
 
+def _is_probably_finite(values: np.ndarray) -> bool:
+    """Returns False if a value is not finite, or only the sum: it takes one pass and no memory."""
+    if values.dtype.kind != "f":
+        return values.dtype.kind != "V"  # bfloat16 is searched in any case.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(values.sum()))
+
+
 def _overrides(data: keras.utils.PyDataset, name: str) -> bool:
     return getattr(type(data), name) is not getattr(keras.utils.PyDataset, name)
 
@@ -141,7 +177,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     if not samples:
         raise ValueError("The generator has no batches.")
     spec = data_adapter_utils.get_tensor_spec(samples)
-    watch = batch_watch.BatchWatch()
+    watch = _NonfiniteBatches()
 
     def watched() -> Iterator[Any]:
         for step, batch in enumerate(itertools.chain(samples, map(_numpy_batch, generator)), 1):

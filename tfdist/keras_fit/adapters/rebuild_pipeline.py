@@ -36,7 +36,7 @@ ELEMENTWISE_AGNOSTIC: dict[str, Rebuild] = {
     "_TakeDataset": lambda one, dataset: dataset.take(one._count),
     "_SkipDataset": lambda one, dataset: dataset.skip(one._count),
     "_RepeatDataset": lambda one, dataset: dataset.repeat(one._count),
-    "_ShuffleDataset": lambda one, dataset: _shuffled(one, dataset),
+    "_ShuffleDataset": lambda one, dataset: _shuffle_as(one, dataset),
     "_OptionsDataset": lambda one, dataset: dataset.with_options(one.options()),
 }
 # Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
@@ -77,7 +77,7 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
             waiting.append(lambda below, one=one, how=ELEMENTWISE_AGNOSTIC[kind]: how(one, below))
         elif kind in BATCHES and batch is None:
             batch = one
-            waiting.append(lambda below, one=one: batched_as(one, below))
+            waiting.append(lambda below, one=one: batch_as(one, below))
         elif kind in MAPS and batch is not None and _is_pure(one._map_func.function.graph):
             maps.append(one)
             above, waiting = above + waiting, []
@@ -87,7 +87,7 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
     if not maps:
         return None
     source = maps[-1]._input_dataset
-    if not all(_can_be_batched(spec) for spec in tf.nest.flatten(source.element_spec)):
+    if not all(_has_fixed_shape(spec) for spec in tf.nest.flatten(source.element_spec)):
         return None
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(maps[0].element_spec)):
         return None
@@ -101,12 +101,12 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
     )
 
 
-def batched_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
+def batch_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Batches `dataset` as `one` batches its input."""
     return dataset.batch(one._batch_size, drop_remainder=one._drop_remainder)
 
 
-def sharded_elements(
+def shard_elements(
     parts: Split,
     stream: Callable[[tf.data.Dataset], tf.data.Dataset],
     shard: ReplicaShard,
@@ -115,9 +115,7 @@ def sharded_elements(
     """Returns this worker's elements, equal to those that `base.BatchAdapter` takes from the whole pipeline.
 
     Args:
-        parts: what `split_before_maps` returned.
         stream: applied to the batches: repeats and skips epochs.
-        shard: the replicas of this worker.
         finish: applied to the mapped examples of a replica, nested tensors [count, ...].
     """
     spec = parts.batches.element_spec
@@ -178,15 +176,15 @@ def _warn_once(reason: str) -> None:
         print(f"tfdist: WARNING: {text} TensorFlow {tf.__version__}: {reason}", file=sys.stderr, flush=True)
 
 
-def _can_be_batched(spec: Any) -> bool:
+def _has_fixed_shape(spec: Any) -> bool:
     return isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
 
 
 class _ShuffleDataset(dataset_ops.UnaryUnchangedStructureDataset):
-    """A shuffle that `_shuffled` makes; other functions know shuffles by this name."""
+    """A shuffle that `_shuffle_as` makes; other functions know shuffles by this name."""
 
 
-def _shuffled(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _shuffle_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Shuffles `dataset` as the shuffle `one` does, from its first pass on."""
     variant = tf.raw_ops.ShuffleDatasetV3(
         input_dataset=dataset._variant_tensor,
@@ -206,7 +204,7 @@ def _shuffled(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
 def without_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns `dataset` without its shuffles; as it is, if a transformation of another kind follows one of them."""
     try:
-        return _rebuilt(dataset, _KINDS | {"_ShuffleDataset": lambda one, below: below})
+        return _rebuild(dataset, _KINDS | {"_ShuffleDataset": lambda one, below: below})
     except (AttributeError, KeyError):
         return dataset
 
@@ -217,15 +215,15 @@ def with_new_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     None if another shuffle, or a transformation of another kind, follows one of them.
     """
     try:
-        return _rebuilt(dataset, _KINDS | {"_ShuffleDataset": _newly_shuffled})
+        return _rebuild(dataset, _KINDS | {"_ShuffleDataset": _shuffle_anew})
     except (AttributeError, KeyError):
         return None
 
 
-def _rebuilt(dataset: tf.data.Dataset, kinds: dict[str, Rebuild]) -> tf.data.Dataset:
+def _rebuild(dataset: tf.data.Dataset, kinds: dict[str, Rebuild]) -> tf.data.Dataset:
     if not _has_shuffle(dataset):
         return dataset
-    kind, inputs = type(dataset).__name__, [_rebuilt(one, kinds) for one in dataset_traits.inputs(dataset)]
+    kind, inputs = type(dataset).__name__, [_rebuild(one, kinds) for one in dataset_traits.inputs(dataset)]
     if kind == "_ZipDataset":
         return tf.data.Dataset.zip(tf.nest.pack_sequence_as(dataset._datasets, inputs))
     return kinds[kind](dataset, inputs[0])
@@ -248,26 +246,26 @@ def _calling(function: Any, spec: Any) -> Callable[..., Any]:
     return call
 
 
-def _mapped(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
+def _map_as(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
     parallel = type(one).__name__ == "_ParallelMapDataset"
     options = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True} if parallel else {}
     return below.map(_calling(one._map_func.function, one.element_spec), **options)
 
 
-def _filtered(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
+def _filter_as(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
     return below.filter(_calling(one._predicate.function, tf.TensorSpec([], tf.bool)))
 
 
-def _newly_shuffled(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
+def _shuffle_anew(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
     if _has_shuffle(below):  # A pass that is skipped would take no seeds from it.
         raise KeyError(one)
-    return _shuffled(one, below)
+    return _shuffle_as(one, below)
 
 
 _KINDS: dict[str, Rebuild] = {
     **ELEMENTWISE_AGNOSTIC,
-    **dict.fromkeys(BATCHES, batched_as),
-    **dict.fromkeys(MAPS, _mapped),
-    "_FilterDataset": _filtered,
+    **dict.fromkeys(BATCHES, batch_as),
+    **dict.fromkeys(MAPS, _map_as),
+    "_FilterDataset": _filter_as,
     "CacheDataset": lambda one, below: below,
 }

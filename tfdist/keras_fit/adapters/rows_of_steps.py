@@ -20,8 +20,6 @@ def first_nonfinite(
     The place of a value is an index of the user's arrays, or the row of a batch.
 
     Args:
-        adapter: of the training data.
-        shard: the rows of this worker.
         first_number: counted from 1.
         last_number: the last step, counted in the same way.
     """
@@ -35,8 +33,6 @@ def with_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard, 
 
     Args:
         adapters: the name of the data, for its targets ("validation_data: "; "" for those of training) -> its adapter.
-        shard: the rows of this worker.
-        label: the label.
     """
     for name, adapter in adapters.items():
         if isinstance(adapter, RandomAccessAdapter):
@@ -62,7 +58,7 @@ def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_number: int,
             place = _of_arrays(adapter, shard, step - 1, replica)
         else:
             place = _of_batch(element, shard, replica)
-        yield Rows(step=step, columns=base.named_columns(given), place=place)
+        yield Rows(step=step, columns=base.name_columns(given), place=place)
 
 
 def _of_arrays(adapter: RandomAccessAdapter, shard: ReplicaShard, step: int, replica: int):

@@ -55,7 +55,7 @@ class ShufflePasses:
             _taken[one] = _Taken(total, early)
 
 
-def continued(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, bool]:
+def continue_passes(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, bool]:
     """Returns what the next call of `fit` reads instead of `dataset`.
 
     Returns:

@@ -122,7 +122,7 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
 
 def _preprocessed(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     """Calls `method` for Keras' own, which a keras-hub task calls with preprocessed data."""
-    with preprocess.applied():
+    with preprocess.assume_applied():
         return method(original, *args, **keywords)
 
 

@@ -31,7 +31,7 @@ class Finding:
     advice: str = ""
 
 
-def failed(check: str, error: Exception, advice: str = "") -> Finding:
+def from_error(check: str, error: Exception, advice: str = "") -> Finding:
     """The finding for an error, whose message says what to do."""
     return Finding(check, BAD, " ".join(str(error).split()), advice)
 
@@ -215,7 +215,6 @@ def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: f
 
     Args:
         step_seconds: of a training step, with reading and communication.
-        steps: of the run.
         evaluated: the examples of all its evaluations, in global batches.
         start_seconds: from the start of a process to its first step.
         limit: time limit of a job in seconds; None: unknown.

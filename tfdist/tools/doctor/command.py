@@ -76,7 +76,7 @@ def run() -> int:
             plan, problem = strategy.plan(dataclasses.replace(config.cluster, gpus=0)), str(error)
         rank = plan.worker_spec.rank
     except ValueError as error:
-        findings.append(checks.failed("config", error))
+        findings.append(checks.from_error("config", error))
         return report(findings, rank)
     workers = check_workers(plan, workdir, findings, problem)
     if workers and all(finding.verdict != BAD for finding in findings):
@@ -89,8 +89,6 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
 
     Args:
         plan: the `ClusterPlan` of this worker.
-        workdir: of the planned run.
-        findings: the list to which it adds.
         gpu_problem: why TensorFlow lists no GPU although this host has some; "": no problem.
 
     Returns:
@@ -127,7 +125,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
             workdir=workdir,
         )
     except (ValueError, OSError) as error:
-        findings.append(checks.failed("workers", error))
+        findings.append(checks.from_error("workers", error))
         return []
     hosts = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in workers[:8])
     findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {hosts}"))
@@ -152,7 +150,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     try:
         started = setup.build_run(config, workdir)
     except (ValueError, OSError) as error:
-        findings.append(checks.failed("data and model", error))
+        findings.append(checks.from_error("data and model", error))
         return
     cluster, replicas = started.cluster, plan.num_replicas
     batch = config.data.batch_size
@@ -171,7 +169,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     try:
         step_seconds = measure.step_seconds(started, _STEPS, communication=False)
     except (ValueError, tf.errors.OpError) as error:
-        findings.append(checks.failed("step", error))
+        findings.append(checks.from_error("step", error))
         return
     # Without the measurements: of reading, and of steps.
     start_seconds = time.time() - psutil.Process().create_time() - flags.FLAGS.seconds - _STEPS * step_seconds
@@ -186,7 +184,6 @@ def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding
     """Estimates the time of the run and the number of its jobs.
 
     Args:
-        started: the run.
         step_seconds: of a training step, with reading and communication.
         start_seconds: from the start of a process to its first step.
     """
@@ -209,13 +206,7 @@ def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
 
 
 def read_rate(started: Any, seconds: float, batch: int) -> float:
-    """Measures the examples per second that this worker reads and prepares; the first step is not measured.
-
-    Args:
-        started: the run.
-        seconds: length of the measurement.
-        batch: examples of this worker in a step.
-    """
+    """Measures the examples per second that this worker reads and prepares; the first step is not measured."""
     elements = started.feed.open_training(0, started.steps_per_epoch)
     next(elements)
     started_at, count = time.perf_counter(), 0

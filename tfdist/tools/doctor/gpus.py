@@ -39,7 +39,7 @@ def run() -> int:
     if not plan.gpus:
         return _no_gpu(host_gpus.why_none(os.environ))
     cluster = strategy.connect(plan)
-    rows = measured_rows(cluster, links(plan.gpus) if plan.num_workers == 1 else None)
+    rows = measure_rows(cluster, links(plan.gpus) if plan.num_workers == 1 else None)
     if cluster.is_chief:
         print("\n".join(cluster.roster.short_lines(verbose=True)))
         print(tables.text(("GPU", "result"), rows))
@@ -52,7 +52,7 @@ def _no_gpu(reason: str) -> int:
     return 1
 
 
-def measured_rows(
+def measure_rows(
     cluster: Any,
     link: tuple[str, float] | None,
     *,
@@ -64,12 +64,10 @@ def measured_rows(
     """Returns the rows of the table. Collective: all workers call it.
 
     Args:
-        cluster: the connected workers.
         link: the result of `links`; None: unknown, such as a network.
         megabytes: sizes of the all-reduces, ascending.
         batch: examples per replica of a step.
         model: the spec of a model for images of 32x32x3 and 10 classes.
-        steps: number of steps to measure in each precision.
     """
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.devices import precision as precision_lib
@@ -80,7 +78,7 @@ def measured_rows(
     best_pack = None
     if cluster.num_replicas > 1:
         rates = {size: all_reduce_gigabytes(cluster, size) for size in megabytes}
-        best_pack = recommended_megabytes(rates)
+        best_pack = recommend_megabytes(rates)
         text = ", ".join(f"{size:g} MB {rate:.3g}" for size, rate in rates.items())
         rows.append(("all-reduce", f"GB/s each way, by size: {text}{_of_link(max(rates.values()), link)}"))
     seconds: dict[str, float] = {}
@@ -88,7 +86,7 @@ def measured_rows(
         seconds[precision] = step_seconds(cluster, precision, batch, model, steps)
         rate = batch * cluster.num_replicas / seconds[precision]
         rows.append((f"step {precision}", f"{1e3 * seconds[precision]:.3g} ms, {rate:,.0f} examples/s"))
-    precision = recommended_precision(seconds)
+    precision = recommend_precision(seconds)
     gain = seconds["float32"] / seconds[precision]
     chosen = precision_lib.choose(precision_lib.find_device(cluster))
     text = f"config.train.precision={precision}: {gain:.2f} times the speed of float32; auto chooses {chosen}"
@@ -106,7 +104,7 @@ def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
 
 
 def step_seconds(cluster: Any, precision: str, batch: int, model: Mapping[str, Any], steps: int) -> float:
-    """Seconds of a step of a model on images of 32x32 pixels, from memory; see `measured_rows`."""
+    """Seconds of a step of a model on images of 32x32 pixels, from memory; see `measure_rows`."""
     from tfdist.training import setup
 
     examples = 4 * batch * cluster.num_replicas
@@ -125,21 +123,13 @@ def step_seconds(cluster: Any, precision: str, batch: int, model: Mapping[str, A
         return measure.step_seconds(setup.build_run(config, Path(folder), cluster), steps)
 
 
-def recommended_megabytes(rates: Mapping[float, float]) -> float:
-    """Returns the smallest size that reaches 0.9 of the highest rate: larger packs overlap less with the computation.
-
-    Args:
-        rates: size of an all-reduce -> its rate.
-    """
+def recommend_megabytes(rates: Mapping[float, float]) -> float:
+    """Returns the smallest size that reaches 0.9 of the highest rate: larger packs overlap less with computation."""
     return min(size for size, rate in rates.items() if rate >= _WORTHWHILE_BANDWIDTH * max(rates.values()))
 
 
-def recommended_precision(seconds: Mapping[str, float]) -> str:
-    """Returns the fastest precision, or float32 if no other is faster by a tenth.
-
-    Args:
-        seconds: precision -> seconds of a step.
-    """
+def recommend_precision(seconds: Mapping[str, float]) -> str:
+    """Returns the fastest precision, or float32 if no other is faster by a tenth."""
     # bfloat16 first: it needs no loss scaling.
     fastest = "bfloat16" if seconds["bfloat16"] <= _WORTHWHILE_SPEED * seconds["float16"] else "float16"
     return fastest if _WORTHWHILE_SPEED * seconds[fastest] < seconds["float32"] else "float32"

@@ -51,7 +51,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         by_kind = {kind: [line for line in records if line.get("kind") == kind] for kind in ("train", "evaluation")}
         if not by_kind["train"]:
             raise ValueError(f"{path} has no report of the training yet.")
-        words = [_described(workdir, by_kind["train"][-1]), *_in_words(differing, _MOST_FIELDS)]
+        words = [_describe(workdir, by_kind["train"][-1]), *_in_words(differing, _MOST_FIELDS)]
         reports = {"train": by_kind["train"], "evaluation": by_kind["evaluation"]}
         runs.append(Run(label=label, **reports, described=", ".join(words), differing=differing))
     return runs
@@ -97,11 +97,6 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -> Any:
     """Returns a figure with a panel for each value: training as lines, evaluations as dashed lines, a colour per run.
-
-    Args:
-        runs: of `read`.
-        names: the values to draw; empty: all.
-        log: a logarithmic scale for the loss.
 
     Raises:
         ValueError: no run has a value of this name.
@@ -168,7 +163,7 @@ def _legend(runs: Sequence[Run]) -> list[Any]:
     return handles
 
 
-def _described(workdir: Path, last: dict[str, Any]) -> str:
+def _describe(workdir: Path, last: dict[str, Any]) -> str:
     config = run_info.read_config(workdir) or {}
     model, data = (config[name] if isinstance(config.get(name), dict) else {} for name in ("model", "data"))
     name = model.get("name") or str(model.get("target", "")).rpartition(":")[2]

@@ -18,7 +18,6 @@ def draw_all_reduce(
         rows: of `all_reduce.HEADER`.
         predictions: of `all_reduce.STEP_HEADER`.
         ring: the formula: bytes -> seconds.
-        caption: what was measured where.
     """
     import numpy as np
     from matplotlib import ticker
@@ -46,8 +45,7 @@ def draw_all_reduce(
     observed = [(row[0], row[2]) for row in predictions if row[2] is not None]
     right.plot(*zip(*observed, strict=True), linestyle="none", **style.series(0), label="measured")
     for number, each, row in zip(numbers, predicted, predictions, strict=True):
-        hidden = row[2] is not None and row[2] < each  # Below is the measured point.
-        style.value(right, number, each, f"{row[3]:.0%}", place="above" if hidden else "below")
+        style.value(right, number, each, f"{row[3]:.0%}")
     style.whole_numbers(right, numbers)
     right.set(title="Time of a step, and efficiency", xlabel="replicas", ylabel="milliseconds")
     right.set_ylim(0, 1.2 * max(predicted + [each for _, each in observed]))
@@ -61,9 +59,6 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
 
     Args:
         rows: of `batch_size.HEADER`, by batch.
-        best: the largest per-replica batch that fits.
-        fits: the result of a batch that fits.
-        caption: what was measured where.
     """
     figure, (left, right) = style.figure("The largest batch that fits", caption, columns=2, size=(12.5, 4.8))
     good = [row for row in rows if row[3] == fits]
@@ -73,10 +68,8 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
     top = 1.25 * max(memory, default=1.0)
     for axes, y, unit in ((left, memory, "MiB per replica"), (right, speeds, "examples per second")):
         axes.plot([row[0] for row in good], y, **style.series(0), label="fits")
-        for index, (row, each) in enumerate(zip(good, y, strict=True)):
-            # The line through the largest batch would cross a label on its left.
-            place = "upper right" if row[0] == best else style.beside_curve(y, index)
-            style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0], place=place)
+        for row, each in zip(good, y, strict=True):
+            style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0])
         axes.set(xlabel="batch per replica", ylabel=unit, ylim=(0, 1.25 * max(y, default=1.0)))
         axes.set_xscale("log", base=2)
         axes.margins(x=0.14)

@@ -10,8 +10,6 @@ from tfdist.tools.scaling_results import Study
 
 # Points of a curve.
 _FINE = 200
-# A curve that rises or falls by less than this fraction of the panel is flat.
-_FLAT = 0.05
 
 
 def draw(studies: Sequence[Study]) -> Any:
@@ -24,16 +22,10 @@ def draw(studies: Sequence[Study]) -> Any:
     own = [study for study in studies if not study.published] or list(studies)
     amounts = [_amounts(study) for study in studies]
     for number, axes in enumerate(panels):
-        top = max(max(each[number][0]) for each in amounts)
         for index, study in enumerate(studies):
-            middle, ends = amounts[index][number]
-            place = "upper right" if axes is panels[0] else "lower right"  # Away from the ideal.
-            if len(studies) > 1 and axes is not panels[0]:  # Away from the published values, and above the axis.
-                above = not study.published and (axes is panels[1] or _is_fastest(study, studies))
-                place = "upper right" if above else "upper left" if study.published else "lower right"
-            # The first speedup is 1.
-            named = list(range(axes is panels[2], len(middle))) if len(own) == 1 or study.published else []
-            _draw_points(axes, study, middle, ends, index, places=_places(middle, top, place, named))
+            first = int(axes is panels[2])  # The first speedup is 1.
+            named = range(first, len(study.points)) if len(own) == 1 or study.published else ()
+            _draw_points(axes, study, *amounts[index][number], index, named)
     _draw_ideals(panels, own, max(study.points[-1].replicas for study in studies))
     titles = (
         ("Time of an epoch", "seconds"),
@@ -45,7 +37,6 @@ def draw(studies: Sequence[Study]) -> Any:
         axes.set(title=title, ylabel=label, xlabel="replicas", ylim=(0, 1.12 * axes.get_ylim()[1]))
     handles = panels[2].get_legend_handles_labels()[0]
     style.legend(figure, handles)
-    style.separate_values(figure, panels)
     return figure
 
 
@@ -89,45 +80,17 @@ def _amounts(study: Study) -> list[tuple[list[float], list[tuple[float, float]]]
     return found
 
 
-def _places(middle: list[float], top: float, place: str, named: list[int]) -> dict[int, str]:
-    """Returns where each of the points `named` has its value: at `place`, or where the curve does not cross it.
-
-    Args:
-        middle: of all points.
-        top: the largest value in the panel.
-        place: for a point that the curve leaves on another side.
-        named: indices of points.
-    """
-    places = {}
-    for point in named:
-        last = point == len(middle) - 1
-        rise = 0.0 if last else (middle[point + 1] - middle[point]) / top
-        places[point] = place
-        if place == "upper right" and not last and rise > -_FLAT:
-            places[point] = "upper left" if rise > _FLAT else "above"  # Above: apart from the value of the next point.
-        elif place == "lower right" and rise < 0:
-            places[point] = "lower left"
-    return places
-
-
 def _draw_points(
-    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, *, places: Mapping[int, str]
+    axes: Any, study: Study, middle: list[float], ends: list[Any], index: int, named: Sequence[int]
 ) -> None:
-    """Draws the curve of a study, and the values at the points of `places`."""
+    """Draws the curve of a study, and the values of the points `named`."""
     looks = _looks(study, index)
     numbers = [point.replicas for point in study.points]
     lower = [value - low for value, (low, _) in zip(middle, ends, strict=True)]
     upper = [high - value for value, (_, high) in zip(middle, ends, strict=True)]
     axes.errorbar(numbers, middle, yerr=[lower, upper], **looks, label=study.name, elinewidth=1.3, capthick=1.3)
-    for point, place in places.items():
-        style.value(axes, numbers[point], middle[point], _short(middle[point]), color=looks["color"], place=place)
-
-
-def _is_fastest(study: Study, studies: Sequence[Study]) -> bool:
-    """Returns whether no other study has a higher speedup on the same number of replicas."""
-    found = [dict(zip((point.replicas for point in each.points), each.speedups(), strict=True)) for each in studies]
-    own = found[studies.index(study)]
-    return all(own[number] >= other.get(number, 0.0) for other in found for number in own)
+    for point in named:
+        style.value(axes, numbers[point], middle[point], _short(middle[point]), color=looks["color"])
 
 
 def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
@@ -142,13 +105,8 @@ def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
             **looks,
             label=studies[index].name,
         )
-        before = [points[0], *points[:-1]]
-        for last, point in zip(before, points, strict=True):
-            value = point.values[name]
-            beside = [other.values[name] for _, other in found if other.replicas == point.replicas]
-            above = "upper right" if last.values[name] > value else "above"  # A falling curve passes above its point.
-            place = above if value == max(beside) else "below" if value == min(beside) else "right"
-            style.value(axes, point.replicas, value, f"{value:.3g}", color=looks["color"], place=place)
+        for point in points:
+            style.value(axes, point.replicas, point.values[name], f"{point.values[name]:.3g}", color=looks["color"])
     style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
     top = (1.6 if len(studies) > 1 else 1.15) * axes.get_ylim()[1]  # Room for the legend.
     axes.set(title=f"{name.capitalize()} after the same epochs", xlabel="replicas", ylim=(0, top))

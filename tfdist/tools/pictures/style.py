@@ -22,18 +22,18 @@ SURFACE = "cividis"
 DPI = 200
 # Printed instead of file names.
 MISSING = "no picture: pip install matplotlib, and run the command again"
-# Position of a value: shift from its point in points (1/72 inch), horizontal and vertical alignment.
-_PLACES = {
-    "above": ((0, 9), "center", "bottom"),
-    "below": ((0, -10), "center", "top"),
-    "right": ((8, 0), "left", "center"),
-    "upper left": ((-6, 5), "right", "bottom"),
-    "upper right": ((6, 5), "left", "bottom"),
-    "lower right": ((6, -5), "left", "top"),
-    "lower left": ((-6, -5), "right", "top"),
-}
+# Where a value may be, the best place first: shift from its point in points (1/72 inch), and alignment.
+_PLACES = (
+    ((0, 9), "center", "bottom"),
+    ((6, 5), "left", "bottom"),
+    ((-6, 5), "right", "bottom"),
+    ((8, 0), "left", "center"),
+    ((6, -5), "left", "top"),
+    ((0, -10), "center", "top"),
+    ((-6, -5), "right", "top"),
+)
 # Pixels at 100 dpi between a value and what is next to it.
-_GAP = 2.0
+_GAP = 4.0
 _SETTINGS = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 13.0,
@@ -79,6 +79,7 @@ def save(path: Path, draw: Callable[[], Any]) -> str:
         return MISSING
     with matplotlib.rc_context(_SETTINGS):
         figure = draw()
+        separate_values(figure)
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             content = io.BytesIO()
             figure.savefig(content, format=suffix, dpi=DPI, metadata=metadata)
@@ -92,10 +93,7 @@ def figure(
     """Returns a figure with a title above and a caption below, and its axes row by row.
 
     Args:
-        title: one line.
         caption: what was measured where; wrapped to the width.
-        columns: number of axes side by side.
-        rows: number of axes one above the other.
         size: width and height of all axes together, in inches.
         share: "x", "y" or "xy": these scales are the same in all axes.
     """
@@ -141,33 +139,27 @@ def whole_numbers(axes: Any, numbers: Sequence[int]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def value(axes: Any, x: float, y: float, text: str, *, color: str = "black", place: str = "above") -> None:
-    """Writes the value of a point next to it; `place` is a key of `_PLACES`."""
-    shift, horizontal, vertical = _PLACES[place]
-    axes.annotate(
-        text,
-        (x, y),
-        xytext=shift,
-        textcoords="offset points",
-        ha=horizontal,
-        va=vertical,
-        fontsize=11,
-        color=color,
-        bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6},
-    )
+def value(axes: Any, x: float, y: float, text: str, *, color: str = "black") -> None:
+    """Writes the value of a point above it, from where `separate_values` may move it."""
+    shift, horizontal, vertical = _PLACES[0]
+    box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
+    look = {"ha": horizontal, "va": vertical, "fontsize": 11, "color": color, "bbox": box}
+    axes.annotate(text, (x, y), xytext=shift, textcoords="offset points", **look)
 
 
-def separate_values(figure: Any, panels: Sequence[Any]) -> None:
-    """Moves values that cover a curve, another value or an axis to another side of their point, if one is free.
+def separate_values(figure: Any) -> None:
+    """Moves each value that covers a curve, another value or an axis to the first of `_PLACES` that is free.
 
-    Call it last: afterwards nothing may change the layout or the limits of the axes.
+    Afterwards nothing may change the layout or the limits of the axes.
     """
+    from matplotlib.text import Annotation
+
     figure.draw_without_rendering()  # Computes the layout.
-    for axes in panels:
-        frame, curves, settled = axes.get_window_extent(), _pixels_of_curves(axes), []
-        for text in axes.texts:
-            first = (text.xyann, text.get_ha(), text.get_va())
-            for shift, horizontal, vertical in (first, *_PLACES.values(), first):
+    for axes in figure.axes:
+        values = [text for text in axes.texts if isinstance(text, Annotation)]
+        frame, curves, settled = axes.get_window_extent(), _pixels_of_curves(axes) if values else None, []
+        for text in values:
+            for shift, horizontal, vertical in (*_PLACES, _PLACES[0]):
                 text.set(ha=horizontal, va=vertical)
                 text.xyann = shift
                 box = text.get_window_extent().padded(_GAP)
@@ -189,13 +181,3 @@ def _pixels_of_curves(axes: Any) -> Any:
             fractions = np.linspace(0, 1, 2 + int(np.abs(end - start).max() / 2))[:, None]
             found.append(start + fractions * (end - start))
     return np.concatenate(found)
-
-
-def beside_curve(values: Sequence[float], index: int) -> str:
-    """Returns the place, for `value`, at which the lines to both neighbours of a point of a curve do not cross it."""
-    before, own, after = values[max(index - 1, 0)], values[index], values[min(index + 1, len(values) - 1)]
-    if before <= own <= after:
-        return "upper left"
-    if before >= own >= after:
-        return "upper right"
-    return "above" if own > before else "below"

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     path.parent.mkdir(parents=True, exist_ok=True)
     if studies:
-        studies += [scaling_results.published(name) for name in values.published]
+        studies += [scaling_results.read_published(name) for name in values.published]
         print(style.save(path, lambda: scaling.draw(studies)))
         if scaling.has_details(studies):
             print(style.save(path.with_name(f"{path.name}-details"), lambda: scaling.draw_details(studies)))

@@ -13,42 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# Bash splits words at "=": the words are taken from the line, and the part before the last "=" is removed again.
-_BASH = """_tfdist() {
-    local line="${COMP_LINE:0:$COMP_POINT}" last
-    local -a words
-    read -ra words <<< "$line"
-    [[ "$line" == *" " ]] && words+=("")
-    last="${words[${#words[@]}-1]}"
-    local IFS=$'\\n' prefix=""
-    [[ "$last" == *=* ]] && prefix="${last%=*}="
-    COMPREPLY=($(tfdist completion words "${words[@]:1}" 2>/dev/null))
-    COMPREPLY=("${COMPREPLY[@]#"$prefix"}")
-    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" != *= ]] && COMPREPLY=("${COMPREPLY[0]} ")
-}
-complete -o nospace -F _tfdist tfdist
-"""
-_ZSH = """_tfdist() {
-    local -a found
-    found=("${(@f)$(tfdist completion words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    compadd -Q -S '' -- ${(@)found:#}
-}
-compdef _tfdist tfdist
-"""
-SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
+# The code that each shell runs: completion.bash, completion.zsh.
+SCRIPTS = {kind: Path(__file__).with_suffix(f".{kind}") for kind in ("bash", "zsh")}
 
 
 def main(arguments: Sequence[str], commands: Mapping[str, str]) -> None:
-    """Prints the script of a shell, or the words that complete a command line: `words COMMAND ARGUMENT...`.
-
-    Args:
-        arguments: of the command line.
-        commands: name -> module of the commands.
-    """
+    """Prints the script of a shell, or the words that complete a command line: `words COMMAND ARGUMENT...`."""
     if arguments[:1] == ["words"]:
         print("\n".join(words(arguments[1:], commands)))
     elif len(arguments) == 1 and arguments[0] in SCRIPTS:
-        print(SCRIPTS[arguments[0]], end="")
+        print(SCRIPTS[arguments[0]].read_text(), end="")
     else:
         help_asked = arguments and arguments[0] in ("-h", "--help")
         text = f"usage: tfdist completion {'|'.join(SCRIPTS)}\n\n{__doc__.strip()}"
@@ -60,7 +34,6 @@ def words(arguments: Sequence[str], commands: Mapping[str, str]) -> list[str]:
 
     Args:
         arguments: the command and its arguments so far; the last one may be empty.
-        commands: name -> module of the commands.
     """
     if len(arguments) <= 1:
         return sorted(name for name in (*commands, "completion") if name.startswith("".join(arguments)))

@@ -31,7 +31,6 @@ def classification(
         training: True in a training step, False in evaluation.
         label_smoothing: the fraction of each label's weight that is spread evenly over all classes, in training only;
             evaluation reports the cross-entropy of the true labels.
-        top5: add the metric "top5".
         mirror: in evaluation, average the logits of each image and its mirror image.
         shift: in evaluation, average the logits of the image (weight 1/2) and of the image shifted by this many pixels
             to the upper left and to the lower right (1/4 each), with reflected borders (arXiv 2404.00498, section

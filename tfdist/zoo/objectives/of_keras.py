@@ -29,14 +29,12 @@ def keras_loss(
 
     Args:
         model: called as `model(batch[inputs], training=training)`; returns one tensor [n, ...].
-        batch: holds `inputs` and `labels`.
         training: True in a training step, False in evaluation.
         loss: the name of a loss of `keras.losses`, such as "binary_crossentropy", "huber", "BinaryCrossentropy" or
             "mse".
         metrics: names of functions of `keras.metrics`, such as "mean_absolute_error", or "accuracy": binary,
             categorical or sparse, by the shapes of outputs and labels, as in Keras. With a cross-entropy they get
             probabilities, also from a model that returns logits.
-        arguments: keyword arguments of the loss.
         inputs: the key of the model's inputs.
         labels: the key of the labels or targets.
 

@@ -51,19 +51,19 @@ def call(model: Any, inputs: tf.Tensor, *, training: bool) -> tf.Tensor:
     Raises:
         ValueError: the model has several outputs, or takes inputs of another shape.
     """
-    return tf.cast(_called(model, inputs, training), tf.float32)
+    return tf.cast(_call_model(model, inputs, training), tf.float32)
 
 
 def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
     """Calls a model with one output, and finds out whether it ends in a softmax or sigmoid.
 
     Only the operations of a graph show it. Outside of a graph, where a run makes its checks on two examples, a model
-    whose outputs may be probabilities is traced once more.
+    whose outputs may be probabilities is trace once more.
 
     Raises:
         ValueError: the model has several outputs, or takes inputs of another shape.
     """
-    outputs = _called(model, inputs, training)
+    outputs = _call_model(model, inputs, training)
     if not tf.executing_eagerly():
         return _split(outputs)
     values = tf.cast(outputs, tf.float32)
@@ -72,11 +72,11 @@ def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
         return Outputs(values=values, activation="", logits=values)
     found = []
 
-    def traced(inputs: tf.Tensor) -> tf.Tensor:
+    def trace(inputs: tf.Tensor) -> tf.Tensor:
         found.append(_split(_one_output(model(inputs, training=training))))
         return found[-1].logits
 
-    logits = tf.function(traced, autograph=False)(inputs)
+    logits = tf.function(trace, autograph=False)(inputs)
     distributions = numbers.ndim > 1 and numbers.shape[-1] > 1 and bool((abs(numbers.sum(-1) - 1.0) < 1e-3).all())
     return Outputs(values=values, activation=found[-1].activation, logits=logits, distributions=distributions)
 
@@ -87,7 +87,7 @@ def last_layer(model: Any) -> str:
     return f"the layer {layers[-1].name!r}" if layers else "the model"
 
 
-def _called(model: Any, inputs: tf.Tensor, training: bool) -> tf.Tensor:
+def _call_model(model: Any, inputs: tf.Tensor, training: bool) -> tf.Tensor:
     """Returns the only output of a model; raises ValueError with the shapes if the model refuses the inputs.
 
     A run calls it outside of a graph at its start, with two examples.

@@ -80,13 +80,11 @@ def arrays(
     """Examples from arrays in memory.
 
     Args:
-        split: a name of `splits`, with or without a slice.
         splits: {split: {feature: array [examples, ...]}}, for example {"train": {"image": x, "label": y}}. The feature
             "label" must be class numbers: integers [examples] or [examples, 1], from 0. The arrays are not copied: do
             not modify them.
         num_classes: the number of classes; None: the largest label of all splits + 1.
         classes: the name of each class, for data.json in the workdir; None: not known.
-        name: the name of the dataset in messages.
 
     Returns:
         A source of {feature: [n, ...]}, labels as int64 [n].
@@ -120,7 +118,6 @@ def npz(
     chosen split are read into memory.
 
     Args:
-        split: a SPLIT of the file, with or without a slice.
         path: the file, such as ~/.keras/datasets/mnist.npz or $DSDIR/mnist.npz: variables are expanded.
         num_classes: the number of classes; None: the largest label of all splits + 1.
         keys: {feature: name of its array}, such as {"image": "photos", "label": "species"}, of a file without splits.

@@ -89,7 +89,7 @@ def _read_pickle(file: Path, labels: bytes) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"cifar: {str(file)!r} is damaged or not a CIFAR file: {error}.") from None
     if not (isinstance(content, dict) and {b"data", labels} <= content.keys()):
         raise ValueError(f"cifar: {str(file)!r} must contain a dictionary with b'data' and {labels!r}.")
-    return _checked(file, content[b"data"], content[labels])
+    return _check(file, content[b"data"], content[labels])
 
 
 def _read_binary(file: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -100,10 +100,10 @@ def _read_binary(file: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
             f"cifar: {str(file)!r} is damaged: its {len(content)} bytes are no multiple of {labels + _PIXELS}."
         )
     records = content.reshape(-1, labels + _PIXELS)
-    return _checked(file, records[:, labels:], records[:, labels - 1])
+    return _check(file, records[:, labels:], records[:, labels - 1])
 
 
-def _checked(file: Path, pixels: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check(file: Path, pixels: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     pixels, labels = np.asarray(pixels), np.asarray(labels)
     integers = labels.dtype.kind in "iu" and labels.ndim == 1
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS) or not integers:

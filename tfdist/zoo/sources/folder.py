@@ -183,7 +183,6 @@ def image_folder(
         path: the folder of the splits, or of the classes; variables are expanded.
         size: (height, width) to which images are scaled when read, bilinear with antialiasing; the aspect ratio is not
             preserved. None: all images must have the size of the first one.
-        channels: 3 for colour, 1 for grey.
         memory_limit_mb: if the decoded images need at most this many MiB, they are decoded once and kept in host
             memory; otherwise, and with 0, they are read from disk batch by batch.
         classes: the class folders to use, in the order of their labels; empty: all folders of the split. A run

@@ -1,6 +1,6 @@
 """Synthetic data of any shape and length, computed from example ids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -8,37 +8,36 @@ import tensorflow as tf
 from tfdist.zoo import splits, stateless_random
 
 
-class Synthetic:
-    """See `synthetic`."""
+class Computed:
+    """Examples [first, first + count) of a function of ids, int64 [n] -> {feature: [n, ...]}; nothing is stored."""
 
-    def __init__(self, first: int, count: int, shape: tuple[int, ...], dtype: tf.DType, num_classes: int, high: float):
+    def __init__(self, compute: Callable, first: int, count: int, num_classes: int | None, text: str):
         self.num_classes = num_classes
-        self._first = first
-        self._count = count
-        self._shape = shape
-        self._dtype = dtype
-        self._high = high
+        self._compute, self._first, self._count, self._text = compute, first, count, text
 
     def __len__(self) -> int:
         return self._count
 
     def __repr__(self) -> str:
-        shape = "x".join(map(str, self._shape))
-        return f"synthetic: {self._count} examples of {shape} {self._dtype.name}, {self.num_classes} classes"
+        name, _, kind = self._text.partition(", ")
+        return f"{name}: {self._count} examples of {kind}"
 
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {"image": [n, *shape], "label": int64 [n]}."""
-        values = int(np.prod(self._shape))
-        ids = ids + self._first
-        seeds = tf.stack([tf.zeros_like(ids), ids], axis=1)
-        label = tf.cast(stateless_random.uniform(seeds, 0, 1)[:, 0] * self.num_classes, tf.int64)
-        # Each class has a picture; an example is the mean of the picture and noise.
-        pictures = stateless_random.uniform(tf.stack([tf.ones_like(label), label], axis=1), 0, values)
-        image = (pictures + stateless_random.uniform(seeds, 1, values)) * (0.5 * self._high)
-        return {"image": tf.reshape(tf.cast(image, self._dtype), [-1, *self._shape]), "label": label}
+        """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
+        return self._compute(ids + self._first)
 
     def verify(self) -> None:
         """Does nothing: there are no files."""
+
+
+def _of_split(
+    split: str, compute: Callable, num_examples: int, num_test_examples: int, num_classes: int | None, text: str
+) -> Computed:
+    """Returns the examples of "train" or, after those, of "test"."""
+    name = text.partition(",")[0]
+    part = splits.resolve(split, {"train": num_examples, "test": num_test_examples}, source=name)
+    offset = num_examples if part.name == "test" else 0
+    return Computed(compute, offset + part.start, part.stop - part.start, num_classes, text)
 
 
 def synthetic(
@@ -50,19 +49,12 @@ def synthetic(
     num_classes: int = 10,
     num_examples: int = 50_000,
     num_test_examples: int = 10_000,
-) -> Synthetic:
-    """Examples computed from their ids; nothing is stored.
-
-    Each class has its own mean image, so that a model can learn to classify them.
+) -> Computed:
+    """Examples computed from their ids, each the mean of noise and of a picture of its class, which can be learned.
 
     Args:
         split: "train" or "test", with or without a slice. They have no example in common.
-        shape: the shape of one example.
-        dtype: an integer or float dtype.
         high: values lie in [0, high); None: 256 for integers, 1 for floats.
-        num_classes: the number of classes.
-        num_examples: examples in "train".
-        num_test_examples: examples in "test".
 
     Returns:
         A source of {"image": dtype [n, *shape], "label": int64 [n]}.
@@ -70,11 +62,13 @@ def synthetic(
     Raises:
         ValueError: the split does not exist or is empty, a number is out of range, or the dtype is unknown.
     """
-    for name, value in (("num_classes", num_classes), ("num_examples", num_examples)):
-        if not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"synthetic: {name} must be an integer from 1. Received: {value!r}")
-    if not (isinstance(num_test_examples, int) and num_test_examples >= 0):
-        raise ValueError(f"synthetic: num_test_examples must be an integer from 0. Received: {num_test_examples!r}")
+    for name, value, least in (
+        ("num_classes", num_classes, 1),
+        ("num_examples", num_examples, 1),
+        ("num_test_examples", num_test_examples, 0),
+    ):
+        if not (isinstance(value, int) and value >= least):
+            raise ValueError(f"synthetic: {name} must be an integer from {least}. Received: {value!r}")
     if not shape or not all(isinstance(length, int) and length >= 1 for length in shape):
         raise ValueError(f"synthetic: shape must be integers from 1. Received: {shape!r}")
     try:
@@ -87,32 +81,17 @@ def synthetic(
         high = 256 if kind.is_integer else 1
     if not 0 < high <= (kind.max + 1 if kind.is_integer else kind.max):
         raise ValueError(f"synthetic: high must be above 0 and representable in {kind.name}. Received: {high!r}")
-    part = splits.resolve(split, {"train": num_examples, "test": num_test_examples}, source="synthetic")
-    offset = num_examples if part.name == "test" else 0
-    return Synthetic(offset + part.start, part.stop - part.start, tuple(shape), kind, num_classes, high)
+    values = int(np.prod(shape))
 
+    def compute(ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        seeds = tf.stack([tf.zeros_like(ids), ids], axis=1)
+        label = tf.cast(stateless_random.uniform(seeds, 0, 1)[:, 0] * num_classes, tf.int64)
+        pictures = stateless_random.uniform(tf.stack([tf.ones_like(label), label], axis=1), 0, values)
+        image = (pictures + stateless_random.uniform(seeds, 1, values)) * (0.5 * high)
+        return {"image": tf.reshape(tf.cast(image, kind), [-1, *shape]), "label": label}
 
-class Line:
-    """See `line`."""
-
-    num_classes = None
-
-    def __init__(self, first: int, count: int, m: float, n: float, noise: float, width: float):
-        self._first, self._count = first, count
-        self._m, self._n, self._noise, self._width = m, n, noise, width
-
-    def __len__(self) -> int:
-        return self._count
-
-    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the points `ids`, int64 [n], as {"x": float32 [n, 1], "y": float32 [n, 1]}."""
-        ids = ids + self._first
-        draws = 2.0 * stateless_random.uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
-        x, noise = self._width * draws[:, :1], draws[:, 1:]
-        return {"x": x, "y": self._m * x + self._n + self._noise * noise}
-
-    def verify(self) -> None:
-        """Does nothing: there are no files."""
+    text = f"synthetic, {'x'.join(map(str, shape))} {kind.name}, {num_classes} classes"
+    return _of_split(split, compute, num_examples, num_test_examples, num_classes, text)
 
 
 def line(
@@ -124,17 +103,12 @@ def line(
     num_examples: int = 64,
     num_test_examples: int = 0,
     width: float = 1.0,
-) -> Line:
+) -> Computed:
     """Points near the line y = m x + n, with x uniform in [-width, width).
 
     Args:
         split: "train" or "test", with or without a slice. They have no point in common.
-        m: the slope.
-        n: the value at x = 0.
         noise: maximum distance of y from the line, uniformly distributed.
-        num_examples: points in "train".
-        num_test_examples: points in "test".
-        width: half of the interval of x.
 
     Returns:
         A source of {"x": float32 [n, 1], "y": float32 [n, 1]}.
@@ -142,6 +116,10 @@ def line(
     Raises:
         ValueError: the split does not exist or is empty.
     """
-    part = splits.resolve(split, {"train": num_examples, "test": num_test_examples}, source="line")
-    offset = num_examples if part.name == "test" else 0
-    return Line(offset + part.start, part.stop - part.start, m, n, noise, width)
+
+    def compute(ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        draws = 2.0 * stateless_random.uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
+        x = width * draws[:, :1]
+        return {"x": x, "y": m * x + n + noise * draws[:, 1:]}
+
+    return _of_split(split, compute, num_examples, num_test_examples, None, f"line, y = {m:g} x + {n:g}")

@@ -13,7 +13,7 @@ from tfdist.zoo.sources import from_disk
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
 
 
-def prepared_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
+def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
     """Returns the tfds builder of a prepared dataset.
 
     Args:

@@ -178,7 +178,7 @@ def tfds(
     """
     if size is not None and (np.shape(size) != (2,) or min(size) < 1):
         raise ValueError(f"tfds: size must be (height, width) in pixels. Received: {size!r}")
-    builder = tfds_builder.prepared_builder(name, data_dir, download=download)
+    builder = tfds_builder.open_builder(name, data_dir, download=download)
     return TfdsSource(builder, name, split, features, size and tuple(size), memory_limit_mb, encoded)
 
 
