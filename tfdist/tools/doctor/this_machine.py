@@ -16,7 +16,7 @@ from tfdist.cluster.devices import machine
 from tfdist.cluster.devices.machine import Machine
 from tfdist.cluster.discovery import environment, host_names
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.tools.doctor.checks import BAD, LOOK, OK, Finding, failed
+from tfdist.tools.doctor.checks import BAD, LOOK, OK, Finding, from_error
 
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 # Bytes that a run of a small model with its data and checkpoints needs.
@@ -66,7 +66,7 @@ def launcher(env: Mapping[str, str]) -> tuple[list[Finding], WorkerSpec | None]:
     try:
         spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     except ValueError as error:
-        return [failed("launcher", error)], None
+        return [from_error("launcher", error)], None
     if spec.num_workers == 1:
         found = Finding("launcher", LOOK, spec.note) if spec.note else Finding("launcher", OK, "none: one worker")
         return [found], spec
@@ -74,7 +74,7 @@ def launcher(env: Mapping[str, str]) -> tuple[list[Finding], WorkerSpec | None]:
     try:
         host_names.check(spec, env)
     except ValueError as error:
-        findings.append(failed("host names", error))
+        findings.append(from_error("host names", error))
     return findings, spec
 
 
