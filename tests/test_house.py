@@ -112,11 +112,15 @@ PRIVATE_NAMES = {
         "_backend_apply_gradients": "replaced, for the same reason",
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
+    "tfdist.keras_fit.patches": {"_jit_compile": "a function that XLA compiles is not made a part of a step"},
     "tfdist.keras_fit.whole_batch.metric_state": {
         "_aggregation": "a metric of the whole batch has one value, and no sum over replicas",
     },
     "tfdist.keras_fit.whole_batch.rows": {
         "keras.src.backend.common.masking": "Keras' masks on predictions are gathered with them",
+    },
+    "tfdist.keras_fit.whole_batch.shard_layers": {
+        "_losses": "the replicas of a process trace a layer in turn, and each has losses of add_loss of its own",
     },
     "tfdist.keras_fit.whole_batch.shard_losses": {
         "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",

@@ -62,10 +62,6 @@ def applies_in_loop(model: Own, gradients: list[Any]) -> None:
     tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
 
 
-def applies_in_function(model: Own, gradients: list[Any]) -> None:
-    tf.function(lambda: applies(model, gradients), autograph=False)()
-
-
 def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
     """Returns the calls by name."""
 
@@ -103,7 +99,6 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
     ragged = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), Y[:2])).batch(2)
     return {
         "applies_in_loop": lambda: fit(own(applies_in_loop), X, Y),
-        "applies_in_function": lambda: fit(own(applies_in_function), X, Y),
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(applies), X, Y, verbose=0),
         "variable_outside": lambda: fit(counting(), X, Y),
         "variable_unowned": lambda: fit(made(lambda: keras.Sequential([keras.Input((3,)), Counted(2)])), X, Y),

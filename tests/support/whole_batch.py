@@ -12,6 +12,7 @@ import sys
 
 import keras
 import numpy as np
+import own_numbers
 import tensorflow as tf
 from keras import ops
 
@@ -226,6 +227,7 @@ CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "weights_in_the_loss": (with_scale, {}),
     "own_step": (OwnStep, {}),
     **{name: (functools.partial(ChangesGradients, change), {}) for name, change in CHANGES.items()},
+    **{name: (build, {}) for name, build in own_numbers.CASES.items()},
     "by_hand": (UpdatesByHand, {}),
     "own_loss": (OwnLoss, {"loss": LOSSES["Dice"]}),
     "two_outputs": (two_outputs, {"loss": [LOSSES["Dice"], "mse"], "loss_weights": [0.3, 2.0]}),
@@ -237,7 +239,8 @@ CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
 }
 
 
-OWN_STEPS = ("own_step", "by_hand", *CHANGES)  # Without a loss in `compile`, nothing can be evaluated.
+# Without a loss in `compile`, nothing can be evaluated.
+OWN_STEPS = ("own_step", "by_hand", *CHANGES, *own_numbers.CASES)
 
 
 def data_of(name):

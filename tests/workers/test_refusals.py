@@ -14,7 +14,6 @@ IN_A_GRAPH = (
 )
 REFUSED = {
     "applies_in_loop": IN_A_GRAPH,
-    "applies_in_function": IN_A_GRAPH,
     "applies_in_evaluation": r"^test_step applies the optimizer '(?i:sgd)\w*': an evaluation must not train\.",
     "variable_outside": r"^The variable Own\.steps was made outside of cluster\.scope\(\): build the model within",
     "variable_unowned": r"^The training step writes variables that belong neither .*optimizer: calls\. No checkpoint",

@@ -7,7 +7,7 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,20 @@ def place(error: BaseException) -> str:
     return ""
 
 
+def current_line(frames: Sequence[Any] | None = None) -> str:
+    """Returns the innermost line of the user's code: "FILE:NUMBER: text"; "a library" if there is none.
+
+    Args:
+        frames: with `filename`, `lineno` and `line`, outermost first, such as `tf.Operation.traceback`; None: those
+            of this call.
+    """
+    for frame in reversed(traceback.extract_stack() if frames is None else frames):
+        if not os.path.abspath(frame.filename).startswith(_LIBRARIES):
+            text = frame.line or linecache.getline(frame.filename, frame.lineno).strip()
+            return f"{frame.filename}:{frame.lineno}: {text}"
+    return "a library"
+
+
 def describe(batch: Mapping[str, Any]) -> str:
     """Returns the keys, dtypes and shapes of a batch: "image float32 (64, 8, 8, 1), label int64 (64,)"."""
     return ", ".join(
@@ -94,10 +108,11 @@ def cause(error: BaseException) -> tuple[str, str, str]:
     return str(error), place.filename, place.line or ""
 
 
-def defines(kind: type) -> bool:
-    """Returns whether a class is defined in the user's code, not in a library."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and not os.path.abspath(file).startswith(_LIBRARIES))
+def defines(kind: Any) -> bool:
+    """Returns whether a class or function is defined in the user's code, not in a library."""
+    module = getattr(kind, "__module__", None)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module == "__main__" or (file is not None and not os.path.abspath(file).startswith(_LIBRARIES))
 
 
 def without_colours(text: str) -> str:

@@ -183,7 +183,7 @@ def evaluate(
         logs = trainer.evaluate(tools, 0)
     base.end_passes(data, data.steps)
     cluster.pause()
-    return logs if return_dict else compiled_model.in_order(model, logs)
+    return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
 
 
 def predict(

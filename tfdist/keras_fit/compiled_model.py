@@ -6,7 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras_fit.whole_batch import reductions
 from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch.rows import Rows
 
 
 def call(model: keras.Model, x: Any, *, training: bool) -> Any:
@@ -15,18 +17,23 @@ def call(model: keras.Model, x: Any, *, training: bool) -> Any:
     return model(x, training=training) if takes_training else model(x)
 
 
-def call_with_losses(model: keras.Model, x: Any, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
-    """Returns the predictions, and the losses of `add_loss` and of regularizers."""
-    return call(model, x, training=training), model.losses
+def call_with_losses(model: keras.Model, x: Any, rows: Rows, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
+    """Returns the predictions, and the losses of `add_loss` and of regularizers.
+
+    The mean of a number of `add_loss` over the replicas, weighted by examples, is that of one device.
+    """
+    predictions, losses = call(model, x, training=training), model.losses
+    reductions.tell_added(losses, rows)
+    return predictions, [loss if loss.shape.rank else reductions.shared(loss, rows) for loss in losses]
 
 
-def call_by_xla(model: keras.Model, x: Any, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
+def call_by_xla(model: keras.Model, x: Any, rows: Rows, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
     """Returns what `call_with_losses` returns, compiled by XLA; so are the gradients of it."""
     masked: list[bool] = []
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(x: Any) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
-        predictions, added = call_with_losses(model, x, training=training)
+        predictions, added = call_with_losses(model, x, rows, training=training)
         masks = [rows_lib.mask_of(one) for one in tf.nest.flatten(predictions)]
         masked[:] = [mask is not None for mask in masks]
         return predictions, added, [mask for mask in masks if mask is not None]
@@ -76,3 +83,17 @@ def in_order(model: keras.Model, logs: dict[str, float]) -> Any:
         names += [one.name for one in metric.metrics] if metric is metrics(model) else [metric.name]
     names = [*filter(logs.__contains__, names), *sorted(logs.keys() - set(names))]
     return [logs[name] for name in names] if len(names) != 1 else logs[names[0]]
+
+
+def flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns nested results of metrics by name as Keras' logs have them: with the inner names only."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flat(value) if isinstance(value, dict) else {name: value}
+    return found
+
+
+def as_keras(value: Any) -> Any:
+    """Returns a metric's result as Keras keeps it: a float, or an array of one value per class."""
+    array = keras.ops.convert_to_numpy(value)
+    return float(array) if array.ndim == 0 else array

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_fit import compiled_model
-from tfdist.keras_fit.whole_batch import metric_state, shard_losses
+from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.metric_state import MetricState
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
@@ -80,9 +80,12 @@ class CompiledObjective:
             if metric.name in totals:
                 logs[metric.name] = totals[metric.name] / totals["examples"]
                 continue
-            result = metric.result()
-            logs |= result if isinstance(result, dict) else {metric.name: result}
-        return {name: _as_keras(value) for name, value in logs.items()}
+            logs |= compiled_model.flat({metric.name: metric.result()})
+        return {name: compiled_model.as_keras(value) for name, value in logs.items()}
+
+    def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the same values for an epoch."""
+        return logs
 
     def finalise_weights(self) -> None:
         """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
@@ -106,7 +109,7 @@ class CompiledObjective:
         rows = rows_lib.rows_of(element, self.batch_sizes[training])
         with trainer.shard_present(rows.present):
             call = compiled_model.call_by_xla if by_xla else compiled_model.call_with_losses
-            predictions, added = call(model, x, training=training)
+            predictions, added = call(model, x, rows, training=training)
         assert shard_losses.patched(), "call this within shard_losses.patched_losses"
         for tracker in self._trackers:
             shard_losses.capture(tracker)
@@ -118,7 +121,8 @@ class CompiledObjective:
                 # A compute_loss of the user's: assumed to be a mean over the examples it receives.
                 with shard_losses.mode(shard=Shard(rows=rows, means=True)):
                     loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
-                loss, *parts = [rows.weight * tf.cast(value, tf.float32) for value in (loss, *parts)]
+                values = [reductions.shared(value, rows) for value in (loss, *parts)]
+                loss, *parts = [rows.weight * tf.cast(value, tf.float32) for value in values]
         total = tf.cast(element["total"], tf.float64)
         sums = [tf.cast(part, tf.float64) * total for part in (loss, *parts)]
         return loss, tf.stack([*sums, tf.cast(element["count"], tf.float64)]), predictions
@@ -183,12 +187,6 @@ def _communicates(model: keras.Model) -> bool:
 def _may_mask(layer: keras.Layer) -> bool:
     overrides = type(layer).compute_mask is not keras.Layer.compute_mask
     return overrides and not isinstance(layer, keras.layers.RNN) and getattr(layer, "mask_zero", True)
-
-
-def _as_keras(value: Any) -> Any:
-    """Returns a metric's result as Keras keeps it: a float, or an array of one value per class."""
-    array = keras.ops.convert_to_numpy(value)
-    return float(array) if array.ndim == 0 else array
 
 
 def _weight(element: Element) -> tf.Tensor:

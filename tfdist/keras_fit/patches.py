@@ -5,6 +5,7 @@ Every replacement for a user's step does what the original does, except in a thr
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +13,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import user_code
 from tfdist.config.patching import replaced, restored
+from tfdist.data import autograph
 from tfdist.keras_fit import optimizer_branches
-from tfdist.keras_fit.own_step import explain, replica_step
+from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.whole_batch import shard_losses
+from tfdist.keras_fit.whole_batch import reductions, shard_layers, shard_losses
 from tfdist.training import api as trainer
 
 
@@ -29,7 +32,10 @@ def patched() -> Iterator[None]:
             (keras.optimizers.LossScaleOptimizer, "apply", _apply),
             (keras.metrics.Mean, "update_state", _update_mean),
             (keras.Variable, "assign", _assign),
+            (type(tf.function(keras.Model)), "__call__", _call_function),
             (tf.GradientTape, "gradient", _gradient),
+            (tf.GradientTape, "jacobian", _jacobian),
+            (tf.GradientTape, "batch_jacobian", _batch_jacobian),
             (tf.GradientTape, "__enter__", _enter),
             (tf.GradientTape, "__exit__", _exit),
         ):
@@ -57,6 +63,7 @@ def patched_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         restored(trainer.synchronized_layers(model), ["call"]),
         contextlib.ExitStack() as undo,
         shard_losses.patched_losses(model),
+        shard_layers.losses_of_each_replica(trainer.layers_of_all_depths(model)),
         patched(),
         contextlib.ExitStack() as stack,
     ):
@@ -72,13 +79,12 @@ def _update_mean(step: ReplicaStep, original: Callable, metric: Any, values: Any
     """Gives a scalar the weight of the shard: the scalars of all replicas count like one of the global batch."""
     values = keras.ops.convert_to_tensor(values)
     if sample_weight is None and len(values.shape) == 0:
-        sample_weight = step.rows.weight
+        values, sample_weight = reductions.shared(values, step.rows), step.rows.weight
     return original(metric, values, sample_weight)
 
 
 def _assign(step: ReplicaStep, original: Callable, variable: keras.Variable, value: Any) -> Any:
-    step.note_assignment(variable)
-    return original(variable, value)
+    return step.assign(original, variable, value)
 
 
 def _gradient(
@@ -93,16 +99,72 @@ def _gradient(
 ) -> Any:
     """Returns the gradients of variables for the global batch, as on one device; others are those of the shard."""
     flat = tf.nest.flatten(sources)
-    if not any(isinstance(source, keras.Variable | tf.Variable) for source in flat):
+    if step.in_jacobian or not flat:
         return original(tape, target, sources, output_gradients, *args, **options)
     if step.without_effect:
-        return tf.nest.map_structure(lambda source: tf.zeros(source.shape, source.dtype), sources)
-    if output_gradients is None and step.rows.replicas > 1:
+        return _without_effect(functools.partial(original, tape, target), sources, output_gradients)
+    unclear = False
+    if step.rows.replicas > 1:
         targets = [tf.convert_to_tensor(one) for one in tf.nest.flatten(target)]
-        explain.tell_reductions(targets, step.rows.losses)
-        output_gradients = [step.upstream(one) for one in targets]
+        given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+        if any(isinstance(one, keras.Variable | tf.Variable) for one in flat):
+            reductions.tell(targets, step.rows)
+        parts = [
+            (sign, term, of)
+            for one, of in zip(targets, given, strict=True)
+            for sign, term in reductions.terms_of(one, step.rows)
+        ]
+        target = [term for _, term, _ in parts]
+        unclear = any(reductions.kind_of(term, step.rows) == "other" for term in target)
+        output_gradients = [
+            sign * step.upstream(term) * (1 if of is None else tf.cast(of, term.dtype)) for sign, term, of in parts
+        ]
     found = original(tape, target, sources, output_gradients, *args, **options)
-    return step.average_gradients(tape, found, sources)
+    return step.complete_gradients(found, sources, unclear)
+
+
+def _without_effect(gradient: Callable, sources: Any, output_gradients: Any) -> Any:
+    """Returns zeros as the gradients of variables; computes those of inputs, which may be part of a loss."""
+    flat = tf.nest.flatten(sources)
+    is_variable = [isinstance(one, keras.Variable | tf.Variable) for one in flat]
+    found = flat if all(is_variable) else tf.nest.flatten(gradient(sources, output_gradients))
+    zeros = [tf.zeros(one.shape, one.dtype) if of else None for one, of in zip(flat, is_variable, strict=True)]
+    found = [zero if of else one for one, zero, of in zip(found, zeros, is_variable, strict=True)]
+    return tf.nest.pack_sequence_as(sources, found)
+
+
+def _jacobian(
+    step: ReplicaStep, original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **options: Any
+) -> Any:
+    """Returns the Jacobian of a number as its gradient, and that of values per example of those of the replica."""
+    target = tf.convert_to_tensor(target)
+    if target.shape.rank == 0:
+        return tape.gradient(target, sources)
+    is_variable = [isinstance(one, keras.Variable | tf.Variable) for one in tf.nest.flatten(sources)]
+    if step.without_effect and all(is_variable):
+        shape = tf.shape(target)
+        return tf.nest.map_structure(lambda one: tf.zeros(tf.concat([shape, one.shape], 0), one.dtype), sources)
+    step.by_jacobian = step.by_jacobian or any(is_variable)
+    return _batch_jacobian(step, original, tape, target, sources, *args, **options)
+
+
+def _batch_jacobian(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
+    step.in_jacobian = True
+    try:
+        return original(*args, **options)
+    finally:
+        step.in_jacobian = False
+
+
+def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: Any, **keywords: Any) -> Any:
+    """Calls a user's function of `tf.function` as a part of the step: in a graph of its own, replicas cannot meet.
+
+    Not one that XLA compiles.
+    """
+    plain = inspect.unwrap(function.python_function)
+    if step.in_branch or function._jit_compile or not user_code.defines(plain):
+        return original(function, *args, **keywords)
+    return autograph.convert(function.python_function, plain.__qualname__)(*args, **keywords)
 
 
 def _enter(step: ReplicaStep, original: Callable, tape: Any) -> Any:

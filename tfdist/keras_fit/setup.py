@@ -65,7 +65,7 @@ def make_run(
     else:
         context = _prepare_compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
         train_step, more = trainer.train_step, {}
-    more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), trainer.find_statistics(model))}
+    more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}

@@ -66,7 +66,7 @@ def _evaluate_split(tools: LoopTools, step: int, best: float | None, compare: bo
         if callbacks.wants_progress("test"):
             callbacks.progress(done, run.objective.results(totals))
         tools.report.progress(step, "evaluating")
-    values = run.objective.results(totals)
+    values = run.objective.of_epoch(run.objective.results(totals))
     callbacks.call("on_test_end", logs=values)
     num_examples = round(totals["examples"])
     assert run.feed.sizes.evaluation_examples in (None, num_examples)

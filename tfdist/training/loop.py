@@ -176,7 +176,8 @@ def end_execution(run: Run, state: TrainingState) -> None:
     if not (ends_epoch or ends_batch or run.callbacks.wants_progress("train") or run.callbacks.stopped_on_nan):
         return
     logs = run.objective.results(state.epoch_totals)
-    state.logs = logs | {name: value for name, value in state.logs.items() if name not in logs}
+    of_epoch = run.objective.of_epoch(logs) if ends_epoch else logs
+    state.logs = of_epoch | {name: value for name, value in state.logs.items() if name not in logs}
     if run.callbacks.wants_progress("train"):
         run.callbacks.progress(step_in_epoch + 1, logs)
     if ends_batch:

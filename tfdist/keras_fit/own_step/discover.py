@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import replaced
 from tfdist.data import autograph
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch.rows import Rows
@@ -31,6 +32,8 @@ class Discovered:
     metrics: dict[str, tuple[keras.Metric, str | None]]
     # Reported names of other values, such as a loss that the step computes.
     numbers: tuple[str, ...]
+    # All reported names, in the order of Keras' logs.
+    names: tuple[str, ...]
     # The optimizers that the step applies, in order, each with the variables of its first apply.
     optimizers: tuple[tuple[keras.optimizers.Optimizer, list[Any]], ...]
 
@@ -52,7 +55,8 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         element_spec: nested tf.TensorSpec of the data that the step gets.
 
     Raises:
-        ValueError: the step does not return a dict of scalars, or an optimizer was made outside of the scope.
+        ValueError: the step returns something else than a dict of scalars and results of metrics, or an optimizer
+            was made outside of the scope.
     """
     function = function_of(model, name)
     applied: dict[int, tuple[keras.optimizers.Optimizer, list[Any]]] = {}
@@ -78,6 +82,12 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         with cluster.scope(), keras.StatelessScope(), keras.SymbolicScope():
             trace.get_concrete_function(element_spec)
     values, noted = found
+    for key, value in values.items():
+        shape = tf.convert_to_tensor(value).shape
+        if shape.rank != 0 and id(value) not in noted:
+            raise ValueError(
+                f"{type(model).__name__}.{name} must return scalars: {key!r} has shape {shape}. Return its mean."
+            )
     for optimizer, variables in applied.values():
         with cluster.scope():
             if not optimizer.built:
@@ -91,14 +101,16 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         function=function,
         metrics={key: noted[id(value)] for key, value in values.items() if id(value) in noted},
         numbers=tuple(key for key, value in values.items() if id(value) not in noted),
+        names=tuple(values),
         optimizers=tuple(applied.values()),
     )
 
 
 def scalars(values: Any, names: Sequence[str]) -> list[tf.Tensor]:
-    """Returns the values of `names`, float64 [] each, of what a step returned."""
+    """Returns the values of `names` ([] each) of what a step returned; of several, the mean."""
     flat = _flat(values, "The step")
-    return [tf.cast(flat[name], tf.float64) for name in names]
+    found = [tf.convert_to_tensor(flat[name]) for name in names]
+    return [tf.reduce_mean(one) if one.shape.rank else one for one in found]
 
 
 def _flat(values: Any, step: str) -> dict[str, Any]:
@@ -107,17 +119,12 @@ def _flat(values: Any, step: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ValueError(f"{step} must return a dict of scalars by name. Received: {type(values).__name__}")
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, step)
-        elif tf.convert_to_tensor(value).shape.rank == 0:
-            flat[name] = value
-        else:
-            raise ValueError(
-                f"{step} must return scalars: {name!r} has shape {tf.convert_to_tensor(value).shape}. Return its mean."
-            )
-    return flat
+    return compiled_model.flat(_sorted(values))
+
+
+def _sorted(values: dict[str, Any]) -> dict[str, Any]:
+    """Sorts the names as tf.function does in what it returns: those of each dict."""
+    return {name: _sorted(value) if isinstance(value, dict) else value for name, value in sorted(values.items())}
 
 
 @contextlib.contextmanager
@@ -130,7 +137,7 @@ def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric,
     def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
         result = original()
         kept.append(result)
-        for key, value in result.items() if isinstance(result, dict) else [(None, result)]:
+        for key, value in compiled_model.flat(result).items() if isinstance(result, dict) else [(None, result)]:
             noted[id(value)] = (metric, key)
         return result
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.compiled_objective import Element
-from tfdist.keras_fit.own_step import discover, replica_step
+from tfdist.keras_fit.own_step import discover, explain, replica_step
 from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.whole_batch import metric_state, shard_losses
+from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.metric_state import MetricState
 from tfdist.keras_fit.whole_batch.shard_losses import Shard
@@ -49,18 +51,22 @@ class OwnStepObjective:
         return self.run("test", element, apply=_no_apply)
 
     @tf.autograph.experimental.do_not_convert
-    def run(self, kind: str, element: Element, apply: Any, average: Any = None) -> tf.Tensor:
+    def run(
+        self, kind: str, element: Element, apply: Any, average: Any = None, statistics: Sequence[Any] = ()
+    ) -> tf.Tensor:
         """Runs a user's step on a replica's shard; called in `strategy.run`.
 
         Args:
             kind: "train" or "test".
             apply: see `ReplicaStep`; so `average`.
+            statistics: variables that are averaged over the replicas after the step.
 
         Returns:
             Sums as in `ShardResult`.
         """
         rows = rows_lib.rows_of(element, self.batch_sizes[kind])
         step = ReplicaStep(rows=rows, apply=apply, average=average, assigned=self.assigned)
+        step.statistics.update(id(one) for one in statistics)
         discovered = self.train if kind == "train" else self.test
         kept = (
             [
@@ -80,18 +86,20 @@ class OwnStepObjective:
         losses = shard_losses.mode(alone=True, shard=Shard(rows=rows, means=True))
         with losses, present, trainer.loss_weight_context(rows.weight), replica_step.tracing(step):
             values = discovered.function(element["data"][0])
+            numbers = [reductions.shared(one, rows) for one in discover.scalars(values, discovered.numbers)]
+            numbers = [tf.cast(one, tf.float64) for one in numbers]
         for variable, old in kept:
             variable.assign(tf.where(rows.count > 0, variable.value, old))
         if discovered.numbers:
-            numbers = tf.stack(discover.scalars(values, discovered.numbers))
-            present = tf.where(rows.count > 0, numbers, tf.zeros_like(numbers))
+            present = tf.where(rows.count > 0, tf.stack(numbers), tf.zeros([len(numbers)], tf.float64))
             self.last_numbers[kind].assign(present * tf.cast(rows.weight, tf.float64))
         losses = [name for name in (*discovered.numbers, *discovered.metrics) if "loss" in name]
-        loss = tf.add_n([tf.zeros([], tf.float64), *discover.scalars(values, losses)])
+        losses = [tf.cast(one, tf.float64) for one in discover.scalars(values, losses)]
+        loss = tf.add_n([tf.zeros([], tf.float64), *losses])
         count = tf.cast(rows.count, tf.float64)
         return tf.stack([loss * count, count if kind == "train" else tf.zeros_like(count), count])
 
-    def results(self, totals: dict[str, float]) -> dict[str, float]:
+    def results(self, totals: dict[str, float]) -> dict[str, Any]:
         """Returns Keras' logs after the last step. A collective: every worker must call it."""
         kind = "train" if totals["trained"] > 0 else "test"
         discovered = self.train if kind == "train" else self.test
@@ -100,14 +108,26 @@ class OwnStepObjective:
         results = {id(metric): metric.result() for metric, _ in discovered.metrics.values()}
         for name, (metric, key) in discovered.metrics.items():
             result = results[id(metric)]
-            logs[name] = float(keras.ops.convert_to_numpy(result if key is None else result[key]))
+            logs[name] = compiled_model.as_keras(result if key is None else compiled_model.flat(result)[key])
         return {name: logs[name] for name in self._order(discovered, list(logs))}
 
+    def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs of an epoch: as in Keras the model's metrics, if the step returns values of their names.
+
+        A collective: every worker must call it.
+        """
+        found = compiled_model.flat(self.model.get_metrics_result())
+        if set(found) != set(logs):
+            return logs
+        found = {name: compiled_model.as_keras(value) for name, value in found.items()}
+        explain.tell_if_never_updated({name: logs[name] for name, value in found.items() if np.all(value == 0)})
+        return found
+
     def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
-        """As in Keras: the order of the model's metrics if these are all values, else sorted."""
+        """As in Keras: the order of the model's metrics if these are all values, else that of tf.function."""
         results = discovered.metrics.items()
         ordered = [name for metric in self.model.metrics for name, (of, _) in results if of is metric]
-        return ordered if set(ordered) == set(names) else sorted(names)
+        return ordered if set(ordered) == set(names) else discovered.names
 
     def finalise_weights(self) -> None:
         """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
@@ -157,7 +177,7 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
         with trainer.convert_in_fixed_order():
             return original(gradients, variables)
 
-    sums = objective.run("train", element, apply, average)
+    sums = objective.run("train", element, apply, average, context.statistics)
     context.reduction([], [], statistics, weight)
     context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)

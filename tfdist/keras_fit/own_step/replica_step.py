@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.keras_fit.own_step import explain
+from tfdist.config import user_code
+from tfdist.keras_fit.whole_batch import reductions
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
@@ -33,8 +34,14 @@ class ReplicaStep:
     averaged: set[int] = dataclasses.field(default_factory=set)
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
+    # Set while a tape computes a Jacobian, by gradients in a loop.
+    in_jacobian: bool = False
+    # Whether a Jacobian of variables was taken since the last apply.
+    by_jacobian: bool = False
     # Lines that assign a variable other than by an optimizer, by the variable's path.
     assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+    # Variables, by id, that are averaged over the replicas after the step.
+    statistics: set[int] = dataclasses.field(default_factory=set)
     # Set while the step is traced only to see what it does: gradients of variables are then zeros.
     without_effect: bool = False
     # The graph of the step; branches, loops and functions inside it have graphs of their own.
@@ -60,8 +67,9 @@ class ReplicaStep:
         if self.in_branch:
             raise ValueError(
                 "An optimizer is applied inside a tf.cond, a tf.while_loop or a function decorated with tf.function, "
-                f"in {explain.user_line()}\nAll replicas must apply together: apply in train_step itself, in Python "
-                "loops if there are several, without tf.function, and choose values by tf.where instead of tf.cond."
+                f"in {user_code.current_line()}\nAll replicas must apply together: apply in train_step itself, "
+                "in Python loops if there are several, without tf.function, and choose values by tf.where instead of "
+                "tf.cond."
             )
         self.applying = True
         try:
@@ -69,49 +77,120 @@ class ReplicaStep:
         finally:
             self.applying = False
 
-    def average_gradients(self, tape: Any, gradients: Any, sources: Any) -> Any:
-        """Returns `gradients`, those of variables averaged over the replicas: what the step sees on one device.
+    def complete_gradients(self, gradients: Any, sources: Any, unclear: bool) -> Any:
+        """Returns `gradients` as on one device: those of the global batch.
 
-        Gradients of inputs stay those of the replica. So do gradients that another tape records, which are part of a
-        loss, and those in a branch or function, where replicas cannot communicate: `apply` averages them.
+        Gradients of variables, and of what is equal on all replicas, are averaged. Those of a replica's examples, as
+        in a penalty, stay with it: they get the weight of its examples, by which the loss of the global batch contains
+        its loss. In a branch or function replicas cannot communicate: `apply` averages the gradients.
 
         Args:
-            gradients: what `tape.gradient` returned for the nested `sources`.
+            gradients: what `tape.gradient` returned for the nested `sources`, with the upstream gradient of `upstream`.
+            unclear: whether a target is neither a mean nor a sum over examples, nor has a value for each.
+
+        Raises:
+            ValueError: another tape records gradients in a branch or function; or the gradient of examples of a number
+                that is neither a mean nor a sum over them.
         """
-        others = any(one is not tape for one in self.recording)
-        if self.average is None or self.rows.replicas == 1 or others or self.in_branch:
+        if self.average is None or self.rows.replicas == 1:
             return gradients
-        flat, variables = tf.nest.flatten(gradients), tf.nest.flatten(sources)
-        places = [place for place, one in enumerate(variables) if isinstance(one, keras.Variable | tf.Variable)]
-        averaged = self.average([flat[place] for place in places], [variables[place] for place in places])
-        for place, gradient in zip(places, averaged, strict=True):
+        flat, given = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        shared = [place for place, one in enumerate(given) if self._is_shared(one)]
+        for place in set(range(len(flat))) - set(shared):
+            if flat[place] is not None:
+                _check(unclear)
+                flat[place] = trainer.scale_gradients([flat[place]], self.rows.weight)[0]
+        averaged = self._averaged([flat[place] for place in shared], [given[place] for place in shared])
+        for place, gradient in zip(shared, averaged, strict=True):
             flat[place] = gradient
-            self.averaged.add(id(variables[place]))
         return tf.nest.pack_sequence_as(gradients, flat)
+
+    def _is_shared(self, source: Any) -> bool:
+        if isinstance(source, keras.Variable | tf.Variable):
+            return True
+        return not tf.executing_eagerly() and not reductions.depends_on_data(source.op, self.rows)
+
+    def _averaged(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
+        recorded = bool(self.recording)
+        if self.in_branch and recorded and any(one is not None for one in gradients):
+            raise ValueError(
+                "A gradient of variables is part of a loss, inside a tf.cond, a tf.while_loop or a function decorated "
+                f"with tf.function, in {user_code.current_line()}\nReplicas cannot communicate there: compute it in "
+                "train_step itself, in Python loops if there are several."
+            )
+        if self.in_branch or not sources:
+            return gradients
+        if recorded or not all(isinstance(one, keras.Variable | tf.Variable) for one in sources):
+            found = self._averaged_for_tapes(gradients)
+        else:
+            found = self.average(gradients, sources)
+        self.averaged |= {id(one) for one in sources}
+        if not tf.executing_eagerly():
+            parts = [part for one in found if one is not None for part in tf.nest.flatten(one, expand_composites=True)]
+            self.rows.equal.update(part.op for part in parts)
+        return found
+
+    def _averaged_for_tapes(self, gradients: list[Any]) -> list[Any]:
+        """Averages gradients that may be part of a loss: differentiable, in one collective per dtype."""
+        found = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
+        for dtype in {one.dtype for one in found if one is not None}:
+            places = [place for place, one in enumerate(found) if one is not None and one.dtype == dtype]
+            parts = [found[place] for place in places]
+            numbers = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+            total = trainer.sum_differentiable(numbers * tf.cast(self.rows.weight, dtype))
+            split = tf.split(total, [tf.size(part) for part in parts])
+            for place, part, values in zip(places, parts, split, strict=True):
+                found[place] = tf.reshape(values, tf.shape(part))
+        return found
 
     def take_averaged(self, variables: list[Any]) -> list[bool]:
         """Returns for each variable whether its gradient was averaged since the last apply."""
         found = [id(variable) in self.averaged for variable in variables]
         self.averaged -= {id(variable) for variable in variables}
+        self.by_jacobian = False
         return found
 
     def upstream(self, target: tf.Tensor) -> tf.Tensor:
         """Returns the upstream gradient of a target of `tf.GradientTape.gradient`, in its shape.
 
-        The tape sums the elements of a target, and gradients are averaged over replicas. If the target has one value or
-        row per example of this shard, the sum over the global batch is meant: its gradient is divided by the weight,
-        with which the mean multiplies. A gathered target has the rows of the global batch.
+        The tape sums the elements of a target, and gradients are averaged over replicas, with the weights of their
+        examples. Where the sum over the global batch is meant, the gradient is divided by the weight first.
         """
-        ones = tf.ones_like(target)
-        if not target.shape.rank or target.shape[0] not in (None, self.rows.most // self.rows.replicas):
-            return ones
-        per_example = tf.equal(tf.shape(target, out_type=tf.int64)[0], self.rows.count)
-        return ones * tf.cast(tf.where(per_example, tf.math.divide_no_nan(1.0, self.rows.weight), 1.0), target.dtype)
+        if not tf.executing_eagerly():
+            return tf.ones_like(target) * tf.cast(reductions.share(target, self.rows), target.dtype)
+        per_example = len(target.shape) > 0 and target.shape[0] == self.rows.count
+        return tf.ones_like(target) / tf.cast(self.rows.weight if per_example else 1.0, target.dtype)
 
-    def note_assignment(self, variable: keras.Variable) -> None:
-        """Records the line that assigns `variable`."""
-        if not self.applying:
-            self.assigned.setdefault(variable.path, set()).add(explain.user_line())
+    def assign(self, original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
+        """Assigns `value` as on one device, if it is made of means and sums over the examples; records the line.
+
+        Not in the updates of an optimizer and of metrics, nor of the statistics of layers, which are averaged later.
+        """
+        if self.applying:
+            return original(variable, value)
+        self.assigned.setdefault(variable.path, set()).add(user_code.current_line())
+        partial = getattr(variable.value, "synchronization", None) == tf.VariableSynchronization.ON_READ
+        if self.average is None or self.rows.replicas == 1 or self.in_branch or partial or tf.executing_eagerly():
+            return original(variable, value)
+        if id(variable) in self.statistics:
+            return original(variable, value)
+        value = keras.ops.convert_to_tensor(value, dtype=variable.dtype)
+        kinds = {reductions.kind_of(term, self.rows) for _, term in reductions.terms_of(value, self.rows)}
+        if kinds <= {"mean", "sum", "equal"} and kinds != {"equal"} and value.dtype.is_floating:
+            weight = tf.cast(self.rows.weight, value.dtype)
+            value = trainer.sum_differentiable(reductions.shared(value, self.rows) * weight)
+            self.rows.equal.add(value.op)
+        return original(variable, value)
+
+
+def _check(unclear: bool) -> None:
+    if unclear:
+        raise ValueError(
+            "The gradient of examples is taken of a number that is neither their mean nor their sum, in "
+            f"{user_code.current_line()}\nIts value for the whole batch cannot be told from those of the replicas: "
+            "compute it in a keras.losses.Loss, which sees the whole batch, or take the gradient of one value per "
+            "example."
+        )
 
 
 def replica_of_draws() -> tf.Tensor:
@@ -121,7 +200,7 @@ def replica_of_draws() -> tf.Tensor:
     variables and the optimizer's `apply`, and is not recorded by a tape.
     """
     step = current()
-    if step is not None and step.averaged and not step.recording:
+    if step is not None and (step.averaged or step.by_jacobian) and not step.recording:
         return tf.constant(0)
     return replicas_lib.replica_id()
 

@@ -144,19 +144,26 @@ def _more_variables(
                 f"The variable {type(model).__name__}.{name} was made outside of cluster.scope(): build the model "
                 "within `with cluster.scope():`."
             )
-        taken = f"own_step/{name}" in more  # The attribute is called `steps` or `optimizer0/...`.
-        more[f"own_step/{name}" + "#2" * taken] = variable
+        key = f"own_step/{name}"
+        while key in more:  # Layers of one name, or an attribute that is called `steps` or `optimizer0/...`.
+            key += "#2"
+        more[key] = variable
     return more
 
 
 def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
-    """Yields the tf.Variables in the model's attributes, which Keras does not count as its variables."""
+    """Yields the tf.Variables in attributes of the model and its layers, which Keras does not count as variables."""
+    layers = [one for one in trainer.layers_of_all_depths(model) if one is not model]
     waiting = list(vars(model).items())
+    waiting += [(f"{layer.name}/{name}", value) for layer in layers for name, value in vars(layer).items()]
+    seen: set[int] = set()
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, tf.Variable):
-            yield name, value
-        elif name.startswith("_"):  # Keras' own.
+            if id(value) not in seen:
+                yield name, value
+            seen.add(id(value))
+        elif name.rpartition("/")[2].startswith("_"):  # Keras' own.
             continue
         elif isinstance(value, dict):
             waiting += [(f"{name}/{key}", one) for key, one in value.items()]

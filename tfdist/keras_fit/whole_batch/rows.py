@@ -33,10 +33,16 @@ class Rows:
     # The largest `total`: a collective in the steps of one execution has one shape.
     most: int
     replicas: int
-    # What was gathered in this trace of a step: id(tensor) -> the tensor, and its rows of all replicas.
-    gathered: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    # The examples of each shard if they are known when the step is traced: all shards are then equal.
+    static: int | None = None
+    # What was gathered in this trace of a step: (id(tensor), `each`) -> the tensor, and its rows of all replicas.
+    gathered: dict[tuple[int, bool], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     # What loss objects returned in this trace.
     losses: list[Any] = dataclasses.field(default_factory=list)
+    # Operations of this trace whose results are equal on all replicas, although they depend on the examples.
+    equal: set[Any] = dataclasses.field(default_factory=set)
+    # Operation -> whether its results differ between replicas; by whether numbers of examples count.
+    dependent: dict[bool, dict[Any, bool]] = dataclasses.field(default_factory=dict)
 
     @property
     def weight(self) -> tf.Tensor:
@@ -73,7 +79,9 @@ class Rows:
         if tf.executing_eagerly():
             return whole
         # Shapes of shards are static only if all shards are equal.
-        return tf.ensure_shape(whole, [static and static * self.replicas, *row])
+        whole = tf.ensure_shape(whole, [static and static * self.replicas, *row])
+        self.equal.add(whole.op)
+        return whole
 
     def _gather_unknown_shape(self, own: tf.Tensor, low: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Gathers rows of a shape that is known only when the step runs: as numbers with their places in the batch."""
@@ -89,7 +97,7 @@ class Rows:
         flat = tf.scatter_nd(numbers.indices[:, None], numbers.values, (total * size)[None])
         return tf.reshape(flat, tf.concat([total[None], shape], axis=0))
 
-    def gather_all(self, values: Any) -> Any:
+    def gather_all(self, values: Any, *, each: bool = False) -> Any:
         """Returns nested `values` with the rows of all replicas, for a function that every replica computes on them.
 
         The gradient of a replica's rows is divided by its weight: the step takes the mean of the replicas' gradients
@@ -98,12 +106,23 @@ class Rows:
         Args:
             values: tensors [examples of the shard, ...] or None. A Keras mask on them is gathered and set again. What
                 has no rows is returned as the mean over replicas.
+            each: whether the function has a value for each row, of which every replica uses its own.
         """
         if self.replicas == 1:
             return values
-        return tf.nest.map_structure(self._gather_one, values)
+        return tf.nest.map_structure(lambda value: self._gather_one(value, each), values)
 
-    def _gather_one(self, value: Any) -> Any:
+    def own(self, values: Any) -> tf.Tensor:
+        """Returns this replica's rows of `values`, which has one or more for each example of the global batch."""
+        values = tf.convert_to_tensor(values)
+        if self.replicas == 1 or not values.shape.rank:
+            return values
+        times = tf.shape(values, out_type=tf.int64)[0] // self.total
+        rows = values[times * self.low : times * (self.low + self.count)]
+        blank = times * tf.cast(self.count == 0, tf.int64)
+        return tf.pad(rows, [[0, blank], *([[0, 0]] * (values.shape.rank - 1))])
+
+    def _gather_one(self, value: Any, each: bool) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
@@ -111,17 +130,17 @@ class Rows:
                 "A loss or metric of the whole batch cannot gather ragged or sparse tensors: make them dense in the "
                 "data, or declare that each example counts by itself, by tfdist.per_example(loss)."
             )
-        if id(value) in self.gathered:
-            return self.gathered[id(value)][1]
+        if (id(value), each) in self.gathered:
+            return self.gathered[id(value), each][1]
         mask, tensor = mask_of(value), keras.ops.convert_to_tensor(value)
         if tensor.shape.rank == 0:
             if not tensor.dtype.is_floating:
                 return value  # Such as a class or an index, which is equal on all replicas.
             result = self._weighted_sum(tensor)
         else:
-            result = self._exact(tensor)
-        with_mask(result, self._gather_one(mask))
-        self.gathered[id(value)] = (value, result)  # The id is used as long as the value lives.
+            result = self._exact(tensor, each)
+        with_mask(result, self._gather_one(mask, each))
+        self.gathered[id(value), each] = (value, result)  # The id is used as long as the value lives.
         return result
 
     def _weighted_sum(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -131,7 +150,7 @@ class Rows:
 
         return mean(tensor)
 
-    def _exact(self, tensor: tf.Tensor) -> tf.Tensor:
+    def _exact(self, tensor: tf.Tensor, each: bool) -> tf.Tensor:
         # Twice the examples, such as real and generated ones: only if shapes are known.
         shard = self.most // self.replicas
         times = tensor.shape[0] // shard if tensor.shape[0] and tensor.shape[0] % shard == 0 else 1
@@ -141,6 +160,8 @@ class Rows:
         check = tf.debugging.Assert(tf.equal(rows, expected), [text, rows, "examples:", self.count])
         with tf.control_dependencies([check]):
             tensor = tf.identity(tensor)
+        if each:
+            return self.gather(tensor, times)
 
         @tf.custom_gradient
         def whole(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -199,4 +220,6 @@ def rows_of(element: dict[str, Any], most: int) -> Rows:
     """
     replicas, replica = trainer.num_replicas(), tf.cast(replicas_lib.replica_id(), tf.int64)
     low, _ = shard_bounds(replica, element["total"], replicas)
-    return Rows(low=low, count=element["count"], total=element["total"], most=most, replicas=replicas)
+    shapes = {one.shape[0] for one in tf.nest.flatten(element["data"]) if one is not None and one.shape.rank}
+    static = shapes.pop() if len(shapes) == 1 else None
+    return Rows(low=low, count=element["count"], total=element["total"], most=most, replicas=replicas, static=static)

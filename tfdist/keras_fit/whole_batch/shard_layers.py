@@ -1,11 +1,15 @@
 """Says which layers see the examples of one replica only, and refuses those that cannot."""
 
+import contextlib
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config.patching import put, restored
 
 # What was said.
 _told: set[str] = set()
@@ -83,3 +87,34 @@ def _recurrent_states(cluster: Cluster, layers: list[keras.Layer]) -> dict[str, 
         states = [one for one in keras.tree.flatten(layer.states) if isinstance(one, keras.Variable)]
         found |= {f"states/{layer.name}/{index}": one for index, one in enumerate(states)}
     return found
+
+
+class _LossesOfReplica:
+    """What a layer adds by `add_loss`, as a list of each replica: a process traces its replicas in threads, in turn."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def _own(self) -> list[Any]:
+        return vars(self._thread).setdefault("losses", [])
+
+    def extend(self, losses: Any) -> None:
+        self._own().extend(losses)
+
+    def clear(self) -> None:
+        self._own().clear()
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._own()[place]
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return list, ()  # A copy of the layer.
+
+
+@contextlib.contextmanager
+def losses_of_each_replica(layers: list[keras.Layer]) -> Iterator[None]:
+    """In the block, a replica reads in `layer.losses` what its own call of the layer has added."""
+    with restored(layers, ["_losses"]):
+        for layer in layers:
+            put(layer, "_losses", _LossesOfReplica())
+        yield

@@ -136,11 +136,14 @@ def _call(
         shard.rows.losses.append(result)
         return result
     bytes_before = shard.rows.gathered_bytes()
-    given = shard.rows.gather_all((y_true, y_pred, sample_weight))
+    each = loss.reduction in (None, "none")
+    given = shard.rows.gather_all((y_true, y_pred, sample_weight), each=each)
     _tell(loss.name, shard.rows.gathered_bytes() - bytes_before)
     with mode(shard=None):
         result = original(loss, *given)
-    if not shard.means:
+    if each:
+        result = shard.rows.own(result)
+    elif not shard.means:
         result *= tf.cast(shard.rows.weight, result.dtype)
     shard.rows.losses.append(result)
     return result
@@ -190,7 +193,7 @@ def _reduce_weighted_values(
     shard = _mode.reduced
     by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
     by_mask = mask is not None and reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-    if shard is None or (shard.means and not by_weight and not by_mask):
+    if shard is None or (shard.means and not by_weight and not by_mask and reduction != "sum"):
         return original(values, sample_weight, mask, reduction, dtype)
     part = shard.reduce(values, sample_weight, mask, reduction, dtype)
     return tf.math.divide_no_nan(part, tf.cast(shard.rows.weight, part.dtype)) if shard.means else part

@@ -45,6 +45,9 @@ class Objective(Protocol):
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         """Returns loss and metrics for sums over examples. A collective: every worker must call it."""
 
+    def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
+        """Returns the values of an epoch or an evaluation, given those of its last step. A collective."""
+
     def reset(self) -> None:
         """Resets metrics before an epoch or an evaluation."""
 

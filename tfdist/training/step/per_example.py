@@ -148,6 +148,10 @@ class PerExampleObjective:
         # where, not a product: a NaN in padding must not spoil the sum.
         return tf.reduce_sum(tf.where(mask, tf.stack(columns), tf.zeros([], tf.float64)), axis=1)
 
+    def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
+        """Returns the same values for an epoch."""
+        return logs
+
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         """Divides the sums by the number of examples, once; NaN if every step was skipped."""
         return {name: totals[name] / (totals["examples"] or math.nan) for name in self.names}

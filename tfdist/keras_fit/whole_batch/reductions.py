@@ -1,0 +1,240 @@
+"""How a number that a step computes is made of its examples: a mean over them, a sum, or something else.
+
+On one device the step sees the global batch. A mean over it is the mean of the replicas' means, weighted by their
+examples; a sum over it is the sum of their sums. The operations that make the number tell which of them it is.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.config import user_code
+from tfdist.keras_fit.whole_batch.rows import Rows
+
+# Operations that make one number of many; of a shape; without an input that depends on the examples; and linear ones.
+_REDUCTIONS = {"Mean", "Sum", "L2Loss", "Max", "Min", "Prod"}
+_SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
+_CONSTANT = {"Const", "ReadVariableOp", "VarHandleOp"}
+_LINEAR = {
+    *("Identity", "IdentityN", "Cast", "Neg", "Reshape", "Squeeze", "ExpandDims", "EnsureShape", "CheckNumerics"),
+    *("Add", "AddV2", "AddN", "Sub", "Pack", "StopGradient", "PreventGradient"),
+}
+_SUMS = ("Add", "AddV2", "AddN")
+_QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
+_PRODUCTS = {"MatMul", "BatchMatMulV2", "Einsum"}
+
+_told: set[str] = set()
+
+
+def kind_of(value: tf.Tensor, rows: Rows) -> str:
+    """Returns what a tensor of a step is made of.
+
+    Returns:
+        "equal": the same on all replicas. "rows": one value or row per example. "mean" or "sum": over the examples.
+        "other": something that cannot be told. In a step that runs eagerly, where operations are not known, "mean".
+    """
+    if tf.executing_eagerly() or not isinstance(value, tf.Tensor):
+        return "mean"
+    op, inputs = value.op, list(value.op.inputs)
+    if not depends_on_data(op, rows):
+        return "equal"
+    if op in {one.op for one in rows.losses if isinstance(one, tf.Tensor)}:
+        return "rows" if value.shape.rank else "mean"
+    if op.type in _LINEAR and all(one.shape.rank == 0 for one in inputs):
+        return _of_terms(inputs, rows)
+    if _has_rows(value, rows):
+        return "rows"
+    if op.type in ("Mean", "Sum", "L2Loss"):
+        kind = kind_of(inputs[0], rows)
+        return ("mean" if op.type == "Mean" else "sum") if kind == "rows" else kind
+    if op.type in _LINEAR:
+        return _of_terms(inputs, rows)
+    if op.type == "MatMul":
+        return "sum" if _sums_rows(op, rows) else "other"
+    scaled = _scaled(op, rows)
+    if scaled is None:
+        return "other"
+    term, factor = scaled
+    kind, change = kind_of(term, rows), {"mean": "sum"} if op.type == "Mul" else {"sum": "mean"}
+    return change.get(kind, kind) if _counts(term, factor, rows) else kind
+
+
+def terms_of(value: tf.Tensor, rows: Rows) -> list[tuple[Any, tf.Tensor]]:
+    """Returns the terms of a value of several kinds, each with its factor, which is equal on all replicas.
+
+    The value is the sum of their products. A value of one kind, or that cannot be divided, is the only term.
+    """
+    if kind_of(value, rows) != "other":
+        return [(1.0, value)]
+    op, inputs = value.op, list(value.op.inputs)
+    if value.shape.rank == 0 and any(one.shape.rank != 0 for one in inputs):
+        return [(1.0, value)]
+    signs = {"Identity": [1.0], "Neg": [-1.0], "Sub": [1.0, -1.0]} | dict.fromkeys(_SUMS, [1.0] * len(inputs))
+    parts = list(zip(signs.get(op.type, ()), inputs, strict=False))
+    scaled = _scaled(op, rows)
+    if scaled is not None and not depends_on_data(scaled[1].op, rows, by_shape=True):
+        parts = [(scaled[1] if op.type == "Mul" else 1.0 / scaled[1], scaled[0])]
+    found = [(factor * inner, term) for factor, one in parts for inner, term in terms_of(one, rows)]
+    return found or [(1.0, value)]
+
+
+def share(value: tf.Tensor, rows: Rows) -> tf.Tensor:
+    """Returns the factor of a value whose mean over the replicas, weighted by examples, is that of one device.
+
+    Returns:
+        float32 []: 1, or the inverse of the weight for a sum over examples and for a value per example.
+    """
+    is_sum = kind_of(value, rows) in ("sum", "rows")
+    return tf.math.divide_no_nan(1.0, rows.weight) if is_sum else tf.ones([])
+
+
+def shared(value: tf.Tensor, rows: Rows) -> tf.Tensor:
+    """Returns a tensor whose mean over the replicas, weighted by examples, is `value` on one device."""
+    terms = [] if rows.replicas == 1 else terms_of(value, rows)
+    if not any(kind_of(term, rows) in ("sum", "rows") for _, term in terms):
+        return value
+    return sum(factor * term * tf.cast(share(term, rows), term.dtype) for factor, term in terms)
+
+
+def _of_terms(inputs: list[tf.Tensor], rows: Rows) -> str:
+    found = {kind_of(one, rows) for one in inputs}
+    if found <= {"mean", "equal"}:
+        return "mean"
+    return found.pop() if found == {"sum"} else "other"
+
+
+def _scaled(op: tf.Operation, rows: Rows) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """Returns the operand of a product or quotient that depends on the examples, and the other one; None: both do."""
+    inputs = list(op.inputs)
+    if op.type == "Mul":
+        inputs.sort(key=lambda one: not depends_on_data(one.op, rows))
+    elif op.type not in _QUOTIENTS:
+        return None
+    return None if depends_on_data(inputs[1].op, rows) else (inputs[0], inputs[1])
+
+
+def _sums_rows(op: tf.Operation, rows: Rows) -> bool:
+    """Returns whether a product of matrices sums over the examples."""
+    one, other = op.inputs
+    left = one.shape[0] if op.get_attr("transpose_a") else one.shape[1]
+    right = other.shape[1] if op.get_attr("transpose_b") else other.shape[0]
+    both = all(depends_on_data(each.op, rows) for each in op.inputs)
+    return both and left == right and left in (None, rows.static)
+
+
+def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
+    """Returns whether a factor is the number of a replica's examples, or of their values."""
+    if depends_on_data(factor.op, rows, by_shape=True):
+        return True
+    number, op = tf.get_static_value(factor), value.op
+    while op.type in _LINEAR or _scaled(op, rows) is not None:
+        op = op.inputs[0].op if op.type in _LINEAR else _scaled(op, rows)[0].op
+    if number is None or getattr(number, "size", 0) != 1 or op.type != "Sum":
+        return False
+    summed = op.inputs[0].shape
+    return float(number) in (float(summed[0] or 0) if summed.rank else 0.0, float(summed.num_elements() or 0))
+
+
+def _has_rows(value: tf.Tensor, rows: Rows) -> bool:
+    rank = value.shape.rank
+    return rank is None or (rank > 0 and value.shape[0] in (None, rows.static))
+
+
+def depends_on_data(op: tf.Operation, rows: Rows, *, by_shape: bool = False) -> bool:
+    """Returns whether an operation has another result on another replica: it depends on the examples, or draws.
+
+    Args:
+        rows: remembers the answers of this trace.
+        by_shape: whether the number of examples counts as well.
+    """
+    known = rows.dependent.setdefault(by_shape, {})
+    waiting, seen = [op], set()
+    while waiting:
+        one = waiting.pop()
+        if one in seen or known.get(one) is False or one.type in _CONSTANT or one in rows.equal:
+            continue
+        if one.type in _SHAPES and not by_shape:
+            continue
+        seen.add(one)
+        values = [each for each in one.inputs if each.dtype != tf.resource]
+        # An input of the step, an element of an iterator, or random numbers.
+        given = not values and one.outputs and one.outputs[0].dtype not in (tf.resource, tf.variant)
+        if known.get(one) or given or "Random" in one.type:
+            known[op] = True
+            return True
+        waiting += [each.op for each in values]
+    known.update(dict.fromkeys(seen, False))
+    return False
+
+
+def tell(targets: list[tf.Tensor], rows: Rows) -> None:
+    """Says once where a step reduces or compares examples by itself, not by one of the loss objects.
+
+    Args:
+        targets: of a gradient of variables.
+        rows: those of the replica that is traced.
+    """
+    if tf.executing_eagerly() or tf.get_static_value(replicas_lib.replica_id()) != 0:
+        return
+    losses = {one.op for one in rows.losses if isinstance(one, tf.Tensor)}
+    reduced = None
+    for op in _before(targets, losses):
+        if op.type in _PRODUCTS and _compares(op, rows):
+            _say(
+                op,
+                "a loss compares the examples of a batch, and each replica compares its own only: compute it in a "
+                "keras.losses.Loss, which sees the whole batch, or gather them by tfdist.all_gather (docs/own_step.md)",
+            )
+            return
+        if reduced is None and op.type in _REDUCTIONS and op.outputs[0].shape.rank == 0 and depends_on_data(op, rows):
+            reduced = op
+    if reduced is not None:
+        _say(
+            reduced,
+            "a loss is reduced to a number without a loss object. Each replica reduces its own examples, which is "
+            "right for a mean or a sum over examples. If it is another one, compute it in a keras.losses.Loss, which "
+            "sees the whole batch (docs/own_step.md)",
+        )
+
+
+def tell_added(losses: list[tf.Tensor], rows: Rows) -> None:
+    """Says once which losses of `add_loss` are those of each replica's examples."""
+    if tf.executing_eagerly() or rows.replicas == 1 or tf.get_static_value(replicas_lib.replica_id()) != 0:
+        return
+    for loss in losses:
+        if any(kind_of(term, rows) == "other" for _, term in terms_of(loss, rows)):
+            _say(
+                loss.op,
+                "a loss of add_loss is neither a mean nor a sum over examples. It is computed from the examples of "
+                "each replica, and averaged: pass tensors of which it is made as outputs to a keras.losses.Loss, which "
+                "sees the whole batch (docs/scripts.md)",
+            )
+
+
+def _before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Operation]:
+    waiting, seen = [one.op for one in targets], set(ends)
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        yield op
+        waiting += [one.op for one in op.inputs]
+
+
+def _compares(op: tf.Operation, rows: Rows) -> bool:
+    """Returns whether a product has a value for each pair of examples."""
+    shape = op.outputs[0].shape
+    if shape.rank != 2 or shape[0] != shape[1] or shape[0] not in (None, rows.static):
+        return False
+    return all(depends_on_data(one.op, rows) and _has_rows(one, rows) for one in op.inputs)
+
+
+def _say(op: tf.Operation, text: str) -> None:
+    line = user_code.current_line(op.traceback)
+    if line not in _told:
+        _told.add(line)
+        print(f"tfdist: {line}: {text}.", file=sys.stderr, flush=True)
