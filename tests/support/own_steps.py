@@ -277,7 +277,7 @@ class Improper(keras.Model):
 
 def assigns(model, gradients, loss):
     for variable, gradient in zip(model.net.trainable_variables, gradients, strict=True):
-        variable.assign_sub(0.1 * loss * gradient)
+        variable.assign_sub(0.1 * ops.sqrt(loss) * gradient)
 
 
 def branches(model, gradients, loss):

@@ -119,7 +119,7 @@ class OwnStepObjective:
         found = compiled_model.flat(self.model.get_metrics_result())
         if set(found) != set(logs):
             return logs
-        found = {name: compiled_model.as_keras(value) for name, value in found.items()}
+        found = {name: compiled_model.as_keras(found[name]) for name in logs}
         explain.tell_if_never_updated({name: logs[name] for name, value in found.items() if np.all(value == 0)})
         return found
 
