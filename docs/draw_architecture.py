@@ -55,7 +55,8 @@ WINGS = {
 }
 SUBPACKAGES = {
     "cluster.discovery": "variables -> rank, addresses",
-    "cluster.agent": "meet, compare, heartbeats",
+    "cluster.rendezvous": "connect and compare",
+    "cluster.liveness": "heartbeats, watchdog",
     "training.step": "forward, backward, all-reduce, update",
     "training.callbacks": "Keras callbacks on several workers",
 }

@@ -1,7 +1,6 @@
 """Starts the control plane of many workers on this machine, without TensorFlow: `python -m tests.crowd --workers=1024`.
 
-Forks the workers of one job, each with its agent in a thread. They meet, compare values and then send heartbeats, as
-those of a training do. Cases:
+Forks the workers of one job, which meet, compare values and then send heartbeats, as those of a training do. Cases:
 
     idle      all are there: the time until they have met, memory, and the chief's share of a core
     killed    one of them is killed (SIGKILL)
@@ -30,8 +29,10 @@ import psutil
 
 from tfdist import config
 from tfdist.cluster import interruption
-from tfdist.cluster.agent import client, keys, listener, peer_loss, peers
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.wire import keys, listener
 
 CASES = ("idle", "killed", "stopped", "absent", "fifth")
 KEYS = keys.Keys((b"k" * 64,))
@@ -52,16 +53,16 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
         port=ports[rank],
         job="crowd",
     )
+    listening = heartbeat.listen(spec)
+    metadata = {"heartbeat_port": listening.getsockname()[1]} if listening else {}
     try:
-        members, agent = client.meet(spec, must_match=VALUES, seconds=seconds, keys=KEYS, in_thread=True)
+        members = preflight.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, keys=KEYS)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(interruption.EXIT_PEER_LOST)
     os.write(out, b"%f\n" % time.monotonic())
     options = config.ClusterOptions(heartbeat_seconds=limit, stall_seconds=None, connect_seconds=seconds)
-    with agent.start_limit(seconds, limit):
-        pass
-    peer_loss.start(rank=rank, members=members, options=options, agent=agent)
+    heartbeat.start(rank=rank, members=members, listener=listening, options=options, keys=KEYS)
     time.sleep(3600)
 
 
@@ -165,7 +166,7 @@ def _meeting(case: str, crowd: Crowd, absent: range, limit: float) -> bool:
     print(f"{case}: {len(times)} of {crowd.size} workers met in {met:.1f} s, {met - forked:.1f} s after the last start")
     if len(times) < crowd.size or met - forked > MOST_SECONDS:
         return False
-    time.sleep(2 + 2 * peers.interval(crowd.size, limit))
+    time.sleep(2 + 2 * heartbeat.interval(crowd.size, limit))
     if case == "idle":
         return _idle(crowd)
     victim = crowd.size // 2

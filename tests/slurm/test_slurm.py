@@ -212,12 +212,13 @@ import os, signal, sys, time
 from tfdist import config
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.agent import client, peer_loss
+from tfdist.cluster.liveness import heartbeat, peer_loss
+from tfdist.cluster.rendezvous import preflight
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
-members, agent = client.meet(place, must_match={}, seconds=60)
-with agent.start_limit(20.0, 10.0):
-    pass
-peer_loss.start(rank=place.rank, members=members, options=config.ClusterOptions(), agent=agent)
+listener = heartbeat.listen(place)
+port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
+members = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
+heartbeat.start(rank=place.rank, members=members, listener=listener, options=config.ClusterOptions(connect_seconds=20))
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
 if place.rank == int(sys.argv[1]):
@@ -262,15 +263,11 @@ def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm,
 HANG = """
 import ctypes, sys
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.cluster.agent import client, keys
-from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import startup_watchdog
 rank, size = map(int, sys.argv[1:])
 slurm_requeue.enable_requeue(rank, interruption.StopRequest(), slurm_requeue.few_restarts)
 members = [{"rank": r, "address": f"localhost:{1 + r}", "host": "n9", "pid": 7} for r in range(size)]
-agent = client._launch(WorkerSpec(launcher="slurm", rank=rank, num_workers=size), keys.Keys((b"k" * 64,)), False)
-agent.send(**client._first(agent.spec, agent.keys), members=members, agent_port=1)
-agent.receive(60.0)
-with agent.start_limit(0.5, 10.0):
+with startup_watchdog.deadline(rank, members, 0.5):
     ctypes.PyDLL(None).sleep(60)
 """
 

@@ -105,7 +105,7 @@ def _damage(crew: Crew, rng: random.Random) -> None:
 
 def _kill_watchdog(crew: Crew, rng: random.Random) -> None:
     for pid in children(crew.pid(rng.randrange(crew.workers))):
-        if "cluster/agent/process" in command_line(pid):
+        if "startup_watchdog_process" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
 
 

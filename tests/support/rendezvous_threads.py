@@ -6,9 +6,10 @@ import json
 import threading
 import time
 
-from tfdist.cluster.agent import client, listener
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.wire import listener
 
 # How much later than the deadline the last worker may end: what `rendezvous` promises, and this machine's slowness.
 GRACE_SECONDS = 5.0
@@ -37,21 +38,21 @@ class Outcome:
 
 
 class Workers:
-    """Workers that each run `client.rendezvous` in a thread."""
+    """Workers that each run `preflight.rendezvous` in a thread."""
 
     def __init__(self):
         self.outcomes: list[Outcome] = []
         self._threads: list[threading.Thread] = []
 
     def start(self, spec: WorkerSpec, **keywords) -> None:
-        keywords = {"must_match": {}, "seconds": 20.0, "in_thread": True} | keywords
+        keywords = {"must_match": {}, "seconds": 20.0} | keywords
         outcome = Outcome()
         self.outcomes.append(outcome)
 
         def work() -> None:
             start = time.monotonic()
             try:
-                outcome.roster = client.rendezvous(spec, **keywords)
+                outcome.roster = preflight.rendezvous(spec, **keywords)
             except Exception as error:
                 outcome.error = error
             outcome.seconds = time.monotonic() - start
@@ -67,7 +68,7 @@ class Workers:
 
 
 def run(workers: list[tuple[WorkerSpec, dict]]) -> list[Outcome]:
-    """Runs workers side by side, each with its keyword arguments for `client.rendezvous`."""
+    """Runs workers side by side, each with its keyword arguments for `preflight.rendezvous`."""
     running = Workers()
     for spec, keywords in workers:
         running.start(spec, **keywords)

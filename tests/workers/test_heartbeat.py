@@ -13,7 +13,6 @@ import time
 
 import forked
 import processes
-import psutil
 import pytest
 import topologies
 from launching import REPOSITORY, worker_environment
@@ -29,14 +28,21 @@ WORKER = """
 import ctypes, os, sys, threading, time
 from tfdist import config
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.agent import client, peer_loss
+from tfdist.cluster.liveness import heartbeat, peer_loss, startup_watchdog
+from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.wire import keys
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
-members, agent = client.meet(found, must_match={}, seconds=60)
-with agent.start_limit(60.0, seconds):
+listener = heartbeat.listen(found)
+watchdog = startup_watchdog.listen(found)
+port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
+port["watchdog_port"] = watchdog.getsockname()[1]
+members = preflight.rendezvous(found, must_match={}, seconds=60, metadata=port)
+own = keys.load(None, os.environ)
+with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
     pass
 options = config.ClusterOptions(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
-watching = peer_loss.start(rank=rank, members=members, options=options, agent=agent)
+watching = heartbeat.start(rank=rank, members=members, listener=listener, options=options)
 watching.heartbeat(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"run": 600.0, "stall": 0.0}.get(what, 1.0)
@@ -330,16 +336,14 @@ def test_a_worker_that_dies_before_its_server_of_tensorflow_listens_is_named_at_
 
 
 STARTING = """
-import ctypes, os, sys, time
-from tfdist.cluster.agent import client
-from tfdist.cluster.discovery import environment
-spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
-members, agent = client.meet(spec, must_match={}, seconds=60)
-with agent.start_limit(60.0, 10.0):
+import ctypes, sys, time
+from tfdist.cluster.liveness import startup_watchdog
+one = {"address": f"localhost:{sys.argv[2]}", "watchdog_port": int(sys.argv[3]), "host": "n9", "pid": 7}
+roster = [one | {"rank": rank} for rank in range(2)]
+with startup_watchdog.deadline(0, roster, 60.0):
     time.sleep(0.5)
-print("started", agent.process.pid, flush=True)
-sys.stdin.readline()
-with agent.start_limit(float(sys.argv[1]), 10.0):
+print("started", flush=True)
+with startup_watchdog.deadline(0, roster, float(sys.argv[1])):
     ctypes.PyDLL(None).sleep(60)  # As TensorFlow does, without letting any thread of Python run.
 """
 
@@ -351,108 +355,40 @@ class Greeter(socketserver.BaseRequestHandler):
         self.request.sendall(b"hello")
 
 
-@contextlib.contextmanager
-def starting(seconds):
-    """Two workers that have met, and the process ids of their agents; they start TensorFlow after a line of input."""
-    command, environments = [sys.executable, "-c", STARTING, str(seconds)], topologies.environments(2)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(subprocess.Popen(command, env=env, cwd=REPOSITORY, **pipes)) for env in environments
-        ]
-        try:
-            agents = [int(worker.stdout.readline().removeprefix("started ")) for worker in workers]
-            yield workers, agents, json.loads(environments[1]["TF_CONFIG"])["cluster"]["worker"]
-        finally:
-            for worker in workers:
-                worker.kill()
+def start_with(seconds, port, watchdog_port):
+    command = [sys.executable, "-c", STARTING, str(seconds), str(port), str(watchdog_port)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_ends():
-    with starting(0.5) as (workers, agents, _):
-        os.kill(agents[1], KILL)
-        workers[1].kill()
-        said = workers[0].communicate("start\n", timeout=60)
-        assert workers[0].returncode == -KILL
-        assert said == (
-            "",
-            "tfdist: worker 0: TensorFlow did not start within 0.5 s after a successful rendezvous: worker 1 (host "
-            f"{os.uname().nodename}, pid {workers[1].pid}) does not answer (Connection refused). Restart all workers\n",
-        )
+    process = start_with(0.5, *topologies.free_ports(2))
+    said = process.communicate(timeout=60)
+    assert process.returncode == -KILL
+    assert said == (
+        "started\n",
+        "tfdist: worker 0: TensorFlow did not start within 0.5 s after a successful rendezvous: worker 1 (host n9, "
+        "pid 7) does not answer (Connection refused). Restart all workers\n",
+    )
 
 
-@pytest.mark.parametrize("alive", ["agent", "server of TensorFlow"])
-def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once(alive):
-    """Whether its agent was there, or only its server of TensorFlow."""
-    with starting(600) as (workers, agents, addresses), contextlib.ExitStack() as stack:
-        workers[0].stdin.write("start\n")
-        workers[0].stdin.flush()
-        if alive != "agent":
-            port = int(addresses[1].rpartition(":")[2])
-            server = stack.enter_context(socketserver.ThreadingTCPServer(("", port), Greeter))
-            threading.Thread(target=server.serve_forever).start()
-            os.kill(agents[1], KILL)
+@pytest.mark.parametrize("open_port", ["address", "watchdog_port"])
+def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once(open_port):
+    """Whether its server of TensorFlow listened already, or only its watchdog process."""
+    port, closed = topologies.free_ports(2)
+    with socketserver.ThreadingTCPServer(("", port), Greeter) as server:
+        threading.Thread(target=server.serve_forever).start()
+        process = start_with(600, *((port, closed) if open_port == "address" else (closed, port)))
+        assert process.stdout.readline() == "started\n"
         time.sleep(5.0)
-        assert workers[0].poll() is None
+        assert process.poll() is None
         start = time.monotonic()
-        if alive == "agent":
-            os.kill(agents[1], KILL)
-        else:
-            server.shutdown()
-            server.server_close()
-        said = workers[0].communicate(timeout=60)
-        assert workers[0].returncode == -KILL and time.monotonic() - start < 30
-        assert said[1] == (
-            f"tfdist: worker 0: worker 1 (host {os.uname().nodename}, pid {workers[1].pid}) is lost: it no longer "
-            "answers (Connection refused). Restart all workers\n"
-        )
-
-
-def test_a_stopped_worker_and_one_whose_process_has_ended_are_told_apart_in_the_start():
-    for number, why in ((STOP, r"no sign of life for \d+\.\d s"), (KILL, "its process has ended")):
-        with starting(600) as (workers, _, _):
-            workers[0].stdin.write("start\n")
-            workers[0].stdin.flush()
-            workers[1].send_signal(number)
-            said = workers[0].communicate(timeout=60)
-            assert workers[0].returncode == -KILL
-            assert re.search(rf"worker 1 \(.*\) is lost: it no longer answers \({why}\)\. Restart", said[1]), said
-
-
-def test_a_worker_whose_agent_is_killed_goes_on_with_another_one():
-    """The out-of-memory killer may choose it. The others wait until the new agent, in a thread, has returned."""
-    with plain("run", "run", "run") as workers:
-        for rank in (1, 0):
-            (agent,) = psutil.Process(workers.processes[rank].pid).children()
-            agent.kill()
-            time.sleep(4.0)
-            assert [process.poll() for process in workers.processes] == [None] * 3
-        workers.hit(1, KILL)
-        codes, said = workers.ends([0, 2])
-        assert codes == [LOST, LOST], said
-        assert_named({0: said[0], 2: said[1]}, 1, workers.processes[1], silent=(0.0, SEEN_WITHIN))
-
-
-# A system that starts no child processes.
-FORBIDDEN = """
-import sys
-from tfdist.cluster import process_exit, strategy
-sys.executable = "/nowhere/python"
-made = strategy.connect
-def connect_and_tell():
-    found = made()
-    print(found.roster.notes, int(found.all_gather([found.rank])[1, 0]))
-    found.leave()
-    return 0
-process_exit.run_and_exit(connect_and_tell)
-"""
-
-
-def test_where_child_processes_are_not_allowed_the_agent_is_a_thread_and_the_start_says_so():
-    with started([[sys.executable, "-c", FORBIDDEN]] * 2, topologies.environments(2)) as workers:
-        said = [process.communicate(timeout=240) for process in workers.processes]
-    assert [process.returncode for process in workers.processes] == [0, 0], said
-    assert all("child processes are not allowed here: tfdist's agent runs in a thread" in out for out, _ in said), said
+        server.shutdown()
+    said = process.communicate(timeout=60)
+    assert process.returncode == -KILL and time.monotonic() - start < 30
+    assert said[1] == (
+        "tfdist: worker 0: worker 1 (host n9, pid 7) is lost: it no longer answers (Connection refused). Restart "
+        "all workers\n"
+    )
 
 
 def training(workdir, *options):

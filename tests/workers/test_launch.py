@@ -21,8 +21,8 @@ import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
 from processes import children, command_line, environment, until
 
-from tfdist.cluster.agent import listener
 from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.wire import listener
 from tfdist.launch import __main__ as launch
 from tfdist.launch import local_workers
 

@@ -6,7 +6,9 @@
     devices/                      GPUs of the host, their software, the precision that suits them; dtypes of collectives
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec
     first_collective.py           a first all-reduce with a time limit
-    agent/                        a child process of each worker: the rendezvous, heartbeats, lost workers by name
+    wire/                         signed messages between workers, and their keys
+    rendezvous/                   all workers connect and compare before TensorFlow starts
+    liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
 
 The only wing that names launchers' variables. Imports config.
 """

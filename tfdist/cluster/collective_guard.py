@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster.agent import peer_loss
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.liveness import peer_loss
 from tfdist.config import patching, user_code
 
 

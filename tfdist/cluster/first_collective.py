@@ -5,12 +5,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.agent.peer_loss import HeartbeatMonitor
+from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 PURPOSE = "the first all-reduce"
 # Seconds that are always allowed if the driver compiles the kernels of the GPUs at their first use.
 _COMPILE_SECONDS = 600.0
-ADVICE = (
+_ADVICE = (
     "If the driver still compiles kernels for the GPUs (docs/gpu.md), increase config.cluster.connect_seconds. If not, "
     "their devices cannot exchange data: with NCCL, set NCCL_SOCKET_IFNAME to the network interface between the hosts, "
     "such as ib0, and NCCL_DEBUG=INFO for its log; otherwise, look for a firewall between the hosts"
@@ -44,6 +45,16 @@ def check(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: 
             assert found == [float(strategy.num_replicas_in_sync)] * len(found), found
     except tf.errors.DeadlineExceededError:
         if monitor.rank == 0:
-            text = f"{PURPOSE} did not end within {seconds:g} s (config.cluster.connect_seconds): "
-            monitor.agent.send(missing_in=PURPOSE, text=text, advice=ADVICE)
+            monitor.loop.call_soon_threadsafe(peer_loss.declare_lost, monitor, explain(monitor, seconds))
         raise
+
+
+def explain(monitor: HeartbeatMonitor, seconds: float) -> str:
+    """Returns why the first all-reduce took longer than `seconds`, as the chief sees it."""
+    text = f"{PURPOSE} did not end within {seconds:g} s (config.cluster.connect_seconds): "
+    waiting = {rank for rank, peer in monitor.peers.items() if peer.waits is not None and peer.waits[0] == PURPOSE}
+    missing = [rank for rank in range(1, len(monitor.members)) if rank not in waiting]
+    if missing:
+        names = ", ".join(peer_loss.worker_name(monitor, rank) for rank in missing)
+        return f"{text}{names} did not reach it"
+    return f"{text}all workers have started it. {_ADVICE}"

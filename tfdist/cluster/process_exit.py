@@ -8,8 +8,9 @@ from collections.abc import Callable
 from absl import flags
 
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.cluster.agent import decision, peer_loss
 from tfdist.cluster.devices import machine
+from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.rendezvous import decision
 from tfdist.config import tensorflow_log, user_code
 
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import platform
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,14 +16,16 @@ from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
 from tfdist.cluster import first_collective, interruption, malloc
-from tfdist.cluster.agent import client, peer_loss
-from tfdist.cluster.agent.client import Agent
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gpu_software, machine, onednn
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import environment, host_names, worker_spec
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import heartbeat, startup_watchdog
+from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire.keys import Keys
 from tfdist.config import patching
 
 _CHUNK_BYTES = 1 << 20
@@ -145,16 +148,19 @@ def connect(
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
     spec = planned.worker_spec
-    client.unset_proxies(os.environ)
+    preflight.unset_proxies(os.environ)
     details = [*_configure_malloc(planned), onednn.describe(onednn.current(os.environ))]
-    members, agent = _connect_workers(planned, must_match or {}, workdir, stop)
+    listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
+    ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
+    keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
+    members = _connect_workers(planned, must_match or {}, workdir, ports, stop, keys)
     options, seconds = planned.options, planned.options.connect_seconds
     with contextlib.ExitStack() as start:
-        if agent is not None:  # Before the devices are listed: a worker may die meanwhile.
-            start.enter_context(agent.start_limit(seconds, options.heartbeat_seconds))
+        if planned.num_workers > 1:  # Before the devices are listed: a worker may die meanwhile.
+            start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
         _set_visible_devices(planned)
         software = gpu_software.describe(os.environ)
-        notes = [spec.note, *gpu_software.notes(software), *_notes(planned, members, agent)]
+        notes = [spec.note, *gpu_software.notes(software), *_notes(planned, members)]
         if planned.num_workers > 1:
             with interruption.block_signals():
                 strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
@@ -162,7 +168,8 @@ def connect(
             strategy = _mirrored_strategy(planned)
     assert strategy.num_replicas_in_sync == planned.num_replicas
     _add_number_conversions()
-    monitor = peer_loss.start(rank=spec.rank, members=members, options=options, agent=agent)
+    keys = keys or Keys(())  # One worker sends no messages, and only watches itself.
+    monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
     if planned.num_workers > 1:
         first_collective.check(strategy, monitor, first_collective.limit(seconds, software))
     return Cluster(
@@ -214,21 +221,23 @@ def _mixed(members: Sequence[Mapping[str, Any]]) -> str:
     return f"the workers have different processors, which round differently: {', '.join(names)}"
 
 
-def _notes(planned: ClusterPlan, members: Sequence[Mapping[str, Any]], agent: Agent | None) -> tuple[str, ...]:
-    """Returns notes about the agent, the processors of all workers, and GPUs of this host that are not used."""
+def _notes(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns notes about the processors of all workers, and about GPUs of this host that are not used."""
     unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused(machine.read(os.environ))
-    in_thread = client.IN_A_THREAD if agent is not None and agent.process is None else ""
-    return in_thread, onednn.advice(onednn.current(os.environ)), _mixed(members), unused
+    return onednn.advice(onednn.current(os.environ)), _mixed(members), unused
 
 
 def _connect_workers(
     planned: ClusterPlan,
     must_match: Mapping[str, str],
     workdir: os.PathLike | str | None,
+    listeners: Mapping[str, socket.socket | None],
     stop: interruption.StopRequest | None,
-) -> tuple[list[dict], Agent | None]:
+    keys: Keys | None,
+) -> list[dict]:
     host_names.check(planned.worker_spec, os.environ)
     devices = f"{planned.local_replicas} {planned.device_type}{'s' if planned.local_replicas > 1 else ''}"
+    ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
     common = {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -236,14 +245,15 @@ def _connect_workers(
         "devices per worker": devices,
         f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
     }
-    return client.meet(
+    return preflight.rendezvous(
         planned.worker_spec,
         must_match=common | dict(must_match),
-        metadata={"devices": devices, "processor": onednn.read_processor().name},
+        metadata={"devices": devices, "processor": onednn.read_processor().name} | ports,
         exclusive=worker_spec.held_gpus(planned.worker_spec, planned.gpus),
         seconds=planned.options.connect_seconds,
         workdir=workdir,
         stop=stop,
+        keys=keys,
     )
 
 
@@ -272,7 +282,7 @@ def _multi_worker_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.dis
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
-        # Twice the limit of the agents, which therefore detects a loss first and names the worker.
+        # Twice the limit of heartbeat.py, which therefore detects a loss first and names the worker.
         heartbeat_timeout_in_ms=int(2 * planned.options.heartbeat_seconds * 1000),
         coordinated_jobs=[collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))],
     )

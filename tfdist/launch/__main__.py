@@ -25,8 +25,8 @@ from absl import flags
 from tfdist import config
 from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
-from tfdist.cluster.agent import keys
 from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.wire import keys
 from tfdist.config import batches
 from tfdist.config import flags as config_flags
 from tfdist.launch import command_line, local_workers, processes

@@ -12,9 +12,9 @@ from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import slurm_requeue
-from tfdist.cluster.agent import peer_loss
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff
 from tfdist.report import files, run_info
 from tfdist.report.reporter import Reporter

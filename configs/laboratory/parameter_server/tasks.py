@@ -16,8 +16,8 @@ import tensorflow as tf
 from absl import flags, logging
 
 from tfdist.cluster import interruption
-from tfdist.cluster.agent import client
 from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.rendezvous import preflight
 
 _KINDS = ("chief", "worker", "ps")
 _POLL_SECONDS = 0.5
@@ -150,7 +150,7 @@ def _exit_lost(text: str) -> None:
 
 
 def _prepare(env: MutableMapping[str, str]) -> None:
-    client.unset_proxies(env)
+    preflight.unset_proxies(env)
     env["GRPC_FAIL_FAST"] = "use_caller"  # Calls to a lost task fail instead of waiting.
 
 

@@ -14,9 +14,9 @@ import pytest
 from launching import free_ports
 from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free, run, tf_config, worker_specs
 
-from tfdist.cluster.agent import client
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.rendezvous import preflight
 
 
 def test_all_find_each_other_and_get_the_same_roster():
@@ -174,7 +174,7 @@ def test_a_shared_workdir_is_made_and_left_empty(tmp_path):
 
 
 def test_a_worker_alone_opens_nothing():
-    roster = client.rendezvous(WorkerSpec(launcher="local"), must_match={}, metadata={"devices": "CPU"}, seconds=0.0)
+    roster = preflight.rendezvous(WorkerSpec(launcher="local"), must_match={}, metadata={"devices": "CPU"}, seconds=0.0)
     assert roster == [
         {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": os.getpid(), "devices": "CPU"}
     ]
@@ -183,19 +183,19 @@ def test_a_worker_alone_opens_nothing():
 def test_proxies_are_unset():
     names = ["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"]
     env = dict.fromkeys(names, "http://proxy:3128") | {"no_proxy": "localhost", "PATH": "/bin"}
-    assert sorted(client.unset_proxies(env)) == sorted(names)
+    assert sorted(preflight.unset_proxies(env)) == sorted(names)
     assert env == {"no_proxy": "localhost", "PATH": "/bin"}
 
 
 WORKER = """
 import json, os, signal, sys
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.agent import client
+from tfdist.cluster.rendezvous import preflight
 if sys.argv[1] == "handler":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
 spec = environment.resolve(os.environ, port_base=1024, port_count=1000)
 print("ready", flush=True)
-roster = client.rendezvous(spec, must_match={}, metadata={"argument": sys.argv[1]}, seconds=60.0)
+roster = preflight.rendezvous(spec, must_match={}, metadata={"argument": sys.argv[1]}, seconds=60.0)
 assert "tensorflow" not in sys.modules
 print(json.dumps(roster))
 """

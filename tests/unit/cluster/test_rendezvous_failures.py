@@ -10,8 +10,9 @@ from launching import free_ports
 from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free, run, worker_specs
 
 from tfdist.cluster import interruption
-from tfdist.cluster.agent import decision, keys, listener
 from tfdist.cluster.discovery import environment
+from tfdist.cluster.rendezvous import decision
+from tfdist.cluster.wire import keys, listener
 
 
 @pytest.mark.parametrize(("asked", "absent"), [(0, None), (2, None), (1, 2), (0, 2), (1, 0)])

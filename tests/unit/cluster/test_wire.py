@@ -13,11 +13,11 @@ import stat
 import pytest
 from launching import worker_environment
 
-from tfdist.cluster.agent import channel as channel_lib
-from tfdist.cluster.agent import decision, exchange, messages
-from tfdist.cluster.agent import keys as keys_lib
-from tfdist.cluster.agent import listener as listener_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.rendezvous import decision, messages, protocol
+from tfdist.cluster.wire import channel as channel_lib
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire import listener as listener_lib
 
 KEYS = keys_lib.Keys((b"k" * 64,))
 OTHER_KEYS = keys_lib.Keys((b"x" * 64,))
@@ -43,14 +43,6 @@ async def echo(received: list[dict], keys: keys_lib.Keys = KEYS):
         address = listener.getsockname()
         async with listener_lib.serving(listener, keys, handle):
             yield address
-
-
-async def request(address: tuple[str, int], keys: keys_lib.Keys, message: dict) -> dict:
-    """Sends one message to a server, and returns its reply."""
-    channel = await channel_lib.connect(address, keys)
-    with contextlib.closing(channel.writer):
-        channel.send(message)
-        return await channel.receive()
 
 
 async def recorded(message: dict, keys: keys_lib.Keys, server_nonce: bytes) -> bytes:
@@ -112,9 +104,9 @@ def test_random_and_mutated_frames_reach_nobody_and_leak_nothing():
             before, gate = descriptors(), asyncio.Semaphore(40)
             await asyncio.gather(*(attack(address, gate, number) for number in range(MESSAGES // 5)))
             assert received == []
-            assert await request(address, KEYS, {"good": 1}) == {"good": 1}
+            assert await channel_lib.request(address, KEYS, {"good": 1}) == {"good": 1}
             with pytest.raises(channel_lib.RefusedError):
-                await request(address, OTHER_KEYS, {"good": 2})
+                await channel_lib.request(address, OTHER_KEYS, {"good": 2})
             await asyncio.sleep(0.1)
             assert received == [{"good": 1}]
             assert descriptors() <= before + 10
@@ -154,7 +146,7 @@ def test_hundreds_of_half_open_connections_and_slow_senders_block_nobody():
                 for _ in range(1000):
                     await asyncio.sleep(0)
                     assert descriptors() <= before + 600 + listener_lib._MOST_UNPROVEN + 10
-                reply = await asyncio.wait_for(request(address, KEYS, {"good": 1}), 30)
+                reply = await asyncio.wait_for(channel_lib.request(address, KEYS, {"good": 1}), 30)
                 assert reply == {"good": 1}
             await asyncio.sleep(0.2)
             assert descriptors() <= before + 10
@@ -178,7 +170,7 @@ def test_a_server_without_free_descriptors_goes_on_as_soon_as_there_are_some(cap
                 for stranger in strangers:
                     stranger.close()
                 await asyncio.sleep(0.2)
-                assert await request(address, KEYS, {"good": 1}) == {"good": 1}
+                assert await channel_lib.request(address, KEYS, {"good": 1}) == {"good": 1}
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     asyncio.run(main())
@@ -195,47 +187,22 @@ def test_the_soft_limit_of_descriptors_is_raised():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def exchange_state(rank: int, size: int = 3) -> messages.Exchange:
+def rendezvous_state(rank: int, size: int = 3) -> protocol.RendezvousState:
     spec = WorkerSpec(launcher="tf_config", rank=rank, num_workers=size, job="j", port=1)
-    me = {"host": "n1", "pid": 1, "metadata": {}, "must_match": {}, "exclusive": []}
-    state = messages.Exchange(
-        spec=spec,
-        me=me,
-        seconds=1.0,
-        deadline=0.0,
-        workdir=None,
-        nonce="0" * 16,
-        addresses=["n1:1"] * size,
-        links=Links(KEYS),
-        chief=messages.Chief(nonce="1" * 16),
+    state = protocol.RendezvousState(
+        spec=spec, keys=KEYS, me={}, seconds=1.0, deadline=0.0, addresses=["n1:1"] * size, nonce="0" * 16
     )
-    state.arrivals[0] = messages.Arrival(me=me, nonce=state.nonce, address="")
-    state.reports[0] = messages.report(state)
+    state.received.reports[0] = protocol.message(state, "report", unreached={}, failed="", port_in_use=False)
     return state
-
-
-class Client:
-    """An end of a connection that nobody uses."""
-
-    peer = "127.0.0.1"
-
-    def send(self, message: dict) -> None:
-        pass
-
-
-class Links(channel_lib.Links):
-    """The kept connections of nobody."""
-
-    def keep(self, rank: int, channel: Client) -> None:
-        pass
 
 
 def valid_messages(size: int = 3) -> list[dict]:
     me = {"host": "n1", "pid": 1, "metadata": {"d": 1}, "must_match": {"python": "3"}, "exclusive": ["GPU 0"]}
     members = [{"rank": rank, "address": f"n1:{rank + 1}", "host": "n1", "pid": rank} for rank in range(size)]
     bodies = [
-        {"kind": "arrive", "port": 5, "dialled": "n1", "me": me},
-        {"kind": "return", "pid": 5},
+        {"kind": "arrive", "port": 5, "dialled": "n1"},
+        {"kind": "hello", "me": me},
+        {"kind": "hello", "me": None},
         {
             "kind": "report",
             "unreached": {"2": "refused"},
@@ -244,9 +211,9 @@ def valid_messages(size: int = 3) -> list[dict]:
             "stopped": "",
             "workdir": "",
         },
-        {"kind": "try", "addresses": {"1": "n1:1"}, "seconds": 5.0},
-        {"kind": "decision", "decision": {"members": members}, "agent_port": 5},
-        {"kind": "decision", "decision": {"error": "ValueError", "message": "x", "missing": []}, "agent_port": 0},
+        {"kind": "addresses", "addresses": ["n1:1"] * size},
+        {"kind": "decision", "decision": {"members": members}},
+        {"kind": "decision", "decision": {"error": "ValueError", "message": "x"}},
         {"kind": "who"},
     ]
     return [{"job": "j", "rank": 0, "to": 1, "nonce": "1" * 16} | body for body in bodies]
@@ -269,10 +236,6 @@ def spoiled(rng: random.Random, value):
     return rng.choice(odd)
 
 
-async def store(state: messages.Exchange, message: dict) -> None:
-    exchange.store(state, message["rank"], message)
-
-
 def test_malformed_messages_with_a_valid_signature_are_rejected_or_harmless():
     """Thousands of messages of a broken worker: each is rejected, or is one that the decision can be made from."""
     rng, rejected = random.Random(2), 0
@@ -280,22 +243,18 @@ def test_malformed_messages_with_a_valid_signature_are_rejected_or_harmless():
         messages.check(message, 3)
     for number in range(MESSAGES * 4 // 5):
         rank = number % 3
-        message = valid_messages()[number % 7] | {"rank": rng.randrange(3), "to": rank}
+        message = valid_messages()[number % 8] | {"rank": rng.randrange(3), "to": rank}
         name = rng.choice(list(message))
         message = json.loads(json.dumps(message | {name: spoiled(rng, message[name])}))
-        state = exchange_state(rank)
+        state = rendezvous_state(rank)
         try:
             messages.check(message, 3)
         except ValueError:
             rejected += 1
             continue
-        if message["kind"] == "arrive" and rank == 0 != message["rank"]:
-            exchange._arrive(state, Client(), message)
-        elif message["job"] == "j":
-            asyncio.run(store(state, message))
+        protocol._store(state, message, "127.0.0.1")
         assert isinstance(state.over, bool)
-        hellos = {rank: {"me": arrival.me} for rank, arrival in state.arrivals.items()}
-        made = decision.decide(hellos, state.reports, state.addresses, 1.0)
+        made = decision.decide(state.received.hellos, state.received.reports, state.addresses, 1.0)
         assert made.get("error") in decision.ERRORS or len(made["members"]) == 3
         if state.decision is not None:
             assert message["rank"] == 0 != rank
@@ -305,13 +264,15 @@ def test_malformed_messages_with_a_valid_signature_are_rejected_or_harmless():
 
 
 def test_a_decision_counts_only_from_the_rank_0_of_this_start():
-    state = exchange_state(1)
-    message = valid_messages()[4] | {"nonce": "2" * 16}
-    for other in (message | {"rank": 2}, message):
-        asyncio.run(store(state, other))
-        assert state.decision is None
-    asyncio.run(store(state, message | {"nonce": state.chief.nonce}))
-    assert state.decision == message["decision"] | {"agent_port": 5}
+    state = rendezvous_state(1)
+    message = valid_messages()[5]
+    protocol._store(state, message | {"rank": 2}, "127.0.0.1")
+    assert state.decision is None
+    state.chief_nonce = "2" * 16
+    protocol._store(state, message, "127.0.0.1")
+    assert state.decision is None
+    protocol._store(state, message | {"nonce": "2" * 16}, "127.0.0.1")
+    assert state.decision == message["decision"]
 
 
 def test_keys_come_from_the_variable_or_from_files_that_others_cannot_read(tmp_path, monkeypatch):

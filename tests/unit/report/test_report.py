@@ -639,8 +639,9 @@ def test_the_bar_is_redrawn_at_most_ten_times_a_second(terminal):
 def test_a_wide_line_is_divided_between_words_on_a_terminal(terminal):
     stream, resize, read = terminal
     resize(40)
-    reporter = open_quiet(None, stream=stream)
-    reporter.lines(["model      tfdist.zoo.models:small_cnn, 29,354 parameters, float32", "short"])
+    bar = console.open_console(stream, total_steps=10, epochs=1)
+    bar.line("model      tfdist.zoo.models:small_cnn, 29,354 parameters, float32")
+    bar.line("short")
     screen = Screen(40)
     screen.feed(read())
     assert screen.lines[:3] == [

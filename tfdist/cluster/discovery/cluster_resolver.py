@@ -17,7 +17,7 @@ def resolver(
 
     Args:
         spec: rank, world size and addresses of this worker.
-        addresses: "host:port" of each worker, if `spec` has none; see `client.rendezvous`.
+        addresses: "host:port" of each worker, if `spec` has none; see `preflight.rendezvous`.
         num_gpus: GPUs that this worker uses; None: all that are visible to TensorFlow at the time.
     """
     addresses = list(spec.addresses if addresses is None else addresses)

@@ -17,7 +17,7 @@ class WorkerSpec:
     rank: int = 0
     num_workers: int = 1
     # "host:port" of each worker in rank order. Empty without a launcher, and if the launcher does not provide them:
-    # then `client.rendezvous` collects them, through one of `chiefs`.
+    # then `preflight.rendezvous` collects them, through one of `chiefs`.
     addresses: tuple[str, ...] = ()
     # The port of this worker; 0 without a launcher.
     port: int = 0
@@ -85,7 +85,7 @@ def select_gpus(assigned: Sequence[int], wanted: int | Sequence[int] | None) -> 
 
 
 def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
-    """Returns the names of the GPUs with these indices on their host, if known; for `client.rendezvous`."""
+    """Returns the names of the GPUs with these indices on their host, if known; for `preflight.rendezvous`."""
     return tuple(f"GPU {name}" for index, name in enumerate(spec.gpu_names) if index in indices)
 
 

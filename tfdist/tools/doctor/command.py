@@ -97,11 +97,11 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
     import keras
     import tensorflow as tf
 
-    from tfdist.cluster.agent import client
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.discovery import worker_spec
+    from tfdist.cluster.rendezvous import preflight
 
-    client.unset_proxies(os.environ)
+    preflight.unset_proxies(os.environ)
     place = plan.worker_spec
     metadata = {
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
@@ -116,7 +116,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
     }
     try:
         files.make_workdir(workdir)
-        workers = client.rendezvous(
+        workers = preflight.rendezvous(
             place,
             must_match={},
             seconds=plan.options.connect_seconds,

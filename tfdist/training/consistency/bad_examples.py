@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import process_exit
-from tfdist.cluster.agent import peer_loss
+from tfdist.cluster.liveness import peer_loss
 from tfdist.data import inspection
 from tfdist.training.run import Run
 

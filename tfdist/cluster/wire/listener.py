@@ -5,15 +5,14 @@ import contextlib
 import errno
 import resource
 import socket
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from tfdist.cluster.agent import channel as channel_lib
-from tfdist.cluster.agent.channel import Channel
-from tfdist.cluster.agent.keys import Keys
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.wire import channel as channel_lib
+from tfdist.cluster.wire.channel import Channel
+from tfdist.cluster.wire.keys import Keys
 
 # Connections that may wait: all workers connect at the same time.
 _BACKLOG = 1024
@@ -26,26 +25,9 @@ _PAUSE_SECONDS = 0.1
 # Soft limit of file descriptors where the hard one is higher; some programs try all numbers below the limit.
 _DESCRIPTORS = 65_536
 
-# Host name -> its IP addresses: the family and the address.
-looked_up: dict[str, list[tuple[int, str]]] = {}
-_lookup_lock = threading.Lock()
-
-
-def look_up(host: str) -> list[tuple[int, str]]:
-    """Returns the families and IP addresses of a host, which is looked up once in this process.
-
-    Raises:
-        OSError: its name cannot be resolved; the next call tries again.
-    """
-    with _lookup_lock:
-        if host not in looked_up:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            looked_up[host] = list(dict.fromkeys((family, sockaddr[0]) for family, *_, sockaddr in found))
-        return looked_up[host]
-
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit of file descriptors: rank 0 needs one for each worker, and the usual limit is 1,024."""
+    """Raises the soft limit of file descriptors: rank 0 needs two for each worker, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -92,11 +74,12 @@ def own_address(spec: WorkerSpec) -> str:
         return ""
     hosts = [hostlist.split_address(address)[0] for address in spec.addresses]
     try:
-        found = look_up(hosts[spec.rank])
+        found = socket.getaddrinfo(hosts[spec.rank], None, type=socket.SOCK_STREAM)
     except OSError:
         return ""
-    candidates = [ip for family, ip in found if family == socket.AF_INET] or [ip for _, ip in found]
-    if len(set(hosts)) > 1 and (len(candidates) > 1 or any(ip.startswith("127.") or ip == "::1" for _, ip in found)):
+    by_family = {family: [a[0] for f, *_, a in found if f == family] for family in (socket.AF_INET, socket.AF_INET6)}
+    candidates = dict.fromkeys(by_family[socket.AF_INET] or by_family[socket.AF_INET6])
+    if len(set(hosts)) > 1 and (len(candidates) > 1 or any(_is_loopback(one[-1][0]) for one in found)):
         return ""
     for address in candidates:
         with contextlib.suppress(OSError), listen(0, address):
@@ -104,17 +87,21 @@ def own_address(spec: WorkerSpec) -> str:
     return ""
 
 
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
 @contextlib.asynccontextmanager
 async def serving(
-    listener: socket.socket, keys: Keys, handle: Callable[[Channel, dict[str, Any]], Awaitable[bool | None]]
+    listener: socket.socket, keys: Keys, handle: Callable[[Channel, dict[str, Any]], Awaitable[None]]
 ) -> AsyncIterator[None]:
     """Serves connections for the duration of an `async with` block, then closes `listener`.
 
     Args:
         listener: what `listen` returned.
         keys: the keys of this worker.
-        handle: called with the channel and the first message of each client that has a key. The connection is closed
-            when it returns or raises an OSError, ValueError or EOFError, but not if it returns True.
+        handle: called with the channel and the first message of each client that has a key. It may raise OSError,
+            ValueError and EOFError, which close the connection.
     """
     tasks: set[asyncio.Task] = set()
     unproven: dict[asyncio.Task, None] = {}  # In the order of their start.
@@ -126,15 +113,13 @@ async def serving(
         except OSError:
             connection.close()
             return
-        kept = None
         try:
             first = await asyncio.wait_for(channel.receive(lambda: unproven.pop(own, None)), _PROOF_SECONDS)
-            kept = await handle(channel, first)
+            await handle(channel, first)
         except (OSError, ValueError, EOFError, asyncio.TimeoutError):
             pass  # Not a worker, or one that died.
         finally:
-            if not kept:
-                channel.writer.close()
+            channel.writer.close()
 
     async def accept_all() -> None:
         while True:

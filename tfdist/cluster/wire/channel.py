@@ -11,17 +11,16 @@ the header, at most `_HEADER_BYTES`, before it reads a body, and the hash before
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.cluster.agent.keys import Keys
+from tfdist.cluster.wire.keys import Keys
 
 _GREETING = b"tfdist/1 "
 _REFUSED = b"refused\n"
@@ -48,8 +47,6 @@ class Channel:
     client_nonce: bytes = b""
     sent: int = 0
     received: int = 0
-    # Receives the messages of a kept connection.
-    reading: asyncio.Task | None = None
 
     @property
     def peer(self) -> str:
@@ -148,44 +145,11 @@ async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
     )
 
 
-@dataclasses.dataclass(slots=True)
-class Links:
-    """The kept connections of an agent: of rank 0 to all others, of the others to rank 0."""
-
-    keys: Keys
-    # Called with the rank and each message of another agent, and with the rank when its connection is closed.
-    receive: Callable[[int, dict[str, Any]], None] = lambda rank, message: None
-    closed: Callable[[int], None] = lambda rank: None
-    channels: dict[int, Channel] = dataclasses.field(default_factory=dict)
-
-    def keep(self, rank: int, channel: Channel) -> None:
-        """Keeps a connection, and receives its messages until it is closed."""
-        self.channels[rank] = channel
-        channel.reading = asyncio.ensure_future(self._read(rank, channel))
-
-    async def _read(self, rank: int, channel: Channel) -> None:
-        with contextlib.suppress(OSError, ValueError, EOFError):
-            while True:
-                message = await channel.receive()
-                self.receive(rank, message)  # Which may be another function by now.
+async def request(sockaddr: tuple[str, int], keys: Keys, message: Mapping[str, Any] | bytes) -> dict[str, Any]:
+    """Sends one message to a server, and returns its reply; raises as `connect` and `Channel.receive`."""
+    channel = await connect(sockaddr, keys)
+    try:
+        channel.send(message)
+        return await channel.receive()
+    finally:
         channel.writer.close()
-        if self.channels.get(rank) is channel:
-            del self.channels[rank]
-            self.closed(rank)
-
-    def send(self, message: Mapping[str, Any], ranks: Iterable[int] | None = None) -> None:
-        """Sends a message to these workers, or to all, as far as there are connections. Does not block or raise."""
-        body = json.dumps(message).encode()
-        for rank in [*self.channels] if ranks is None else ranks:
-            channel = self.channels.get(rank)
-            if channel is not None and not channel.writer.is_closing():
-                channel.send(body)
-
-    async def close(self, seconds: float) -> None:
-        """Lets the others read what was sent: closes this side, and waits for theirs, at most for `seconds`."""
-        channels, self.channels = self.channels, {}
-        for channel in channels.values():
-            with contextlib.suppress(OSError, RuntimeError):
-                channel.writer.write_eof()
-        if channels:
-            await asyncio.wait([channel.reading for channel in channels.values()], timeout=seconds)

@@ -1,4 +1,4 @@
-"""Rank 0's decision from the workers' reports, in words; see exchange.py. Pure functions, no TensorFlow.
+"""Rank 0's decision from the workers' reports, in words; see preflight.py. Pure functions, no TensorFlow.
 
 A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}; if workers are
 missing, also their ranks: "missing".
@@ -210,5 +210,4 @@ def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str]) -> list[
 def _error(error: type[Exception], head: str, lines: Sequence[str], advice: str = "") -> dict[str, Any]:
     if len(lines) > _MOST_NAMED:
         lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
-    message = "\n  ".join([head, *lines]) + f"\n{advice}".rstrip()
-    return {"error": error.__name__, "message": message, "missing": []}
+    return {"error": error.__name__, "message": "\n  ".join([head, *lines]) + f"\n{advice}".rstrip()}

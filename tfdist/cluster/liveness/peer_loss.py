@@ -1,0 +1,334 @@
+"""The state of the heartbeat monitor, and the end of this process after another worker is lost. Imports no TensorFlow.
+
+After a loss the main thread has a few seconds to exit by itself: TensorFlow usually fails, and process_exit.py reads
+the cause from `lost_peer`. If it hangs in a collective instead, a thread ends the process.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import faulthandler
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfdist import config as config_lib
+from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.wire.channel import Channel
+from tfdist.cluster.wire.keys import Keys
+
+# Seconds in which the main thread may exit by itself after a loss.
+_GRACE_SECONDS = 2.0
+# Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
+_WRITING_SECONDS = 60.0
+# Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
+_READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
+# Lost workers that a message describes one by one.
+_MOST_DESCRIBED = 8
+
+
+class ChiefFailedError(RuntimeError):
+    """The chief failed in a block that the other workers wait for; the chief shows the error itself."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Peer:
+    """Another worker that sends heartbeats to this one."""
+
+    # When the last heartbeat came, or the monitor started; as `time.monotonic`.
+    last_heartbeat: float
+    # Its last completed step; None: no heartbeat yet.
+    step: int | None = None
+    # The call in which it waits for all others, in words, and the seconds since; None: it is in no such call.
+    waits: tuple[str, float] | None = None
+    # True if it is in a block of `HeartbeatMonitor.paused`, or, from the chief, if any worker is.
+    paused: bool = False
+    # When its watchdog process confirmed that it is running although it sends no heartbeats.
+    last_alive: float = 0.0
+    # The connection; None: there is none.
+    channel: Channel | None = None
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class OwnProgress:
+    """What this worker does, as its main thread notes it."""
+
+    # The last completed step, and when the last execution ended; None: no execution is under way.
+    step: int = 0
+    last_execution: float | None = None
+    # True as soon as an execution has ended.
+    started: bool = False
+    # The call in which this worker waits for all others, in words, and since when; None: it is in no such call.
+    collective: tuple[str, float] | None = None
+    # Blocks of `paused` that this worker is in; the last moment at which it or a connected worker was in one.
+    pauses: int = 0
+    last_pause: float = 0.0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class HeartbeatMonitor:
+    """The heartbeats of the other workers, seen from one worker; created by `heartbeat.start`."""
+
+    rank: int
+    # One dict per worker in rank order, as returned by `preflight.rendezvous`.
+    members: Sequence[Mapping[str, Any]]
+    options: config_lib.ClusterOptions
+    # The keys that sign the messages.
+    keys: Keys
+    own: OwnProgress = dataclasses.field(default_factory=OwnProgress)
+    # The workers that send heartbeats to this one: the chief, or on the chief all others.
+    peers: dict[int, Peer] = dataclasses.field(default_factory=dict)
+    # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
+    writing_seconds: Callable[[], float] = lambda: 0.0
+    # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
+    finished: set[int] = dataclasses.field(default_factory=set)
+    all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # Once `loss_known` is set: what the messages to the others say of the lost worker; see `declare_lost`.
+    loss: dict[str, Any] = dataclasses.field(default_factory=dict)
+    loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # Ranks whose loss this worker detected itself.
+    timed_out: set[int] = dataclasses.field(default_factory=set)
+    # The thread that ends this process: the first that claims it.
+    exit_claimed_by: str = ""
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    loop: asyncio.AbstractEventLoop = dataclasses.field(default_factory=asyncio.new_event_loop)
+
+    def heartbeat(self, step: int) -> None:
+        """Notes that an execution has ended after `step` completed steps."""
+        self.own.step, self.own.last_execution, self.own.started = step, time.monotonic(), True
+
+    def pause(self) -> None:
+        """Stops the stall timer until the next heartbeat."""
+        self.own.last_execution = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the stall timers of all workers in a block that may take any time, such as a callback or a save."""
+        self.own.pauses += 1
+        try:
+            yield
+        finally:
+            self.own.last_pause = time.monotonic()
+            self.own.pauses -= 1
+
+    @contextlib.contextmanager
+    def in_collective(self, purpose: str) -> Iterator[None]:
+        """Notes that this worker waits for all others in a block."""
+        outer, self.own.collective = self.own.collective, self.own.collective or (purpose, time.monotonic())
+        try:
+            yield
+        finally:
+            self.own.collective = outer
+
+    def finish(self, seconds: float) -> None:
+        """Waits until all workers have finished; after that, missing heartbeats are ignored.
+
+        Raises:
+            TimeoutError: some workers did not finish within `seconds`, not counting blocks of `paused`.
+        """
+        self.own.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
+        self.loop.call_soon_threadsafe(note_finished, self, self.rank)
+        started = time.monotonic()
+        while not self.all_finished.wait(0.2):  # Wakes up, so that Python's signal handlers run.
+            if time.monotonic() > max(started, self.own.last_pause) + seconds:
+                raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
+
+
+# The monitor of this process; a process has at most one cluster.
+_monitor: HeartbeatMonitor | None = None
+
+
+def register(monitor: HeartbeatMonitor) -> None:
+    """Makes `monitor` the one that the functions without a monitor argument use."""
+    global _monitor
+    _monitor = monitor
+
+
+def is_registered(monitor: HeartbeatMonitor) -> bool:
+    """Returns whether `monitor` is that of the last cluster of this process; tests make several."""
+    return monitor is _monitor
+
+
+def lost_peer(seconds: float) -> str:
+    """Returns the lost worker, in words, as soon as it is known, at most after `seconds`; "" if no worker is lost.
+
+    The calling thread must then end this process.
+    """
+    if _monitor is None or len(_monitor.members) == 1:
+        return ""
+    _monitor.loss_known.wait(seconds)
+    claim_exit()
+    return cause(_monitor)
+
+
+def named_workers(error: str) -> list[str]:
+    """Returns the other workers that a message of TensorFlow names as `/job:worker/replica:0/task:1`."""
+    if _monitor is None:
+        return []
+    ranks = {int(rank) for rank in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d{1,9})\b", error)}
+    return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
+
+
+def claim_exit() -> None:
+    """Makes the calling thread the one that ends this process, for a reason of its own."""
+    if _monitor is not None and not _claim(_monitor, "main"):
+        time.sleep(max(_WRITING_SECONDS, _monitor.writing_seconds()))  # Too late: another thread is ending the process.
+
+
+def reported_by_another(reason: str, seconds: float) -> bool:
+    """Returns, on workers other than the chief, whether another one announces the same failure within `seconds`.
+
+    All workers run the same code, so a mistake in it fails on all of them: one shows it.
+    """
+    if _monitor is None or _monitor.rank == 0:
+        return False
+    _monitor.loss_known.wait(seconds)
+    return bool(reason) and reason.rstrip(".") in cause(_monitor)
+
+
+def announce_failure(reason: str) -> None:
+    """Announces to the other workers why this one exits."""
+    monitor = _monitor
+    if monitor is not None and not monitor.all_finished.is_set() and not monitor.loss_known.is_set():
+        text = f"{worker_name(monitor, monitor.rank)} has ended: {reason.rstrip('.')}"
+        _send_and_flush(monitor, {"lost": text, "stacks": False, "restart_helps": False})
+
+
+def announce_exit(monitor: HeartbeatMonitor) -> None:
+    """Announces a normal exit, so that this worker is not reported as lost."""
+    if not monitor.all_finished.is_set():
+        _send_and_flush(monitor, {"finished": True})
+
+
+def requeue(missing: Collection[int] = ()) -> None:
+    """Requeues the Slurm job if this process ends because a worker was lost, and if it is the one to do so.
+
+    `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
+    """
+    if _monitor is None:
+        slurm_requeue.requeue(missing)
+    elif _monitor.loss.get("restart_helps"):
+        slurm_requeue.requeue(_monitor.timed_out)
+
+
+def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
+    """Notes that a worker has finished; the chief announces it once all have. Runs in the monitor's thread."""
+    monitor.finished.add(rank)
+    all_done = rank == 0 if monitor.rank else len(monitor.finished) == len(monitor.members)
+    if all_done or rank == monitor.rank != 0:
+        announce(monitor, {"finished": True})
+    if all_done:
+        monitor.all_finished.set()  # From now on the process may exit.
+
+
+def connected(monitor: HeartbeatMonitor) -> set[int]:
+    """Returns the ranks of the workers to which there is a connection."""
+    return {rank for rank, peer in monitor.peers.items() if peer.channel is not None}
+
+
+def announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
+    """Sends a message with the present step to all connected workers. Runs in the monitor's thread."""
+    body = json.dumps(status(monitor) | message).encode()
+    for peer in monitor.peers.values():
+        if peer.channel is not None and not peer.channel.writer.is_closing():
+            peer.channel.send(body)  # Does not block or raise: the reader notices a closed connection.
+
+
+def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
+    """Returns what every message contains."""
+    collective = monitor.own.collective
+    waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
+    # The other workers are connected to the chief alone, which forwards the pauses.
+    paused = monitor.own.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
+    # In every message from then on: a worker that connects late learns of the loss, too.
+    found = {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.own.step, "waits": waits, "paused": paused}
+    return found | monitor.loss
+
+
+def cause(monitor: HeartbeatMonitor) -> str:
+    """Returns the lost worker, in words, and what to do; "" if no worker is lost."""
+    advice = "Restart all workers" if len(monitor.members) > 1 else "Run the same command to resume"
+    return f"{monitor.loss['lost']}. {advice}" if monitor.loss else ""
+
+
+def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, restart_helps: bool = True) -> None:
+    """Announces a lost worker, and ends this process if it does not exit by itself soon.
+
+    Args:
+        monitor: the monitor; the call must come from its thread.
+        text: the lost worker and the reason, in words.
+        stacks: write the stack traces of all threads to standard error.
+        restart_helps: True if a worker was lost; False if it reported an error, which a restart would repeat.
+    """
+    if not monitor.loss_known.is_set():
+        monitor.loss = {"lost": text, "stacks": stacks, "restart_helps": restart_helps}
+        announce(monitor, {})
+        monitor.loss_known.set()
+        threading.Thread(target=_exit, args=(monitor, stacks), daemon=True).start()
+
+
+def describe(monitor: HeartbeatMonitor, rank: int) -> str:
+    """Notes that this worker detected the loss of another one, and returns it in words."""
+    step, seconds = monitor.peers[rank].step, time.monotonic() - monitor.peers[rank].last_heartbeat
+    when = "no heartbeat since the rendezvous" if step is None else "last heartbeat"
+    then = "" if step is None else f", then at step {step}"
+    if not monitor.loss_known.is_set():
+        monitor.timed_out.add(rank)
+    return f"{worker_name(monitor, rank)} is lost: {when} {seconds:.1f} s ago{then}"
+
+
+def describe_all(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
+    """As `describe`, of several workers: of many, their hosts in Slurm's notation."""
+    texts = [describe(monitor, rank) for rank in ranks]
+    if len(ranks) <= _MOST_DESCRIBED:
+        return "; ".join(texts)
+    seconds = time.monotonic() - min(monitor.peers[rank].last_heartbeat for rank in ranks)
+    hosts = hostlist.compress_hostlist(monitor.members[rank]["host"] for rank in ranks)
+    return f"workers {hostlist.ranges(ranks)} (hosts {hosts}) are lost: last heartbeats up to {seconds:.1f} s ago"
+
+
+def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
+    """Returns the name of a worker in messages."""
+    return f"worker {rank} (host {monitor.members[rank]['host']}, pid {monitor.members[rank]['pid']})"
+
+
+def _send_and_flush(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
+    sent = threading.Event()
+    monitor.loop.call_soon_threadsafe(lambda: (announce(monitor, message), sent.set()))
+    sent.wait(1.0)
+
+
+def _claim(monitor: HeartbeatMonitor, thread: str) -> bool:
+    with monitor.lock:
+        monitor.exit_claimed_by = monitor.exit_claimed_by or thread
+        return monitor.exit_claimed_by == thread
+
+
+def await_writers() -> None:
+    """Waits for the threads that may be writing a checkpoint, each for a limited time."""
+    deadline = time.monotonic() + max(_WRITING_SECONDS, _monitor.writing_seconds() if _monitor else 0.0)
+    time.sleep(_GRACE_SECONDS)
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
+    if stacks:
+        faulthandler.dump_traceback(all_threads=True)
+    await_writers()
+    # A worker that has not read the message would lose it with the connection, and name the chief.
+    limit = time.monotonic() + min(_READING_SECONDS, len(monitor.members) / _READERS_PER_SECOND)
+    while monitor.rank == 0 and connected(monitor) - monitor.timed_out and time.monotonic() < limit:
+        time.sleep(0.1)
+    if _claim(monitor, "heartbeat"):
+        worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
+        print(f"tfdist: {worker}{cause(monitor)}", file=sys.stderr, flush=True)
+        requeue()
+        os._exit(interruption.EXIT_PEER_LOST)

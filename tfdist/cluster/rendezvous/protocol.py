@@ -1,0 +1,279 @@
+"""The rendezvous on one worker: its state, the messages it sends, and its replies. No TensorFlow."""
+
+import asyncio
+import contextlib
+import dataclasses
+import ipaddress
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.cluster.discovery import hostlist
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import reachability
+from tfdist.cluster.rendezvous import decision, messages, rpc
+from tfdist.cluster.wire.channel import Channel
+from tfdist.cluster.wire.keys import Keys
+
+# Requests at once of a worker. With 64 at rank 0, about 100 workers on two cores are so slow that requests exceed their
+# limit and are repeated, until the rendezvous fails.
+_CALLS_AT_ONCE = 4
+# The time limit of requests to a worker is doubled after each one without an answer, up to this, in seconds.
+_LONGEST_REQUEST_SECONDS = 12.0
+# Requests at once of rank 0 that sends a message to all others.
+_NOTIFICATIONS_AT_ONCE = 64
+# Seconds for a message to all others if some do not respond; and for each pair of workers in addition, because the
+# decision names all workers to each: on one machine 1,000 take 3.2 s, and 1,600 more than 5 s.
+_NOTIFY_SECONDS, _SECONDS_PER_PAIR = 5.0, 1e-5
+# The same for a message without which the run cannot start: a worker may be slow under a flood of connections.
+_START_SECONDS = 30.0
+# Seconds for one attempt.
+_ATTEMPT_SECONDS = 1.5
+# Seconds in which a client must close its connection after the reply.
+_CLOSE_SECONDS = 5.0
+# Seconds in which another job, perhaps just ending, may use a worker's address.
+_WRONG_PEER_SECONDS = 5.0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Received:
+    """What the workers have sent to rank 0: rank -> address, first message, report."""
+
+    arrivals: dict[int, str] = dataclasses.field(default_factory=dict)
+    hellos: dict[int, dict] = dataclasses.field(default_factory=dict)
+    reports: dict[int, dict] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class RendezvousState:
+    """The present state of the rendezvous on one worker."""
+
+    spec: WorkerSpec
+    keys: Keys
+    me: dict[str, Any]
+    seconds: float
+    deadline: float
+    addresses: list[str]
+    # Distinguishes processes with the same rank; rank 0's is also part of the token file's name in workdir.
+    nonce: str
+    chief_nonce: str = ""
+    # Set whenever anything below changes.
+    changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    # rank -> reason why there is no connection yet.
+    unreached: dict[int, str] = dataclasses.field(default_factory=dict)
+    # rank -> time limit of the next request in seconds, if an earlier one had no answer.
+    limits: dict[int, float] = dataclasses.field(default_factory=dict)
+    # Reason why this worker cannot join; True if it is a port that tfdist chose: a restart has others.
+    failed: str = ""
+    port_in_use: bool = False
+    # The stop request of this worker, such as "SIGTERM"; "" if there is none.
+    stopped: str = ""
+    decision: dict[str, Any] | None = None
+    received: Received = dataclasses.field(default_factory=Received)
+
+    @property
+    def over(self) -> bool:
+        """True if there is a decision, or if it will certainly be an error."""
+        bad = any(r["failed"] or r["unreached"] or r.get("stopped") for r in self.received.reports.values())
+        return self.decision is not None or bool(self.stopped) or bad
+
+
+def size_seconds(size: int) -> float:
+    """Returns the additional seconds that a decision takes to reach all of `size` workers."""
+    return _SECONDS_PER_PAIR * size**2
+
+
+def now() -> float:
+    """Seconds on the event loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+async def until(state: RendezvousState, condition: Callable[[], Any], moment: float) -> bool:
+    """Waits until something makes `condition` true, or until `moment`; returns whether it is true."""
+    while not condition():
+        state.changed.clear()
+        try:
+            await asyncio.wait_for(state.changed.wait(), max(0.0, moment - now()))
+        except asyncio.TimeoutError:
+            return bool(condition())
+    return True
+
+
+def message(state: RendezvousState, kind: str, **content: Any) -> dict[str, Any]:
+    """Returns a message of this worker."""
+    sender = {"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce}
+    return sender | {"kind": kind} | content
+
+
+def report(state: RendezvousState, workdir: str = "") -> dict[str, Any]:
+    """Returns this worker's report to rank 0; see `decision.decide`."""
+    unreached = {str(rank): reason for rank, reason in state.unreached.items()}
+    reasons = {"failed": state.failed, "port_in_use": state.port_in_use, "stopped": state.stopped, "workdir": workdir}
+    return message(state, "report", unreached=unreached, **reasons)
+
+
+async def call(state: RendezvousState, rank: int, request: dict) -> dict:
+    """Sends a message to a worker; raises UnreachableError if it does not reply, or another one does."""
+    limit = state.limits.get(rank, rpc.REQUEST_SECONDS)
+    try:
+        reply = await rpc.request(state.addresses[rank], request | {"to": rank}, state.keys, limit)
+    except rpc.NoAnswerError:
+        state.limits[rank] = min(2 * limit, _LONGEST_REQUEST_SECONDS)
+        raise
+    verify(state, reply, rank)
+    return reply
+
+
+def verify(state: RendezvousState, reply: dict, rank: int) -> None:
+    """Raises rpc.WrongPeerError if the reply is not from this rank of this job."""
+    job = state.spec.job
+    if reply.get("job") != job:
+        raise rpc.WrongPeerError(
+            f"a worker of another job is listening there ({reply.get('job')!r}; this job is {job!r})"
+        )
+    if reply.get("rank") != rank:
+        raise rpc.WrongPeerError(f"rank {reply.get('rank')} of this job is listening there")
+
+
+async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False, **content: Any) -> list[int]:
+    """Sends a message to every other worker, and returns the ranks that did not receive it.
+
+    A worker that has connected before is tried for `_NOTIFY_SECONDS` and more in large jobs, or for `_START_SECONDS`
+    before the deadline if the message is not an error; another one once, or, if `insist`, for the same time, but not
+    beyond the deadline.
+    """
+    seconds, left = _NOTIFY_SECONDS + size_seconds(state.spec.num_workers), state.deadline - now()
+    attempt = _ATTEMPT_SECONDS
+    if insist:
+        seconds = min(seconds, max(_ATTEMPT_SECONDS, left))
+    elif "error" not in content.get("decision", {}):
+        # One attempt: a worker that reads an earlier one late has the decision, and has closed its port at the next.
+        attempt = seconds = max(seconds, min(_START_SECONDS, left))
+    gate = asyncio.Semaphore(_NOTIFICATIONS_AT_ONCE)
+    addresses = dict(enumerate(state.addresses)) or state.received.arrivals
+    known = state.received.hellos.keys() | state.received.arrivals.keys()
+    pending = sorted((rank for rank in addresses if rank != 0), key=lambda rank: (rank not in known, rank))
+    limit = now() + seconds
+    body = json.dumps(message(state, kind, **content)).encode()  # Once: it grows with the number of workers.
+
+    async def notify(rank: int) -> None:
+        while rank in pending and now() < limit:
+            async with gate:
+                with contextlib.suppress(rpc.UnreachableError):
+                    reply = await rpc.request(addresses[rank], messages.addressed(body, rank), state.keys, attempt)
+                    verify(state, reply, rank)
+                    pending.remove(rank)
+            if not insist and rank not in known:
+                break
+            await asyncio.sleep(0.1)
+
+    tasks = [asyncio.ensure_future(notify(rank)) for rank in pending]
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=seconds)
+        for task in late:
+            task.cancel()
+    return sorted(pending)
+
+
+async def connect(state: RendezvousState) -> None:
+    """Connects to other workers until all of them have replied; the others remain in `unreached`.
+
+    Rank 0 sends a message to every worker. The others send one to rank 0, and one to their own address, where another
+    process may have the same rank; they only connect to the partners that `reachability.partners` names. So N workers
+    make about N (5 + 2 log2 N) connections.
+    """
+    gate = asyncio.Semaphore(_CALLS_AT_ONCE)
+    stop = False
+
+    def finished() -> bool:
+        return bool(stop or not state.unreached or state.failed or state.over or now() >= state.deadline)
+
+    async def reach(rank: int) -> None:
+        nonlocal stop
+        pause, wrong_peer, wrong_peer_since = 0.1, "", 0.0
+        # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs its own end condition.
+        while rank in state.unreached and not finished():
+            try:
+                if own and rank not in (0, own):
+                    async with gate:
+                        await rpc.touch(state.addresses[rank], state.keys)
+                    del state.unreached[rank]
+                    state.changed.set()
+                    break
+                # Only rank 0 compares the workers' values.
+                hello = message(state, "hello", me=state.me if rank == 0 else None)
+                async with gate:
+                    reply = await call(state, rank, hello)
+                del state.unreached[rank]
+                if rank == 0:
+                    state.chief_nonce = reply["nonce"]
+                if rank == state.spec.rank and reply["nonce"] != state.nonce:
+                    state.failed = decision.same_rank(rank, [state.me])
+            except rpc.WrongPeerError as error:
+                state.unreached[rank] = wrong_peer = str(error)
+                wrong_peer_since = wrong_peer_since or now()
+                stop = stop or now() - wrong_peer_since > _WRONG_PEER_SECONDS
+            except rpc.UnreachableError as error:
+                state.unreached[rank] = str(error) + (f"; before that, {wrong_peer}" if wrong_peer else "")
+            state.changed.set()
+            await asyncio.sleep(pause)
+            pause = min(1.0, 1.5 * pause)
+
+    size, own = state.spec.num_workers, state.spec.rank
+    ranks = dict.fromkeys([0, own, *reachability.partners(own, size)]) if own else range(size)
+    state.unreached = dict.fromkeys(ranks, "")
+    tasks = [asyncio.ensure_future(reach(rank)) for rank in ranks]
+    await until(state, finished, state.deadline)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def handle_request(state: RendezvousState, channel: Channel, request: dict[str, Any]) -> None:
+    """Stores a message of another worker, and replies with this worker's identity, which the sender verifies.
+
+    Raises:
+        ValueError: the message is malformed; the connection is closed without a reply.
+    """
+    messages.check(request, state.spec.num_workers)
+    if request["job"] == state.spec.job and request["to"] == state.spec.rank:
+        _store(state, request, channel.peer)
+        state.changed.set()
+    channel.send({"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce})
+    # The client closes first, so that this port does not enter TIME_WAIT.
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(channel.reader.read(1), _CLOSE_SECONDS)
+
+
+def _store(state: RendezvousState, request: dict[str, Any], peer: str) -> None:
+    rank, kind = request["rank"], request["kind"]
+    if kind in messages.TO_RANK_0 and state.spec.rank == 0:
+        if kind == "arrive":
+            _note_arrival(state, request, peer)
+        elif kind == "hello" and request["me"] is not None:
+            first = state.received.hellos.setdefault(rank, request)
+            if first["nonce"] != request["nonce"]:
+                failed = decision.same_rank(rank, [first["me"], request["me"]])
+                state.received.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
+        # A stop request may follow a good report.
+        elif kind == "report" and (request["stopped"] or rank not in state.received.reports):
+            state.received.reports[rank] = request
+    # Only of the rank 0 to which this worker has connected, not of an earlier start of this job.
+    elif kind in messages.BY_RANK_0 and rank == 0 != state.spec.rank:
+        if state.chief_nonce not in ("", request["nonce"]):
+            return
+        if kind == "addresses":
+            state.addresses = request["addresses"]
+        else:
+            state.decision = request["decision"]
+
+
+def _note_arrival(state: RendezvousState, request: dict, peer: str) -> None:
+    """Derives a worker's address from its connection, and rank 0's from the address that was dialled."""
+    host = peer.removeprefix("::ffff:")  # A dual-stack socket writes IPv4 addresses like this.
+    near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    # A worker on rank 0's host may connect from 127.0.0.1, which other hosts cannot use.
+    host = request["dialled"] if near else host
+    state.received.arrivals[request["rank"]] = hostlist.join_address(host, request["port"])
+    if not near or 0 not in state.received.arrivals:
+        state.received.arrivals[0] = hostlist.join_address(request["dialled"], state.spec.port)
