@@ -45,7 +45,8 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     addresses = [f"n{rank // 5}:{12345 + rank % 5}" for rank in range(100)]
     absent = dict.fromkeys(range(15, 40), "no answer within 3 s") | {60: ""}
     message = decision.missing(absent, addresses, 9.0)["message"]
-    assert message.splitlines()[1:-1] == ["  ranks 15-39 on n[3-7]: no answer within 3 s", "  rank 60 on n12: no answer"]
+    lines = message.splitlines()[1:-1]
+    assert lines == ["  ranks 15-39 on n[3-7]: no answer within 3 s", "  rank 60 on n12: no answer"]
     few = decision.missing({15: "", 16: ""}, addresses, 9.0)["message"]
     assert few.splitlines()[1:-1] == ["  rank 15 (n3:12345): no answer", "  rank 16 (n3:12346): no answer"]
     monitor = make_monitor(size=40)

@@ -26,6 +26,9 @@ from tfdist.training.callbacks import active_hooks, broadcast, state
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.step.context import StepContext
 
+# What `stopped_by` says if TerminateOnNaN was given a loss that is not finite.
+_ON_NAN = "TerminateOnNaN, because of a loss that is not finite,"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Needed:
@@ -221,8 +224,13 @@ class CallbackRunner(NoCallbacks):
                 with _quiet_unless(self._cluster.is_chief):
                     callback.on_batch_end(step, {"loss": loss})
         self._synchronise()
-        self.stopped_on_nan = self.stop()
+        if self.stop():
+            self.stopped_by = _ON_NAN
         return self.stopped_on_nan
+
+    @property
+    def stopped_on_nan(self) -> bool:
+        return self.stopped_by == _ON_NAN
 
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
