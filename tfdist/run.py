@@ -92,7 +92,7 @@ def run_script(command: Command) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_methods.distributed(cluster, command.workdir))
             stack.enter_context(entropy.shared(cluster, command.workdir))
-            stack.enter_context(context.script_runs(cluster, script))
+            stack.enter_context(context.script_runs(cluster))
             stack.enter_context(files.written_once(cluster))
             if command.subprocesses == "chief":
                 stack.enter_context(processes.run_once(cluster))

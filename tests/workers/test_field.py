@@ -1,5 +1,6 @@
 """Scripts as users write them give under tfdist.run what they give under Keras: a part of `tests.scripts.field`."""
 
+import re
 import sys
 
 import pytest
@@ -17,6 +18,28 @@ QUICK = {
     "around/set_order",
     "around/unseeded_everything",
 }
+
+
+# Data and attributes that depend on the process; times may.
+DIFFERENT = """
+import os, random, time, keras, numpy as np
+from timeit import default_timer
+mine = float('"index": 1' in os.environ["TF_CONFIG"])
+
+class Own(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.mine, self.same, self.loss, self.time = mine, epoch, logs["loss"], default_timer()
+        random.seed(mine)
+
+def batches(offset):
+    while True:
+        yield np.full((4, 3), offset, "float32"), np.zeros((4, 1), "float32")
+
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(batches(1.0), steps_per_epoch=2, epochs=3, verbose=0, callbacks=[Own()])
+model.fit(batches(mine), steps_per_epoch=2, epochs=1, verbose=0)
+"""
 
 
 def name(script):
@@ -43,6 +66,16 @@ def test_workers_that_do_not_run_the_same_lines_are_told(tmp_path):
     found = trial.run(script, "two workers")
     assert found.codes[0] == 1 and "does not run the same lines of the script as worker 0" in found.outputs[0]
     assert "script.py:6" in found.outputs[0]
+
+
+def test_what_differs_between_workers_after_an_epoch_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(DIFFERENT)
+    found = trial.run(script, "two workers")
+    assert found.codes == [0, 0] and "differs" not in found.outputs[0]
+    (warning, other) = re.findall("worker 1 differs from worker 0 after an epoch: ([^:]*)[.] All", found.outputs[1])
+    assert warning == "Own.mine, the random generator of `random`"
+    assert other == "the first batch of the epoch"
 
 
 def test_a_difference_is_seen():

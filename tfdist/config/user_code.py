@@ -22,6 +22,7 @@ _LIBRARIES = tuple(
         *(*site.getsitepackages(), site.getusersitepackages(), PACKAGE),
     }
 )
+_PYTHON = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -112,7 +113,25 @@ def defines(kind: Any) -> bool:
     """Returns whether a class or function is defined in the user's code, not in a library."""
     module = getattr(kind, "__module__", None)
     file = getattr(sys.modules.get(module), "__file__", None)
-    return module == "__main__" or (file is not None and not os.path.abspath(file).startswith(_LIBRARIES))
+    return module == "__main__" or (file is not None and is_users(file))
+
+
+def is_users(file: str) -> bool:
+    """Returns whether a file is the user's, and not one of a library."""
+    return not os.path.abspath(file).startswith(_LIBRARIES)
+
+
+def is_of_python(file: str) -> bool:
+    """Returns whether a file is one of Python's own modules."""
+    return file.startswith(_PYTHON) and f"{os.sep}site-packages{os.sep}" not in file
+
+
+def refuse_exit(end: SystemExit) -> ValueError:
+    """Returns the error for `sys.exit` where one worker alone runs."""
+    return ValueError(
+        f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {place(end)}: it ends "
+        "this worker alone, and without a save. To end the run, set model.stop_training = True in a callback."
+    )
 
 
 def without_colours(text: str) -> str:

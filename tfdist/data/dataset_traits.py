@@ -16,6 +16,8 @@ class DatasetTraits:
     is_deterministic: bool
     # True if it shuffles, or reads files in random order.
     shuffles: bool
+    # True if it runs Python code, reads variables or draws from a state: passes differ if those are changed between.
+    reads_state: bool
     # Why two starts, or two workers, may read different batches; None: they do not.
     resume_caveat: str | None
 
@@ -44,7 +46,12 @@ def find(dataset: tf.data.Dataset) -> DatasetTraits:
     elif random:
         resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
     deterministic = not (shuffles or python or random)
-    return DatasetTraits(is_deterministic=deterministic, shuffles=shuffles, resume_caveat=resume_caveat)
+    return DatasetTraits(
+        is_deterministic=deterministic,
+        shuffles=shuffles,
+        reads_state=python or random or any("ReadVariable" in op for op in ops),
+        resume_caveat=resume_caveat,
+    )
 
 
 def inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:

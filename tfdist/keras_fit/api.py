@@ -108,6 +108,8 @@ def _train(
 ) -> keras.callbacks.History:
     name_shapes = data_errors.name_shapes(model, data.element_spec)
     with interruption.handlers_if(workdir is not None) as stop, patches.patched_for_run(model) as stack, name_shapes:
+        if data.gate is not None:
+            stack.callback(data.gate.close)
         run = setup.make_run(
             cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
         )

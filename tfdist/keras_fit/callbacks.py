@@ -26,6 +26,22 @@ def callback_placement() -> trainer.Placement:
     return trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False))
 
 
+def has_epoch_hooks(given: Any) -> bool:
+    """Returns whether one of what Keras accepts as `callbacks` may change something between two epochs."""
+    hooks = ("on_epoch_begin", "on_epoch_end")
+    callbacks = [one for one in _listed(given) if isinstance(one, keras.callbacks.Callback)]
+    own = [one for one in callbacks if not type(one).__module__.startswith("keras.") or _calls_functions(one)]
+    return any(trainer.is_active(one, hook) for one in own for hook in hooks)
+
+
+def _calls_functions(callback: keras.callbacks.Callback) -> bool:
+    return isinstance(callback, keras.callbacks.LambdaCallback | keras.callbacks.LearningRateScheduler)
+
+
+def _listed(given: Any) -> list[Any]:
+    return keras.tree.flatten((given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given) or [])
+
+
 def _runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
     """The script's own callbacks, and Keras' except for those whose files Keras does not write by `model.save`."""
     if trainer.runs_on_all_workers(callback) or isinstance(callback, keras.callbacks.ModelCheckpoint):
@@ -57,10 +73,8 @@ def make_callbacks(
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
     """
     bar = open_bar(verbose, chief=cluster.is_chief)
-    if isinstance(given, keras.callbacks.CallbackList):
-        given = given.callbacks
     callbacks = []
-    for callback in keras.tree.flatten(given or []):
+    for callback in _listed(given):
         if not isinstance(callback, keras.callbacks.Callback):
             raise ValueError(
                 "callbacks must hold objects of keras.callbacks.Callback, such as EarlyStopping(). "

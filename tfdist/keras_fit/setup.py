@@ -22,10 +22,13 @@ from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model, optimizer_branches, same_data
 from tfdist.keras_fit.adapters import rows_of_steps
 from tfdist.keras_fit.adapters.base import DataAdapter, EpochHooks
+from tfdist.keras_fit.adapters.epoch_gate import EpochGate
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.script import agreement
+from tfdist.keras_fit.script import context as script_context
 from tfdist.keras_fit.whole_batch import batch_metrics, metric_state, shard_layers
 from tfdist.training import api as trainer
 
@@ -67,9 +70,10 @@ def make_run(
         train_step, more = trainer.train_step, {}
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
-    feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=workdir is not None)
+    feed = _make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **lengths)
+    feed = _compared(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return trainer.Run(
         config=config,
@@ -95,10 +99,13 @@ def _make_feed(
     adapter: DataAdapter,
     validation: DataAdapter | None,
     initial_epoch: int,
+    callbacks: Any,
     *,
     compares: bool,
 ) -> Feed:
     """Makes the input of a run; `compares`: whether a run that resumes compares the data with those of before."""
+    if adapter.gate is not None and validation is not adapter and callbacks_lib.has_epoch_hooks(callbacks):
+        adapter.gate.hold()
     shard = trainer.replica_shard(cluster)
     training = functools.partial(adapter.dataset, shard)
     sizes = Sizes(
@@ -108,18 +115,30 @@ def _make_feed(
         total_steps=round(config.train.epochs * adapter.steps),
         first_step=initial_epoch * adapter.steps,
     )
+
+    def open_training(start: int, stop: int) -> Any:
+        return cluster.distribute(training(start, stop))
+
     by_epoch: dict[str, Callable] = {}
     if adapter.epoch_hooks is not None and validation is not adapter:
         by_epoch = _read_by_epoch(cluster, training, adapter.epoch_hooks, sizes)
+    if adapter.gate is not None:
+        by_epoch = _gated(adapter.gate, sizes.steps_per_epoch, {"open_training": open_training, **by_epoch})
     return Feed(
         sizes=sizes,
         spec=adapter.element_spec,
         training=training,
-        **{"open_training": lambda start, stop: cluster.distribute(training(start, stop)), **by_epoch},
+        **{"open_training": open_training, **by_epoch},
         evaluation=None if validation is None else functools.partial(_one_pass, validation, shard),
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
-        first_nonfinite=functools.partial(rows_of_steps.first_nonfinite, adapter, shard),
-        find_label=functools.partial(rows_of_steps.with_label, {"": adapter, "validation_data: ": validation}, shard),
+        first_nonfinite=functools.partial(_ungated, adapter.gate, rows_of_steps.first_nonfinite, adapter, shard),
+        find_label=functools.partial(
+            _ungated,
+            adapter.gate,
+            rows_of_steps.with_label,
+            {"": adapter, "validation_data: ": validation},
+            shard,
+        ),
     )
 
 
@@ -137,6 +156,42 @@ def _read_by_epoch(
 
     hooks.reset(sizes.first_step // sizes.steps_per_epoch)
     return {"open_training": lambda start, stop: None, "iterator_at": iterator_at, "end_epoch": hooks.end}
+
+
+def _gated(gate: EpochGate, steps: int, given: dict[str, Callable]) -> dict[str, Callable]:
+    """Returns functions of a Feed that tell `gate` which epoch begins."""
+    open_training, iterator_at = given["open_training"], given.get("iterator_at", lambda present, step: present)
+
+    def begin(present: Any, step: int) -> Any:
+        gate.begin(step // steps)
+        return iterator_at(present, step)
+
+    opened = {"open_training": lambda start, stop: gate.keep(open_training(start, stop)), "iterator_at": begin}
+    return given | opened
+
+
+def _ungated(gate: EpochGate | None, function: Callable, *args: Any) -> Any:
+    """Calls a function that searches the data, because the run fails."""
+    if gate is not None:
+        gate.release()
+    return function(*args)
+
+
+def _compared(
+    cluster: Cluster, feed: Feed, runner: trainer.CallbackRunner, adapter: DataAdapter, validation: DataAdapter | None
+) -> Feed:
+    """Returns `feed` with a comparison of the workers at the end of each epoch, if they run a script."""
+    if validation is adapter or cluster.num_workers == 1 or not script_context.in_script():
+        return feed
+    waits = adapter.gate is None or adapter.gate.holds or adapter.epoch_hooks is not None
+    generators = waits and (validation is None or validation.gate is None)
+    compared = agreement.Agreement(cluster, runner.on_all_workers(), adapter.gate, generators=generators)
+
+    def end_epoch() -> None:
+        feed.end_epoch()
+        compared.compare()
+
+    return dataclasses.replace(feed, end_epoch=end_epoch)
 
 
 def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:

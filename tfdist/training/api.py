@@ -3,8 +3,10 @@
 Nothing else imports this module: inside the wing, modules import each other.
 """
 
+from tfdist.training.callbacks.active_hooks import is_active
 from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training.callbacks.state import plain_attributes
 from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.evaluate import evaluate
 from tfdist.training.loop import train

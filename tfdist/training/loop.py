@@ -26,7 +26,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         ValueError: the workdir holds a run of another config, or with other data; or see `bad_examples.explain_errors`.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
-        SystemExit: a callback of a script raised it, and there is one worker.
+        SystemExit: a callback of a script raised it.
     """
     changes = checkpointing.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else checkpointing.read_finished(run)
@@ -55,12 +55,9 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         checkpointing.save_mismatch(tools, state)
         raise
     except SystemExit as end:
-        if run.is_script and run.cluster.num_workers == 1:
-            raise  # A script may end itself in a callback.
-        raise ValueError(
-            f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {user_code.place(end)}: it ends "
-            "this worker alone, and without a save. To end the run, set model.stop_training = True in a callback."
-        ) from end
+        if run.is_script:
+            raise  # A script may end itself in a callback that all workers run.
+        raise user_code.refuse_exit(end) from end
     finally:
         checkpointing.close(tools)
 

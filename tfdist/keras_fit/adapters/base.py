@@ -17,6 +17,7 @@ from keras.src.trainers.data_adapters import tf_dataset_adapter
 
 from tfdist.data import order, read_ahead
 from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit.adapters.epoch_gate import EpochGate
 
 # The parts of a batch.
 _PARTS = ("x", "y", "sample_weight")
@@ -39,6 +40,8 @@ class DataAdapter(Protocol):
     order_unknown: bool
     # Hooks of the data around each epoch, which is read by itself; None: steps are read on into the next epoch.
     epoch_hooks: "EpochHooks | None"
+    # Where Python code that makes batches waits for its epoch; None: none does.
+    gate: EpochGate | None
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         """Returns this worker's elements of the steps [start, stop), and more after them."""
@@ -97,6 +100,7 @@ class RandomAccessAdapter:
     resume_caveat: str | None = None
     order_unknown: bool = False
     epoch_hooks: EpochHooks | None = None
+    gate: EpochGate | None = None
 
     @property
     def pass_steps(self) -> int:
@@ -220,6 +224,7 @@ class BatchAdapter:
     count_passes: Callable[[int, bool], None] | None = None
     order_unknown: bool = False
     epoch_hooks: EpochHooks | None = None
+    gate: EpochGate | None = None
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For batches that may be others when they are read once more.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None

@@ -14,6 +14,7 @@ from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import (
     base,
+    epoch_gate,
     inspect_dataset,
     preprocess,
     py_dataset,
@@ -201,6 +202,16 @@ def _finishing(dataset: tf.data.Dataset, options: DataOptions) -> Callable[..., 
     )
 
 
+def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
+    """Returns the number of batches; None: it is not known, or there is no end."""
+    cardinality = int(dataset.cardinality())
+    if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
+    if cardinality == 0:
+        raise ValueError("The tf.data.Dataset is empty.")
+    return cardinality if cardinality > 0 else None
+
+
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     dataset = _batch(inspect_dataset.without_prefetch(dataset), options)
     shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, False
@@ -209,12 +220,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     parts = rebuild_pipeline.split_before_maps(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
     dataset = dataset.map(_finishing(dataset, options))
-    cardinality = int(dataset.cardinality())
-    if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
-    if cardinality == 0:
-        raise ValueError("The tf.data.Dataset is empty.")
-    length = cardinality if cardinality > 0 else None
+    length = _length(dataset, options)
     traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
     stops = bool(shuffles.shuffles)
@@ -226,8 +232,14 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     known = static or options.batch_size or (parts.batch_size if parts else None)
 
     own = options.preprocess is not None
+    steps = options.steps if length is None else base.steps_of_epoch(options, length)
+    gate = epoch_gate.EpochGate(steps) if traits.reads_state else None
 
     def passes(start: int, stop: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
+        found = all_passes(start, stop, dataset)
+        return found if gate is None else gate.watched(found, start)
+
+    def all_passes(start: int, stop: int, dataset: tf.data.Dataset) -> tf.data.Dataset:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
             return dataset.skip(start % length).concatenate(dataset.repeat()) if start else dataset.repeat()
@@ -247,7 +259,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     return BatchAdapter(
         stream=passes,
-        steps=options.steps if length is None else base.steps_of_epoch(options, length),
+        steps=steps,
+        gate=gate,
         batch_size=known or inspect_dataset.first_batch_size(plain),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,

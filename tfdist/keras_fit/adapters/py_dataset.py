@@ -21,8 +21,9 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from tfdist.data import inspection, order
 from tfdist.data.inspection import Rows
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.adapters import base, epoch_gate
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
+from tfdist.keras_fit.adapters.epoch_gate import EpochGate
 
 
 def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAdapter:
@@ -37,7 +38,8 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         raise ValueError(f"The {type(data).__name__} never ends: pass steps_per_epoch (or validation_steps, or steps).")
     samples = [_numpy_batch(data[index]) for index in range(min(2, length or 2))]
     spec = data_adapter_utils.get_tensor_spec(samples)
-    batches = _Reader(data)
+    steps = options.steps if length is None else base.steps_of_epoch(options, length)
+    batches = _Reader(data, EpochGate(steps))
 
     def place(step: tf.Tensor) -> tf.Tensor:
         if length is None:
@@ -72,7 +74,8 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
 
     return BatchAdapter(
         stream=stream,
-        steps=options.steps if length is None else base.steps_of_epoch(options, length),
+        steps=steps,
+        gate=batches.gate,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=stream(0, 1).element_spec,
         smallest_batch=1,
@@ -114,8 +117,8 @@ class _NonfiniteBatches:
 class _Reader:
     """Reads batches of a PyDataset."""
 
-    def __init__(self, data: keras.utils.PyDataset):
-        self._data = data
+    def __init__(self, data: keras.utils.PyDataset, gate: EpochGate):
+        self._data, self.gate = data, gate
         self.epoch_hooks = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
         self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
         self.watch = _NonfiniteBatches()
@@ -126,7 +129,9 @@ class _Reader:
         return f"{name}.{self.epoch_hooks[-1]} {does_the_same}" if self.epoch_hooks else None
 
     def read(self, step: np.int64, index: np.int64) -> list[np.ndarray]:
-        return self._arrays(step, self._data[int(index)])
+        arrays = self._arrays(step, self._data[int(index)])
+        self.gate.look(step, arrays)
+        return arrays
 
     def _arrays(self, step: np.int64, batch: Any, low: np.int64 = 0) -> list[np.ndarray]:
         batch = _numpy_batch(batch)
@@ -177,19 +182,27 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     if not samples:
         raise ValueError("The generator has no batches.")
     spec = data_adapter_utils.get_tensor_spec(samples)
-    watch = _NonfiniteBatches()
+    watch, gate = _NonfiniteBatches(), EpochGate(options.steps)
 
     def watched() -> Iterator[Any]:
-        for step, batch in enumerate(itertools.chain(samples, map(_numpy_batch, generator)), 1):
-            watch.look(step, batch)
+        batches = itertools.chain(samples, map(_numpy_batch, generator))
+        for step in itertools.count():
+            batch = next(batches, None) if gate.wait(step) else None
+            if batch is None:
+                return
+            watch.look(step + 1, batch)
+            gate.look(step, keras.tree.flatten(batch))
             yield batch
 
     batches = watched()
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
     dataset = dataset.map(lambda *parts: base.finish(parts, options))
+    waiting = tf.data.Options()
+    waiting.threading.private_threadpool_size = epoch_gate.THREADS
     return BatchAdapter(
-        stream=lambda start, stop: dataset.skip(start),
+        stream=lambda start, stop: dataset.with_options(waiting).skip(start),
         steps=options.steps,
+        gate=gate,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=dataset.element_spec,
         smallest_batch=1,

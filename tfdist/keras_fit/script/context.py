@@ -6,6 +6,7 @@ done: so each finds the files as if it were alone, before and after.
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import pathlib
@@ -15,21 +16,16 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import patching, user_code
 
-# Modules of Python whose calls are those of the script that calls them.
-_TRANSPARENT = (
-    *("contextlib", "csv", "gzip", "bz2", "lzma", "os", "pathlib", "posixpath", "genericpath", "shutil", "tempfile"),
-    *("zipfile", "tfdist.config.patching"),
-)
-# A script may be in a directory that also has its environment.
-_LIBRARIES = tuple(f"{pathlib.Path(module.__file__).parents[1]}/" for module in (np, keras))
-_HERE = f"{pathlib.Path(__file__).parent}/"
+# The modules of this directory, and what calls them for what they replace.
+_HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,20 +33,19 @@ class _Script:
     """The script that runs; `own`: whether tfdist's own code runs, and not that of the script."""
 
     cluster: Cluster
-    # Code in this directory and below is the script's own.
-    directory: str
     own: bool = False
-    in_callback: bool = False
+    # Temporary files and directories that the script has made.
+    temporary: list[str] = dataclasses.field(default_factory=list)
 
 
 _script: _Script | None = None
 
 
 @contextlib.contextmanager
-def script_runs(cluster: Cluster, script: pathlib.Path) -> Iterator[None]:
-    """The block runs `script`."""
+def script_runs(cluster: Cluster) -> Iterator[None]:
+    """The block runs the script."""
     global _script
-    _script = _Script(cluster, f"{script.resolve().parent}/")
+    _script = _Script(cluster)
     try:
         yield
     finally:
@@ -67,12 +62,12 @@ def running(own: bool = True) -> Iterator[None]:
     if _script is None:
         yield
         return
-    script, before = _script, (_script.own, _script.in_callback)
-    script.own, script.in_callback = own, not own
+    script, before = _script, _script.own
+    script.own = own
     try:
         yield
     finally:
-        script.own, script.in_callback = before
+        script.own = before
 
 
 def is_running() -> bool:
@@ -101,34 +96,72 @@ def draws_for_all() -> bool:
     return not cluster_lib.on_this_worker_only() and threading.current_thread() is threading.main_thread()
 
 
-def reads_clock_for_all() -> bool:
-    """Returns True if a line of the script asks for the time, outside of callbacks, which often measure times."""
-    return _script is not None and not _script.in_callback and bool(calling_line())
+def calling_line(path: Any = None, *, directly: bool = False) -> str:
+    """Returns the place of the script that calls, such as "train.py:12"; "" where workers need not do the same.
 
+    That is: a worker runs alone, a module is imported, or a library calls for a purpose of its own.
 
-def calling_line() -> str:
-    """Returns the place of the script that calls, such as "train.py:12"; "" if a library calls, or a worker alone."""
+    Args:
+        path: the file that a function is called for; None: another function. Libraries that a line of the script calls
+            write files for it, such as a picture; but not those in hidden and temporary directories, which are theirs.
+        directly: whether not even a module of Python may be between.
+    """
     if not on_all_workers():
         return ""
-    frame = inspect.currentframe()
+    frame, libraries = inspect.currentframe(), set()
     while frame is not None:
-        file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
-        if not file.startswith(_HERE) and module not in _TRANSPARENT and not module.startswith("h5py."):
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib"):
+            return ""
+        owner = _owner(file)
+        if owner == "user":
             break
+        libraries.add(owner)
         frame = frame.f_back
-    place = "" if frame is None else os.path.abspath(frame.f_code.co_filename)
-    if not place.startswith(_script.directory) or place.startswith(_LIBRARIES):
+    if frame is None or (directly and "python" in libraries):
         return ""
-    return f"{os.path.basename(place)}:{frame.f_lineno}"
+    if "library" in libraries and (path is None or _is_of_library(path)):
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@functools.cache
+def _owner(file: str) -> str:
+    """Returns whose code `file` is: "user", "library", "python", or "here"."""
+    if file.startswith((*_HERE, "<")):
+        return "here"
+    if user_code.is_users(file):
+        return "user"
+    return "python" if user_code.is_of_python(file) else "library"
+
+
+def _is_of_library(path: Any) -> bool:
+    """Returns whether a library writes `path` for itself: it is hidden, temporary, or in the library."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return True
+    place, here = os.path.abspath(os.fsdecode(path)), os.path.join(os.getcwd(), "")
+    # The working directory may itself be a temporary one.
+    works_there = is_of_host(here) and here != _temporary_directory() and place.startswith(here)
+    if is_of_host(place) and not works_there:
+        return not any(place.startswith(made) for made in _script.temporary)
+    hidden = any(part.startswith(".") for part in place.removeprefix(here).split(os.sep))
+    return hidden or not user_code.is_users(place) or place.startswith(("/dev/", "/proc/"))
+
+
+def note_temporary(path: str) -> None:
+    """Notes a temporary file or directory that the script has made: what libraries write there is the script's."""
+    if _script is not None:
+        _script.temporary.append(os.path.abspath(path))
 
 
 def meet(place: str) -> None:
-    """Waits until all workers are at `place` of the script. Collective.
+    """Waits until all workers are at `place` of the script, also while they trace a function. Collective.
 
     Raises:
         RuntimeError: another worker is at another place.
     """
-    places = _script.cluster.all_gather([zlib.crc32(place.encode())])[:, 0]
+    with tf.init_scope():
+        places = _script.cluster.all_gather([zlib.crc32(place.encode())])[:, 0]
     others = np.flatnonzero(places != places[0])
     if len(others):
         raise RuntimeError(
@@ -146,7 +179,11 @@ def is_of_host(path: Any) -> bool:
     """Returns whether each host has a file `path` of its own: it is a temporary one."""
     if not isinstance(path, str | os.PathLike):
         return False
-    return os.path.abspath(os.fsdecode(path)).startswith(os.path.join(tempfile.gettempdir(), ""))
+    return os.path.join(os.path.abspath(os.fsdecode(path)), "").startswith(_temporary_directory())
+
+
+def _temporary_directory() -> str:
+    return os.path.join(tempfile.gettempdir(), "")
 
 
 def is_first_of_host() -> bool:
@@ -166,11 +203,13 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     """
     meet(place)
     if not owns(path):
-        return collective_guard.result(_script.cluster)
+        with tf.init_scope():
+            return collective_guard.result(_script.cluster)
     with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
         found = collective_guard.tried(function)
-    if _script.cluster.is_chief:
-        collective_guard.announce(_script.cluster, found)
-    else:
-        collective_guard.result(_script.cluster)
+    with tf.init_scope():
+        if _script.cluster.is_chief:
+            collective_guard.announce(_script.cluster, found)
+        else:
+            collective_guard.result(_script.cluster)
     return found.value()

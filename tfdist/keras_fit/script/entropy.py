@@ -3,8 +3,8 @@
 All workers share what a process draws by itself: `random` and `np.random` without a seed, `np.random.default_rng()`,
 `random.Random()`, `uuid.uuid4`, and TensorFlow's unseeded operations. They come from one value, which is drawn anew in
 each start, or saved in the workdir, so that a resumed script draws the same. Seeded draws are those of Keras alone.
-`secrets` and `os.urandom` stay as they are. The time that a line of the script reads outside of callbacks is the
-chief's: paths are often named by it.
+`secrets` and `os.urandom` stay as they are. The clocks that a line of the script reads are the chief's: paths are often
+named by the time, and files written or loops ended by it.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ _BYTES = 16
 # The module whose function TensorFlow's operations call.
 _SEEDS = sys.modules[tf.compat.v1.random.get_seed.__module__]
 _Datetime = datetime_lib.datetime
+_CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 
 
 @contextlib.contextmanager
@@ -53,7 +54,8 @@ def shared(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
         stack.enter_context(replaced(bit_generator, "randbits", draws.random_bits))
         stack.enter_context(replaced(random.Random, "seed", draws.seed))
         stack.enter_context(replaced(random, "seed", draws.seed))
-        stack.enter_context(replaced(uuid, "uuid4", draws.uuid4))
+        stack.enter_context(replaced(uuid, "uuid1", draws.uuid))
+        stack.enter_context(replaced(uuid, "uuid4", draws.uuid))
         stack.enter_context(replaced(_SEEDS, "get_seed", draws.operation_seeds))
         stack.enter_context(_common_time(cluster))
         yield
@@ -96,8 +98,10 @@ class _Draws:
         else:
             original(*(one for one in args if one is not None), self.bits(64))
 
-    def uuid4(self, original: Callable[[], uuid.UUID]) -> uuid.UUID:
-        return uuid.UUID(int=self.bits(128), version=4) if context.draws_for_all() else original()
+    def uuid(self, original: Callable[..., uuid.UUID], *args: Any, **keywords: Any) -> uuid.UUID:
+        if not context.draws_for_all():
+            return original(*args, **keywords)
+        return uuid.UUID(int=self.bits(128), version=int(original.__name__[-1]))
 
     def operation_seeds(self, original: Callable[[Any], tuple[Any, Any]], op_seed: Any) -> tuple[Any, Any]:
         """The seeds of an operation of TensorFlow; without any, it would draw its own in each process."""
@@ -110,25 +114,23 @@ class _Draws:
 
 @contextlib.contextmanager
 def _common_time(cluster: Cluster) -> Iterator[None]:
-    """Gives the chief's time to lines of the script."""
+    """Gives what the chief's clocks show to lines of the script."""
     if cluster.num_workers == 1:
         yield
         return
     seconds = time.time
 
-    def common() -> float:
-        """The chief's time where a line of the script asks for it, outside of callbacks."""
-        return float(cluster.all_gather([seconds()])[0, 0]) if context.reads_clock_for_all() else seconds()
-
-    def read(original: Callable[..., Any]) -> float:
-        del original
-        return common()
+    def read(original: Callable[[], float | int]) -> float | int:
+        if not context.calling_line(directly=True):
+            return original()
+        with tf.init_scope():
+            return cluster.all_gather([original()])[0, 0].item()
 
     def of_seconds(original: Callable[..., Any], given: float | None = None) -> Any:
-        return original(common() if given is None else given)
+        return original(read(seconds) if given is None else given)
 
     def formatted(original: Callable[..., str], form: str, *given: Any) -> str:
-        return original(form, *(given or [time.localtime(common())]))
+        return original(form, *(given or [time.localtime(read(seconds))]))
 
     class Meta(type):
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -145,16 +147,17 @@ def _common_time(cluster: Cluster) -> Iterator[None]:
 
         @classmethod
         def now(cls, tz: Any = None) -> _Datetime:
-            return _Datetime.fromtimestamp(common(), tz)
+            return _Datetime.fromtimestamp(read(seconds), tz)
 
         today = now
 
         @classmethod
         def utcnow(cls) -> _Datetime:
-            return _Datetime.fromtimestamp(common(), datetime_lib.timezone.utc).replace(tzinfo=None)
+            return _Datetime.fromtimestamp(read(seconds), datetime_lib.timezone.utc).replace(tzinfo=None)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(time, "time", read))
+        for name in _CLOCKS:
+            stack.enter_context(replaced(time, name, read))
         for name in ("localtime", "gmtime", "ctime"):
             stack.enter_context(replaced(time, name, of_seconds))
         stack.enter_context(replaced(time, "strftime", formatted))

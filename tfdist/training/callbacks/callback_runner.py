@@ -20,7 +20,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import schema, specs
+from tfdist.config import schema, specs, user_code
 from tfdist.data.feed import Sizes
 from tfdist.training.callbacks import active_hooks, broadcast, state
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
@@ -168,6 +168,8 @@ class CallbackRunner(NoCallbacks):
                     self._call_one(callback, hook, arguments)
             except Exception as error:
                 return error
+            except SystemExit as end:
+                return user_code.refuse_exit(end)
         return None
 
     def _call_one(self, callback: keras.callbacks.Callback, hook: str, arguments: list[Any]) -> None:
@@ -175,6 +177,10 @@ class CallbackRunner(NoCallbacks):
         getattr(callback, hook)(*arguments)
         if self.stop() and not before:
             self.stopped_by = type(callback).__name__
+
+    def on_all_workers(self) -> list[keras.callbacks.Callback]:
+        """The user's callbacks that run on all workers."""
+        return [one for one in self._saved if self._placement.everywhere(one)]
 
     @property
     def held(self) -> list[Any]:

@@ -65,6 +65,24 @@ def initial_state(callbacks: list[keras.callbacks.Callback]) -> InitialState:
     }
 
 
+def plain_attributes(callbacks: list[keras.callbacks.Callback], skip: Callable[[Any], bool]) -> dict[str, str]:
+    """Returns texts that are equal for equal attributes, by names such as "EarlyStopping.wait", in every process.
+
+    Attributes that a checkpoint cannot hold are not among them, nor large arrays, nor values for which `skip` is true.
+    """
+    found = {}
+    for name, callback in named(callbacks).items():
+        for attribute, value in _attributes(callback):
+            arrays: dict[str, Any] = {}
+            try:
+                text = "" if skip(value) else json.dumps(_encode(value, "", arrays, copied=False))
+            except _NotSerializable:
+                continue
+            if all(np.asarray(one).nbytes <= _LARGEST_COMPARED_BYTES for one in arrays.values()):
+                found[f"{name}.{attribute}"] = " ".join([text, *map(_fingerprint_of_array, arrays.values())])
+    return found
+
+
 def snapshot(
     callbacks: list[keras.callbacks.Callback],
     before: InitialState,

@@ -1,0 +1,99 @@
+"""Compares the workers of a script after each epoch: what Python code makes on each must be the same everywhere.
+
+That is the first batch of the epoch, if Python code makes it, the random generators of Python and NumPy, and the plain
+attributes of callbacks: numbers, texts, arrays and lists of them. A difference is a warning that names them.
+"""
+
+import json
+import random
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit.adapters.epoch_gate import EpochGate
+from tfdist.training import api as trainer
+
+_TOLERANCE = 1e-4
+# A number that a clock has shown since so many seconds before this import is a time.
+_EARLIER_SECONDS = 60.0
+_CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.monotonic)
+_STARTED = tuple(clock() - _EARLIER_SECONDS for clock in _CLOCKS)
+
+
+class Agreement:
+    """Compares the workers; each worker makes one.
+
+    Args:
+        cluster: the workers.
+        callbacks: those that run on all workers.
+        gate: of the training data; None: Python code does not make it.
+        generators: whether the states of random generators are compared: not if other threads draw, for the next epoch.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        callbacks: list[keras.callbacks.Callback],
+        gate: EpochGate | None,
+        *,
+        generators: bool,
+    ):
+        self._cluster, self._callbacks, self._gate = cluster, callbacks, gate
+        self._generators = generators
+        self._told: set[str] = set()
+
+    def compare(self) -> None:
+        """Warns of what differs from worker 0. Collective."""
+        found = dict(self._found())
+        batch = (0.0,) * 4 if self._gate is None else self._gate.first_batch()
+        total = zlib.crc32(json.dumps(found, sort_keys=True).encode())
+        workers = self._cluster.all_gather([float(total), *batch])
+        differing = []
+        same = np.allclose(workers[:, 2:], workers[0, 2:], rtol=_TOLERANCE, atol=_TOLERANCE)
+        if not same or np.ptp(workers[:, 1]):
+            mine, chief = workers[self._cluster.rank, 1:], workers[0, 1:]
+            if mine[0] != chief[0] or not np.allclose(mine[1:], chief[1:], rtol=_TOLERANCE, atol=_TOLERANCE):
+                differing.append("the first batch of the epoch")
+        if np.ptp(workers[:, 0]):
+            there = json.loads(self._cluster.all_gather_text(json.dumps(found))[0])
+            differing += sorted(name for name in {**found, **there} if found.get(name) != there.get(name))
+        new = [name for name in differing if name not in self._told]
+        self._told.update(new)
+        if new:
+            print(
+                f"tfdist: WARNING: worker {self._cluster.rank} differs from worker 0 after an epoch: {', '.join(new)}. "
+                "All workers must run the same: what callbacks and data set must not depend on the process, the host "
+                "or a thread. The training goes on with the weights of worker 0.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _found(self) -> Iterator[tuple[str, int]]:
+        """Yields what is compared, by name."""
+        if self._generators:
+            yield "the random generator of `random`", zlib.crc32(repr(random.getstate()).encode())
+            state = np.random.get_state(legacy=False)
+            yield "the random generator of `numpy.random`", zlib.crc32(repr((state["bit_generator"], state)).encode())
+            yield from _generators_of_the_script()
+        for name, text in trainer.plain_attributes(self._callbacks, skip=_is_time).items():
+            yield name, zlib.crc32(text.encode())
+
+
+def _generators_of_the_script() -> Iterator[tuple[str, int]]:
+    for name, value in list(vars(sys.modules["__main__"]).items()):
+        if isinstance(value, np.random.Generator):
+            yield f"the random generator {name}", zlib.crc32(repr(value.bit_generator.state).encode())
+        elif type(value) is random.Random:
+            yield f"the random generator {name}", zlib.crc32(repr(value.getstate()).encode())
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, float) and any(
+        start <= value <= clock() for start, clock in zip(_STARTED, _CLOCKS, strict=True)
+    )
