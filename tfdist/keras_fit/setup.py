@@ -185,7 +185,8 @@ def _compared(
         return feed
     waits = adapter.gate is None or adapter.gate.holds or adapter.epoch_hooks is not None
     generators = waits and (validation is None or validation.gate is None)
-    compared = agreement.Agreement(cluster, runner.on_all_workers(), adapter.gate, generators=generators)
+    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=agreement.is_time)
+    compared = agreement.Agreement(cluster, attributes, adapter.gate, generators=generators)
 
     def end_epoch() -> None:
         feed.end_epoch()

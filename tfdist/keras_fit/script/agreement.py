@@ -12,12 +12,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit.adapters.epoch_gate import EpochGate
-from tfdist.training import api as trainer
 
 _TOLERANCE = 1e-4
 # A number that a clock has shown since so many seconds before this import is a time.
@@ -31,7 +29,7 @@ class Agreement:
 
     Args:
         cluster: the workers.
-        callbacks: those that run on all workers.
+        attributes: returns texts that are equal for equal attributes of the callbacks that run on all workers, by name.
         gate: of the training data; None: Python code does not make it.
         generators: whether the states of random generators are compared: not if other threads draw, for the next epoch.
     """
@@ -39,12 +37,12 @@ class Agreement:
     def __init__(
         self,
         cluster: Cluster,
-        callbacks: list[keras.callbacks.Callback],
+        attributes: Callable[[], dict[str, str]],
         gate: EpochGate | None,
         *,
         generators: bool,
     ):
-        self._cluster, self._callbacks, self._gate = cluster, callbacks, gate
+        self._cluster, self._attributes, self._gate = cluster, attributes, gate
         self._generators = generators
         self._told: set[str] = set()
 
@@ -81,7 +79,7 @@ class Agreement:
             state = np.random.get_state(legacy=False)
             yield "the random generator of `numpy.random`", zlib.crc32(repr((state["bit_generator"], state)).encode())
             yield from _generators_of_the_script()
-        for name, text in trainer.plain_attributes(self._callbacks, skip=_is_time).items():
+        for name, text in self._attributes().items():
             yield name, zlib.crc32(text.encode())
 
 
@@ -93,7 +91,8 @@ def _generators_of_the_script() -> Iterator[tuple[str, int]]:
             yield f"the random generator {name}", zlib.crc32(repr(value.getstate()).encode())
 
 
-def _is_time(value: Any) -> bool:
+def is_time(value: Any) -> bool:
+    """Returns whether an attribute is a time that a clock has shown to this process."""
     return isinstance(value, float) and any(
         start <= value <= clock() for start, clock in zip(_STARTED, _CLOCKS, strict=True)
     )
