@@ -158,8 +158,9 @@ def test_nothing_is_traced_twice(request, fixture, on):
         if key.startswith(f"traces{on}/")
     }
     assert measured["train"] == measured["evaluation"] == 1
-    # Functions of the config too; for training that was done before, to learn the shapes.
-    assert measured["prepared for train"] == 0 and measured["prepared for eval"] == 1
+    # Functions of the config too; for training that was done before, to learn the shapes. The start describes a batch,
+    # which is prepared as for evaluation.
+    assert measured["prepared for train"] == 0 and measured["prepared for eval"] == 2
     # Boundaries at multiples of 3, 4 and 5 up to 20, and six evaluations.
     train_calls, evaluation_calls = measured["calls"]
     assert train_calls >= 12 and evaluation_calls >= 5
