@@ -13,7 +13,9 @@ from tfdist.config import batches, specs, validate
 from tfdist.training.step import normalization
 
 FOLDER = REPOSITORY / "configs"
-CONFIGS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py") if path.parent.name != "networks")
+# Folders beside the configs.
+OTHERS = {"networks", "laboratory"}
+CONFIGS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py") if not OTHERS & {*path.parts})
 QUICK = ["line"]
 
 

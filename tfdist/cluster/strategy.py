@@ -149,7 +149,7 @@ def connect(
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
     spec = planned.worker_spec
     preflight.unset_proxies(os.environ)
-    details = [*_configure_malloc(planned), onednn.describe(onednn.current(os.environ))]
+    details = [onednn.describe(onednn.current(os.environ)), *_configure_malloc(planned)]
     listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None

@@ -50,6 +50,8 @@ _MAX_WORKERS_RECORDED = 16
 
 # A loss of more than this part of the loss of a guess is that of a model that has learned nothing.
 _LIKE_GUESSING = 0.97
+# After so many steps most models have learned something.
+_FEW_STEPS = 50
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -155,8 +157,8 @@ class Reporter:
         self.console.train(row, parts, step_seconds=seconds / max(1, steps))
 
     def _compare_with_guess(self, step: int, loss: float, learning_rate: float) -> None:
-        """Warns once, at the end of the first epoch, if the model has learned nothing."""
-        if self.guessed_loss is None or step < self.steps_per_epoch:
+        """Warns once, after the first epoch and some steps, if the model has learned nothing."""
+        if self.guessed_loss is None or step < max(self.steps_per_epoch, _FEW_STEPS):
             return
         guessed, self.guessed_loss = self.guessed_loss, None
         if loss > _LIKE_GUESSING * guessed:

@@ -47,7 +47,7 @@ def train(tmp_path, monkeypatch, capsys):
                 batch_size=32,
             ),
             optimizer={"target": "keras.optimizers:Adam", "learning_rate": rate},
-            train=c.Train(epochs=2),
+            train=c.Train(epochs=13),
             checkpoint=c.Checkpoint(export=False),
             report=c.Report(tensorboard=False),
         )

@@ -25,7 +25,10 @@ def report(run: Run, reporter: Reporter) -> None:
     """Writes the range of a prepared batch to the log, and warnings; sets the loss of a guess for `Reporter.train`."""
     if run.feed.about.first_batch is None:
         return
-    batch = {name: value.numpy() for name, value in run.feed.about.first_batch(_EXAMPLES).items()}
+    try:
+        batch = {name: value.numpy() for name, value in run.feed.about.first_batch(_EXAMPLES).items()}
+    except Exception:  # Training reads the same examples: its error names the one that cannot be read.
+        return
     ranges = [
         f"{name} {value.dtype} {value.min():.4g} to {value.max():.4g}"
         for name, value in batch.items()
