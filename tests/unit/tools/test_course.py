@@ -368,7 +368,7 @@ def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
 def test_task_that_cannot_run_here_is_one_message(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        with pytest.raises(ValueError, match="no docs/courses/jean_zay_fit.py here: run this command in the root of"):
+        with pytest.raises(ValueError, match=r"no docs/courses/jean_zay_fit\.py here: run this command in the root of"):
             command.run("python docs/courses/jean_zay_fit.py", tmp_path / "log")
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(ValueError, match="there is no sbatch on this machine"):
