@@ -16,22 +16,18 @@ from tfdist.config import flags as config_flags
 from tfdist.config import tensorflow_log
 
 
-def run() -> int:
-    """Runs the training or evaluation that the flags name; returns the exit code."""
+def run(workdir: Path) -> int:
+    """Runs the training or evaluation that the flags name, in `workdir`; returns the exit code."""
     from tfdist.training import evaluate, loop, setup
 
     config = flags.FLAGS["config"].value
-    experiment_run = setup.build_run(config, _workdir(), config_file=config_flags.config_file())
+    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file())
     if flags.FLAGS.mode == "train":
         code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
         code = evaluate.evaluate_only(experiment_run, flags.FLAGS.checkpoint)
     experiment_run.cluster.leave()
     return code
-
-
-def _workdir() -> Path:
-    return Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
 
 
 def main(argv: list[str]) -> None:
@@ -45,8 +41,9 @@ def main(argv: list[str]) -> None:
     tensorflow_log.announce()
     # Before TensorFlow is imported, which allocates, and reads its settings.
     malloc.keep_freed_between_workers(config.cluster, os.environ)
-    onednn.choose(os.environ, _workdir(), measure=True)
-    process_exit.run_and_exit(run)
+    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
+    onednn.choose(os.environ, workdir, measure=True)
+    process_exit.run_and_exit(lambda: run(workdir))
 
 
 if __name__ == "__main__":

@@ -54,8 +54,7 @@ def build_run(
     if inputs.pipeline.connects_first:
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
-    num_replicas = plan.num_replicas if cluster is None else cluster.num_replicas
-    sizes = inputs_lib.make_sizes(config, inputs, num_replicas)
+    sizes = inputs_lib.make_sizes(config, inputs, (plan if cluster is None else cluster).num_replicas)
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
     precision_notes = ()

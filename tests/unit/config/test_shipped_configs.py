@@ -16,10 +16,10 @@ ROOT = pathlib.Path(__file__).parents[3]
 USER = """
 from absl import flags
 from tfdist import configs
-from tfdist.config.command_line import flag_errors, words
+from tfdist.config.command_line import flag_errors, spec_arguments, words
 [word] = words.complete(["--config=configs/cifar_fast.py"])
 config = flag_errors.load(words.config_path([word]))
-print(word, config.model["target"], flag_errors._arguments(config.model["target"])[0])
+print(word, config.model["target"], next(iter(spec_arguments.parameters(config.model["target"]))))
 """
 
 

@@ -639,7 +639,7 @@ def test_the_bar_is_redrawn_at_most_ten_times_a_second(terminal):
 def test_a_wide_line_is_divided_between_words_on_a_terminal(terminal):
     stream, resize, read = terminal
     resize(40)
-    bar = console.open_console(stream, total_steps=10, epochs=1)
+    bar = console.Console(stream=stream, total_steps=10, line_format=lines_lib.LineFormat(epochs=1.0))
     bar.line("model      tfdist.zoo.models:small_cnn, 29,354 parameters, float32")
     bar.line("short")
     screen = Screen(40)
