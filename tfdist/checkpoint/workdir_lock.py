@@ -159,6 +159,29 @@ def acquire(
     return WorkdirLock(path, mine, lost)
 
 
+def owner(workdir: Path) -> Owner | None:
+    """Returns the run that holds a workdir, whether it is alive or not; None: no run does."""
+    try:
+        found = _look(workdir / LOCK)
+    except OSError:
+        return None
+    return None if found is None else found.owner
+
+
+def is_alive(workdir: Path, holder: Owner) -> bool:
+    """Returns whether the run that holds a workdir is alive, without a wait and without writing.
+
+    A run of another machine is, if its file is not older than some heartbeats by the clock of this one.
+    """
+    if holder.machine and holder.machine == _machine():
+        return _runs(holder)
+    try:
+        age = time.time() - (workdir / LOCK).stat().st_mtime
+    except OSError:
+        return False
+    return age <= _DEAD_HEARTBEATS * holder.heartbeat_seconds
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Found:
     owner: Owner

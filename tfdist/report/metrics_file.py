@@ -66,13 +66,16 @@ def _lines_since_start(path: str, last_step: int | None) -> list[bytes]:
         size *= 8
 
 
-def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_records(path: str | os.PathLike[str], last: int | None = None) -> list[dict[str, Any]]:
     """Returns the complete lines of a metrics.jsonl, in order: the last one may be incomplete while the run writes.
+
+    Args:
+        last: read only the last bytes, at most this many; None: all.
 
     Raises:
         ValueError: the file cannot be read.
     """
-    lines = (files.read_file(path, _ADVICE) or b"").splitlines(keepends=True)
+    lines = (files.read_file(path, _ADVICE, last) or b"").splitlines(keepends=True)
     return [record for line in lines if (record := _record(line)) is not None]
 
 

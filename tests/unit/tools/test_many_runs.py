@@ -1,0 +1,103 @@
+"""What the files of runs say: state, progress and metrics, and which runs are below a directory."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfdist.checkpoint import workdir_lock
+from tfdist.tools.many_runs import find, run_state
+
+
+def write_run(workdir, *, epochs=5, evaluated=5, finished=False, events=(), **fields):
+    """Writes the files of a run as a run does; `fields`: of its config, by dotted names with __ for the dot."""
+    workdir.mkdir(parents=True)
+    config = {"model": {"target": "a:net"}, "data": {"batch_size": 64}, "train": {"epochs": 5.0}, "seed": 0}
+    config["checkpoint"] = {"best_metric": "accuracy", "best_mode": "max"}
+    for name, value in fields.items():
+        section = config
+        *path, last = name.split("__")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    (workdir / "config.json").write_text(json.dumps(config))
+    lines = [{"kind": "start", "step": 0, "time": 1000.0}, {"kind": "environment", "time": 1001.0}]
+    for epoch in range(1, epochs + 1):
+        speed = {"examples_per_second": 900.0, "examples_per_second_per_replica": 450.0}
+        values = {"loss": 1 / epoch, "accuracy": 1 - 0.5 / epoch}
+        lines.append({"kind": "train", "step": 10 * epoch, "epoch": float(epoch), **values, **speed})
+        if epoch <= evaluated:
+            values = {"loss": 2 / epoch, "accuracy": 0.5 + 0.1 * min(epoch, 6 - epoch)}
+            lines.append({"kind": "evaluation", "step": 10 * epoch, "epoch": float(epoch), **values})
+        lines[-1]["time"] = 1000.0 + 360 * epoch
+    lines += [{"time": 1000.0 + 360 * epochs, **event} for event in events]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra')
+    if finished:
+        (workdir / "finished.json").write_text(json.dumps({"step": 10 * epochs}))
+    return workdir
+
+
+def hold(workdir, *, pid=None, machine=None, age=0.0):
+    """Writes the file of the run that holds a workdir: this process, or another one."""
+    path = workdir / workdir_lock.LOCK
+    path.unlink(missing_ok=True)
+    lock = workdir_lock.acquire(workdir, job="7_3", heartbeat_seconds=10.0, wait_seconds=1.0, lost=print, log=print)
+    content = json.loads(path.read_text())
+    lock.release()
+    changed = {} if pid is None else {"pid": pid}
+    changed |= {} if machine is None else {"machine": machine}
+    path.write_text(json.dumps(content | changed))
+    os.utime(path, (time.time() - age,) * 2)
+
+
+def test_the_state_of_a_run_is_that_of_its_files(tmp_path):
+    stop = {"kind": "event", "text": "stopped by SIGTERM and saved at step 30 in x: run the same command"}
+    cases = {
+        "finished": write_run(tmp_path / "a", finished=True),
+        "stopped": write_run(tmp_path / "b", epochs=3, events=[{"kind": "warning", "text": "WARNING: slow"}, stop]),
+        "failed": write_run(tmp_path / "c", epochs=3),
+        "running": write_run(tmp_path / "d", epochs=3),
+        "lost": write_run(tmp_path / "e", epochs=3),
+    }
+    hold(cases["running"])
+    hold(cases["lost"], pid=2**22 - 1)
+    assert {name: run_state.read(path).state for name, path in cases.items()} == {name: name for name in cases}
+    on_another = write_run(tmp_path / "f", epochs=2)
+    hold(on_another, machine="another", age=5.0)
+    assert run_state.read(on_another).state == "running" and run_state.read(on_another).job == "7_3"
+    hold(on_another, machine="another", age=50.0)
+    assert run_state.read(on_another).state == "lost"
+    assert run_state.read(cases["stopped"]).trouble == "WARNING: slow"
+
+
+def test_progress_and_metrics(tmp_path):
+    run = run_state.read(write_run(tmp_path / "a", learning_rate__peak=0.2))
+    assert (run.step, run.epoch, run.epochs, run.replicas) == (50, 5.0, 5.0, 2)
+    assert run.best == {"step": 30, "epoch": 3.0, "loss": 2 / 3, "accuracy": pytest.approx(0.8)}
+    assert run.last["loss"] == 0.4 and run.train["loss"] == 0.2 and run.hours == pytest.approx(0.5, abs=0.001)
+    assert run.config["learning_rate.peak"] == 0.2
+    by_loss = run_state.read(
+        write_run(tmp_path / "b", checkpoint__best_metric=None, train__epochs=None, train__steps=80)
+    )
+    assert by_loss.best["step"] == 50 and by_loss.epochs == 8.0
+
+
+def test_runs_are_found_below_a_directory_and_damaged_ones_are_named(tmp_path):
+    for name in ("sweep/a", "script/fit2", "script/fit10", "b"):
+        write_run(tmp_path / name)
+    (tmp_path / "b" / "config.json").write_text('{"model": ')
+    (tmp_path / "empty").mkdir()
+    os.symlink(tmp_path, tmp_path / "again")
+    found = [str(path.relative_to(tmp_path)) for path in find.workdirs(tmp_path)]
+    assert found == ["b", "script/fit2", "script/fit10", "sweep/a"]
+    runs, problems = find.read_all([tmp_path, tmp_path / "sweep"])
+    assert [run.workdir.name for run in runs] == ["fit2", "fit10", "a"]
+    assert len(problems) == 1 and "b is passed over" in problems[0] and "config.json is damaged" in problems[0]
+
+
+def test_reading_runs_imports_no_tensorflow():
+    code = "import sys, tfdist.tools.many_runs.find; sys.exit('tensorflow' in sys.modules )"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

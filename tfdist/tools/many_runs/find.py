@@ -1,0 +1,77 @@
+"""Finds the runs below directories, and which of them wait in the queue of Slurm. Imports no TensorFlow."""
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tfdist.tools.many_runs import run_state
+from tfdist.tools.many_runs.run_state import RunState
+
+# Levels of directories below the given one: runs/SWEEP/RUN/fit1.
+_MOST_LEVELS = 5
+# Seconds in which squeue must answer.
+_ANSWER_SECONDS = 5.0
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING")
+
+
+def workdirs(path: Path, levels: int = _MOST_LEVELS) -> Iterator[Path]:
+    """Yields the workdirs of runs at `path` and below it, those of the calls of `fit` of a script too, sorted.
+
+    Directories that cannot be read are left out, and so are hidden ones and links.
+    """
+    try:
+        with os.scandir(path) as entries:
+            found = {entry.name: entry for entry in entries}
+    except OSError:
+        return
+    if not found.keys().isdisjoint(run_state.MARKS):
+        yield path
+        return
+    for name in sorted(found, key=_by_number):
+        if levels and not name.startswith(".") and found[name].is_dir(follow_symlinks=False):
+            yield from workdirs(path / name, levels - 1)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sorts fit2 before fit10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def read_all(paths: Sequence[Path]) -> tuple[list[RunState], list[str]]:
+    """Reads the runs at and below `paths`, each once.
+
+    Returns:
+        The runs, and a line for each one that is damaged or cannot be read.
+    """
+    runs, problems = [], []
+    for workdir in dict.fromkeys(each for path in paths for each in workdirs(path)):
+        try:
+            runs.append(run_state.read(workdir))
+        except Exception as error:  # A damaged file may hold anything.
+            text = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+            problems.append(f"{workdir} is passed over: {text}")
+    return with_queue(runs), problems
+
+
+def with_queue(runs: Sequence[RunState]) -> list[RunState]:
+    """Returns the runs; those that are neither alive nor finished and whose Slurm job waits are "queued"."""
+    asked = [run for run in runs if run.job and run.state in ("stopped", "lost", "failed")]
+    waiting = waiting_jobs() if asked else set()
+    return [dataclasses.replace(run, state="queued") if run in asked and run.job in waiting else run for run in runs]
+
+
+def waiting_jobs() -> set[str]:
+    """Returns the ids of the jobs of all users that wait in Slurm, "7" or "7_3"; empty without Slurm's programs."""
+    if shutil.which("squeue") is None:
+        return set()
+    command = ["squeue", "--noheader", "--array", "--format=%i|%T"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    pairs = (line.partition("|") for line in done.stdout.splitlines())
+    return {job.strip() for job, _, state in pairs if state.strip() in _WAITING}
