@@ -23,6 +23,7 @@ TOOLS = {
         "Show what a run gets wrong: pictures, confusion matrix, classes.",
     ),
     "export": ("tfdist.tools.saved_runs.export", "Write the model of a run as a SavedModel, ONNX, TFLite and others."),
+    "runs": ("tfdist.tools.many_runs.runs", "List runs with state, progress and metrics; sort and filter them."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist, or search them."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),

@@ -85,9 +85,11 @@ def read_json(path: str | os.PathLike[str], advice: str = "") -> dict[str, Any] 
 def _exceeds_levels(value: Any) -> bool:
     items = [value]
     for _ in range(_MAX_LEVELS):
+        if not items:
+            return False
         nested = [one.values() if isinstance(one, dict) else one for one in items if isinstance(one, dict | list)]
         items = [item for one in nested for item in one]
-    return bool(items)
+    return True
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

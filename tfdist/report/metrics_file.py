@@ -36,7 +36,7 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
     lines = _lines_since_start(path, last_step)
     kept, removed = [], 0
     for line in lines:
-        record = _record(line)
+        record = parse_line(line)
         if record is None:
             continue
         last = last_evaluated if record.get("kind") == "evaluation" and last_evaluated is not None else last_step
@@ -58,7 +58,7 @@ def _lines_since_start(path: str, last_step: int | None) -> list[bytes]:
         content = files.read_file(path, _ADVICE, last=size) or b""
         end = len(content)
         while (end := content.rfind(b'{"kind": "%s"' % START.encode(), 0, end)) >= 0:
-            record = _record(content[end : content.find(b"\n", end) + 1])
+            record = parse_line(content[end : content.find(b"\n", end) + 1])
             if record is not None and (last_step is None or record.get("step", 0) <= last_step):
                 return content[end:].splitlines(keepends=True)
         if len(content) < size:
@@ -66,20 +66,17 @@ def _lines_since_start(path: str, last_step: int | None) -> list[bytes]:
         size *= 8
 
 
-def read_records(path: str | os.PathLike[str], last: int | None = None) -> list[dict[str, Any]]:
+def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the complete lines of a metrics.jsonl, in order: the last one may be incomplete while the run writes.
-
-    Args:
-        last: read only the last bytes, at most this many; None: all.
 
     Raises:
         ValueError: the file cannot be read.
     """
-    lines = (files.read_file(path, _ADVICE, last) or b"").splitlines(keepends=True)
-    return [record for line in lines if (record := _record(line)) is not None]
+    lines = (files.read_file(path, _ADVICE) or b"").splitlines(keepends=True)
+    return [record for line in lines if (record := parse_line(line)) is not None]
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """Returns the record of a line; None if the line is incomplete or damaged."""
     try:
         record = json.loads(line)

@@ -81,7 +81,8 @@ def complete(words: Sequence[str]) -> list[str]:
         return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in words]
     for index, word in enumerate(words):
         named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
-        if named and not (index and _takes_a_value(words[index - 1])):
+        folder = "config" not in flags.FLAGS and Path(word).is_dir()  # Of a command about runs.
+        if named and not folder and not (index and _takes_a_value(words[index - 1])):
             return [*words[:index], f"--config={configs.find(word)}", *words[index + 1 :]]
     if "config" not in flags.FLAGS:
         return words

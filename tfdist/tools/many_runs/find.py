@@ -18,22 +18,23 @@ _ANSWER_SECONDS = 5.0
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING")
 
 
-def workdirs(path: Path, levels: int = _MOST_LEVELS) -> Iterator[Path]:
+def workdirs(path: Path, problems: list[str], levels: int = _MOST_LEVELS) -> Iterator[Path]:
     """Yields the workdirs of runs at `path` and below it, those of the calls of `fit` of a script too, sorted.
 
-    Directories that cannot be read are left out, and so are hidden ones and links.
+    Hidden directories and links are left out; `problems` gets a line for each directory that cannot be read.
     """
     try:
         with os.scandir(path) as entries:
             found = {entry.name: entry for entry in entries}
-    except OSError:
+    except OSError as error:
+        problems.append(f"{path} cannot be read ({error.strerror}).")
         return
     if not found.keys().isdisjoint(run_state.MARKS):
         yield path
         return
     for name in sorted(found, key=_by_number):
         if levels and not name.startswith(".") and found[name].is_dir(follow_symlinks=False):
-            yield from workdirs(path / name, levels - 1)
+            yield from workdirs(path / name, problems, levels - 1)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -47,8 +48,9 @@ def read_all(paths: Sequence[Path]) -> tuple[list[RunState], list[str]]:
     Returns:
         The runs, and a line for each one that is damaged or cannot be read.
     """
-    runs, problems = [], []
-    for workdir in dict.fromkeys(each for path in paths for each in workdirs(path)):
+    runs: list[RunState] = []
+    problems: list[str] = []
+    for workdir in dict.fromkeys(each for path in paths for each in workdirs(path, problems)):
         try:
             runs.append(run_state.read(workdir))
         except Exception as error:  # A damaged file may hold anything.

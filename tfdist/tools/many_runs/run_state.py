@@ -1,6 +1,7 @@
 """The state of a run, read from its workdir: whether it runs, how far it is, its metrics. Imports no TensorFlow."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ State = Literal["running", "queued", "stopped", "finished", "diverged", "failed"
 MARKS = (run_info.CONFIG, metrics_file.METRICS)
 # Bytes that are read from the end of metrics.jsonl, at most.
 _MOST_BYTES = 2**24
+_START = b'{"kind": "%s"' % metrics_file.START.encode()
 _OVERRIDE = re.compile(r"--config\.([\w.]+)=(.*)", re.DOTALL)
 
 
@@ -59,7 +61,8 @@ def read(workdir: Path) -> RunState:
     config = dict(diff.flatten(run_info.read_config(workdir) or {}))
     environment = files.read_json(workdir / run_info.ENVIRONMENT) or {}
     finished = files.read_json(workdir / "finished.json")
-    records = _records(workdir / metrics_file.METRICS)
+    metric = config.get("checkpoint.best_metric")
+    records = _records(workdir / metrics_file.METRICS, every_evaluation=not isinstance(metric, str))
     train = _of_kind(records, "train")[-1:]
     evaluations = _of_kind(records, "evaluation")
     newest = max([*train, *evaluations], key=lambda record: record.get("step", 0), default={})
@@ -88,8 +91,23 @@ def read(workdir: Path) -> RunState:
     )
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    return [record for record in metrics_file.read_records(path, last=_MOST_BYTES) if "kind" in record]
+def _records(path: Path, *, every_evaluation: bool) -> list[dict[str, Any]]:
+    """Returns the records that are needed here, in order: most lines are not parsed, which takes most of the time.
+
+    Of the training, only the last report, and of evaluations only the best and the last one, unless all are asked for.
+    """
+    lines = (files.read_file(path, last=_MOST_BYTES) or b"").splitlines(keepends=True)
+    wanted: list[bytes] = []
+    seen = set()
+    for later, line in itertools.pairwise([b"", *reversed(lines)]):
+        kind = line[10 : line.find(b'"', 10)]
+        best = kind == b"evaluation" and (every_evaluation or b'"best": true' in line)
+        rare = kind not in (b"train", b"evaluation")
+        # The last record before a start says how long the start before was alive.
+        if rare or kind not in seen or (best and b"best" not in seen) or later.startswith(_START):
+            wanted.append(line)
+            seen |= {kind, *([b"best"] if best and not every_evaluation else [])}
+    return [record for line in reversed(wanted) if "kind" in (record := metrics_file.parse_line(line) or {})]
 
 
 def _of_kind(records: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -132,7 +150,7 @@ def _hours(records: Sequence[dict[str, Any]]) -> float | None:
     """Returns the hours from each start to the last record before the next one."""
     seconds, first, last = 0.0, None, None
     for record in records:
-        if record["kind"] in ("start", "environment") or first is None:
+        if record["kind"] == metrics_file.START or first is None:
             seconds += last - first if first is not None else 0.0
             first = record.get("time")
         last = record.get("time", last)

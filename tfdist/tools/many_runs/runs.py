@@ -1,0 +1,102 @@
+"""Lists runs: `python -m tfdist runs [DIR...]`, a line for each run below the directories, `runs` by default.
+
+A run is running, queued (its Slurm job waits), stopped (saved, the same command resumes it), finished, diverged, failed
+(by another error) or lost (its process no longer exists and left no word, or another worker was lost).
+
+    python -m tfdist runs
+    python -m tfdist runs sweeps/lr --where="learning_rate.peak>0.1" --where="state=finished" --sort=-best.accuracy
+
+A field is named as in the config (learning_rate.peak, or its end, peak), a metric as best.accuracy (of the best
+evaluation), last.accuracy (of the last one) or training.loss (of the last report); and run, state, step, epoch, epochs,
+examples_per_second, hours, replicas, job, trouble.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from tfdist.config import flags as config_flags
+from tfdist.report import files
+from tfdist.tools import tables
+from tfdist.tools.many_runs import find, selection
+from tfdist.tools.many_runs.run_state import RunState
+
+USAGE = "[DIR...] [flags]"
+# Letters of a warning or an error in the table.
+_TROUBLE = 60
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_multi_string("where", [], "Show only runs for which this holds; may be given several times.")
+    flags.DEFINE_string("sort", None, "Sort by this field, smallest first; with a minus before it, largest first.")
+    flags.DEFINE_list("columns", [], "More fields to show, as learning_rate.peak,seed.")
+    flags.DEFINE_bool("json", False, "Print all fields of the runs as JSON.")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; returns the program's name and the directories."""
+    return config_flags.parse_words(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table, and the runs that cannot be read to standard error; returns 1 if there is no run."""
+    paths = [Path(word).expanduser() for word in argv[1:] or ["runs"]]
+    runs, problems = find.read_all(paths)
+    rows = [selection.values(run) for run in runs]
+    wanted = selection.conditions(flags.FLAGS.where)
+    if runs:
+        chosen = selection.select(rows, wanted)
+        chosen = selection.sort(chosen, flags.FLAGS.sort) if flags.FLAGS.sort and chosen else chosen
+        if flags.FLAGS.json:
+            print(json.dumps(files.nan_to_null(chosen), indent=1, default=repr))
+        elif chosen:
+            asked = [each.name for each in wanted] + flags.FLAGS.columns + [(flags.FLAGS.sort or "run").lstrip("-")]
+            known = list(dict.fromkeys(name for row in rows for name in row))
+            print(tables.text(*table(runs, chosen, [selection.resolve(name, known) for name in asked])))
+        else:
+            print(f"None of the {len(runs)} runs satisfies --where.", file=sys.stderr)
+    elif not problems:
+        problems = [f"There is no run in {' '.join(map(str, paths))}: a run has a config.json. Give other directories."]
+    for line in problems:
+        print(f"tfdist runs: {line}", file=sys.stderr)
+    return 0 if runs else 1
+
+
+def table(
+    runs: Sequence[RunState], rows: Sequence[dict[str, Any]], more: Sequence[str] = ()
+) -> tuple[list[str], list[list[Any]]]:
+    """Returns header and rows of a table of runs.
+
+    Args:
+        runs: all runs; their best metrics are columns.
+        rows: of `selection.values`, for those that are shown.
+        more: further fields to show.
+    """
+    metrics = list(dict.fromkeys(run.config.get("checkpoint.best_metric") or "loss" for run in runs))
+    metrics = [name for name in metrics if any(name in {**run.best, **run.train} for run in runs)]
+    last = list(dict.fromkeys(["loss", *metrics]))
+    fields = [*(f"best.{name}" for name in metrics), *(f"last.{name}" for name in last)]
+    fields = [name for name in fields if any(row.get(name) is not None for row in rows)]
+    fields += [name for name in dict.fromkeys(more) if name not in (*fields, *selection.PLAIN, "run")]
+    shown = []
+    for row in rows:
+        trouble = " ".join(row["trouble"].removeprefix("WARNING: ").split())
+        trouble = trouble if len(trouble) <= _TROUBLE else trouble[: _TROUBLE - 3] + "..."
+        own = [_plain(row.get(name)) for name in fields]
+        start = [row["run"], row["state"], row["step"], _progress(row)]
+        shown.append([*start, *own, row["examples_per_second"], row["hours"], trouble])
+    return ["run", "state", "step", "epoch", *fields, "examples/s", "hours", "trouble"], shown
+
+
+def _progress(row: dict[str, Any]) -> str:
+    done, end = row["epoch"], row["epochs"]
+    return "-" if done is None else f"{done:.4g}" if end is None else f"{done:.4g}/{end:.4g}"
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) and not isinstance(value, bool) else str(value)
