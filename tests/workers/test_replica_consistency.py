@@ -64,8 +64,22 @@ def test_large_variables_are_hashed_in_slices_of_which_each_bit_counts(monkeypat
         other[place] = not other[place]
         seen.add(hashed(other))
     assert len(seen) == 7
-    whole = [tf.constant(part) for part in (array, array[:3], array[3:10])]
-    assert len({int(hashing.hash_tensors(whole)), int(hashing.hash_tensors(whole[::-1]))}) == 2
+
+
+@pytest.mark.parametrize("device_type", ["CPU", "GPU"])
+def test_a_state_is_hashed_variable_by_variable(device_type):
+    arrays = [np.arange(7, dtype=np.float32), np.eye(2, 3, dtype=ml_dtypes.bfloat16), np.array([4])]
+    arrays += [np.array([True, False]), np.array([b"a", b"bc"]), np.zeros([0], np.int8)]
+    each = hashing.hash_each([tf.constant(array) for array in arrays], device_type)
+    assert each.dtype == tf.int64 and each.shape == [len(arrays)]
+    whole = int(hashing.combine(each, device_type))
+    for place, array in enumerate(arrays[:-1]):
+        others = [*arrays[:place], array[::-1] if array.size > 1 else array + 1, *arrays[place + 1 :]]
+        changed = hashing.hash_each([tf.constant(other) for other in others], device_type)
+        assert np.flatnonzero(changed != each).tolist() == [place]
+        assert int(hashing.combine(changed, device_type)) != whole
+    assert int(hashing.combine(each[::-1], device_type)) != whole
+    assert hashing.as_text(-1) == "f" * 16
 
 
 def test_what_differs_is_put_into_words():

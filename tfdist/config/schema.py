@@ -208,6 +208,10 @@ class Report:
     verbose: bool = False
     # Log the layers of the model with their shapes and parameters at the start, as Keras' `model.summary()`.
     summary: bool = False
+    # Write a hash of the state (weights, optimizer, statistics) to metrics.jsonl: "comparisons", after each comparison
+    # of the replicas (`consistency.every`, saves, start and end); "reports", after each report as well, which then
+    # compares the replicas too; "none" (docs/same-bits.md).
+    state_hash: Literal["comparisons", "reports", "none"] = "comparisons"
     # Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     # only, because a GPU then has to finish each step before the next one is launched.
     step_times: bool | None = None

@@ -10,6 +10,9 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
                 `seconds` and `steps` (of the interval), `epoch` (fractional), `skipped` (updates skipped since
                 the start of the run, if config.train.nonfinite is "skip")
     evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
+    state       `hash`: 16 hexadecimal digits of the state after `step`, by the function `function`; `examples`: [first,
+                end), the places in the order of the run of the examples since the record before (docs/same-bits.md)
+    data        `hashes`: of a few examples of each split by column, and of facts such as the number of examples
     start       `step`: the run starts or resumes after this step, and the lines before it are of no later step
     workers     the roster: one line of text per worker, up to 16, with host, devices and communication
     environment what environment.json holds for this start, without the roster
@@ -71,6 +74,8 @@ class Reporter:
     tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
     # The loss of a guess among all classes, until it is compared with that of the first epoch; None: not known.
     guessed_loss: float | None = None
+    # (step, hash) of the last state that was recorded.
+    last_state: tuple[int, str] | None = None
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
@@ -93,6 +98,16 @@ class Reporter:
         """Records the content of environment.json, which the next start replaces; of the roster, see `workers`."""
         if self.console is not None:
             self._record(kind="environment", **{name: value for name, value in values.items() if name != "workers"})
+
+    def data(self, hashes: Mapping[str, str]) -> None:
+        """Records hashes of a few examples of each split, and of facts about the data, by name."""
+        self._record(kind="data", hashes=dict(hashes))
+
+    def state(self, step: int, value: str, function: str, examples: list[int]) -> None:
+        """Records the hash of the state after `step`, unless the last record is the same; see the head of this file."""
+        if (step, value) != self.last_state:
+            self.last_state = (step, value)
+            self._record(kind="state", step=step, hash=value, function=function, examples=examples)
 
     def lines(self, lines: Sequence[str]) -> None:
         """Writes lines to the console only."""

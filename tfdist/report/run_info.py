@@ -1,6 +1,7 @@
 """config.json and environment.json: what was run, where, and with which versions. Imports no TensorFlow."""
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -48,7 +49,7 @@ def _version(name: str) -> str:
 
 
 def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> dict[str, Any]:
-    """Writes workdir/environment.json: versions, host, command line, git commit, time, and the entries of `extra`.
+    """Writes workdir/environment.json: versions, host, command line, code, time, and the entries of `extra`.
 
     Returns:
         What it wrote.
@@ -66,20 +67,53 @@ def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) ->
         "python": platform.python_version(),
         "versions": versions,
         "git": git_state("."),
+        "code": code_hashes(),
     }
     files.write_json(os.path.join(workdir, ENVIRONMENT), described | extra)
     return described | extra
 
 
 def git_state(directory: str) -> dict[str, Any] | None:
-    """Returns {"commit", "changed"} of `directory`; `changed`: tracked files differ from it. None outside git."""
+    """Returns {"commit", "changed"} of `directory`; None outside git.
 
-    def git(*arguments: str) -> str:
+    `changed`: whether tracked files differ from the commit; then "diff" is the hash of the differences.
+    """
+
+    def git(*arguments: str) -> bytes:
         command = ["git", "-C", directory, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout.strip()
 
     try:
-        commit = git("rev-parse", "HEAD")
-        return {"commit": commit, "changed": bool(git("status", "--porcelain", "--untracked-files=no"))}
+        commit = git("rev-parse", "HEAD").decode()
+        if not git("status", "--porcelain", "--untracked-files=no"):
+            return {"commit": commit, "changed": False}
+        return {"commit": commit, "changed": True, "diff": _short_hash(git("diff", "--no-ext-diff", "HEAD"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def code_hashes() -> dict[str, str]:
+    """Returns the hash of each file of the user's code that is imported, by path, and one of all files of tfdist.
+
+    The user's code are the modules in the working directory and below it, and the script that runs.
+    """
+    here, package = os.path.join(os.getcwd(), ""), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found, libraries = {}, os.path.join(sys.prefix, "")
+    modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    for path in sorted({os.path.abspath(path) for path in modules if path}):
+        if path.startswith(here) and not path.startswith((libraries, os.path.join(package, ""))):
+            found[os.path.relpath(path)] = _hash_of_files([path])
+    own = [os.path.join(folder, name) for folder, _, names in os.walk(package) for name in names]
+    return found | {"tfdist": _hash_of_files(sorted(path for path in own if path.endswith(".py")))}
+
+
+def _hash_of_files(paths: list[str]) -> str:
+    contents = []
+    for path in paths:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            contents.append(file.read())
+    return _short_hash(b"".join(contents))
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

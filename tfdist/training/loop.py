@@ -6,7 +6,7 @@ import time
 from tfdist.cluster import interruption
 from tfdist.config import user_code
 from tfdist.training import checkpointing, evaluate, triggers
-from tfdist.training.consistency import bad_examples, nonfinite, start
+from tfdist.training.consistency import bad_examples, hashing, nonfinite, start
 from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
@@ -47,6 +47,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         with bad_examples.explain_errors(run):
             data = start.hash_examples(run.feed.examples(start.EXAMPLES))
             start.check_start(run.cluster, data, state.to_json())
+            tools.report.data({name: hashing.as_text(value) for name, value in data.common.items()})
             for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
                 tools.report.warning(text)
             tools.consistency.check(state)
@@ -129,8 +130,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
     for extra in tools.extras:
         extra.write_due(step)
     # Also after the first execution, which is one step: what a model's code does to one replica only shows there.
-    first = tools.train_steps.length.executions == 1
-    if first or run.ends_at(step) or triggers.is_due(config.consistency.every, step, run.steps_per_epoch):
+    if tools.train_steps.length.executions == 1 or run.comparison_is_due(step):
         tools.consistency.check(state)
     improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)

@@ -17,7 +17,7 @@ from tfdist.config import specs
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution
 from tfdist.training import run as run_lib
-from tfdist.training.consistency import replicas
+from tfdist.training.consistency import hashing, replicas
 from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
 from tfdist.training.execution import RunSteps, StepRunner
 
@@ -59,9 +59,28 @@ def make_tools(
         train_steps=execution.training_steps(run),
         evaluation_steps=execution.evaluation_steps(run, keep),
         not_finite=make_finite_check(run.cluster, run.variables),
-        consistency=replicas.make_check(run.cluster, run.variables, run.config.consistency, report.event),
+        consistency=replicas.make_check(
+            run.cluster,
+            run.variables,
+            run.config.consistency,
+            report.event,
+            None if run.config.report.state_hash == "none" or run.workdir is None else _recorder(run, report),
+        ),
         extras=[specs.part("report")(run=run, report=report)] if _has_extras(run.config.report) else [],
     )
+
+
+def _recorder(run: run_lib.Run, report: Reporter) -> Callable[[int, int], None]:
+    """Returns a function that records (step, hash of the state), with the examples since the record before."""
+    previous: list[int] = []
+
+    def record(step: int, value: int) -> None:
+        first = min([*previous, step])  # A rollback goes back.
+        previous[:] = [step]
+        examples = [one * run.feed.sizes.global_batch for one in (first, step)]
+        report.state(step, hashing.as_text(value), hashing.HASH_NAMES[run.cluster.device_type], examples)
+
+    return record
 
 
 def _has_extras(options: config_lib.Report) -> bool:

@@ -506,7 +506,7 @@ def test_the_values_of_a_field_are_those_of_its_type():
     assert values["cache"] == ("none", "raw", "prepared") and "train_split" not in values
     sections = [getattr(make(), field.name) for field in dataclasses.fields(make())]
     found = [name for one in sections if dataclasses.is_dataclass(one) for name, _ in specs.choices(one)]
-    assert len(found) == 11
+    assert len(found) == 12
 
 
 def test_old_names_of_fields_are_accepted_with_a_message(capsys):

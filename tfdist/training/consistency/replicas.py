@@ -1,4 +1,4 @@
-"""Checks that all replicas hold the same state.
+"""Checks that all replicas hold the same state, and records its hash.
 
 One hash per replica is gathered; only if these differ, one per variable, to name the variables.
 """
@@ -55,6 +55,10 @@ class ReplicaConsistencyCheck:
     options: config_lib.Consistency
     # Prints a warning about a step.
     warn: Callable[[str, int], None]
+    # Records (step, hash of the state), the same on every worker.
+    record: Callable[[int, int], None]
+    # Whether a single replica, which is compared with none, hashes its state for the record.
+    records: bool
     # The last step after which all replicas were equal; None: not compared yet.
     step: int | None = None
 
@@ -64,18 +68,20 @@ class ReplicaConsistencyCheck:
         Raises:
             ReplicaMismatchError: names the variables, the workers, each one's hash, and what to do.
         """
-        if self.cluster.num_replicas > 1 and not self._equal():
-            _ACTIONS[self.options.action](self, state, self._describe(state.step))
+        if self.cluster.num_replicas > 1 or self.records:
+            found = self._hashes()
+            if not _all_equal(found):
+                _ACTIONS[self.options.action](self, state, self._describe(state.step))
+                found = self._hashes()
+            self.record(state.step, int(found[0]))
         self.step = state.step
 
-    def _equal(self) -> bool:
-        found = self.hash_all().numpy()
-        return bool((found == found[0]).all())
+    def _hashes(self) -> np.ndarray:
+        """Returns the hash of each replica's state: int64 [replicas]."""
+        return self.hash_all().numpy()[:, 0]
 
     def _describe(self, step: int) -> Mismatch:
-        each = self.cluster.make_all_gather(
-            lambda: tf.stack([hashing.hash_tensor(_tensor(v)) for v in self.variables.values()])
-        )
+        each = self.cluster.make_all_gather(lambda: _hash_each(self.cluster, self.variables))
         names, found = list(self.variables), each().numpy()
         lines, differing = describe_mismatch(names, found, replica_names(self.cluster))
         since = "They were not compared before" if self.step is None else f"They were last equal after step {self.step}"
@@ -110,7 +116,7 @@ def _copy(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismat
     for variable in map(checkpoint_format.tf_variable, check.variables.values()):
         variable.assign(tf.identity(check.cluster.strategy.experimental_local_results(variable)[0]))
     check.cluster.broadcast_variables(check.variables.values())
-    if not check._equal():
+    if not _all_equal(check._hashes()):
         raise ReplicaMismatchError(f"{text} The chief's state was copied, and the replicas still differ.", mismatch)
     check.warn(
         f"WARNING: {text} All replicas now have the chief's state: copy {state.mismatches} of at most {limit}",
@@ -122,9 +128,18 @@ _ACTIONS = {"end": _end, "copy": _copy}
 
 
 def make_check(
-    cluster: Cluster, variables: Mapping[str, Any], options: config_lib.Consistency, warn: Callable[[str, int], None]
+    cluster: Cluster,
+    variables: Mapping[str, Any],
+    options: config_lib.Consistency,
+    warn: Callable[[str, int], None],
+    record: Callable[[int, int], None] | None = None,
 ) -> ReplicaConsistencyCheck:
-    """Makes the check of `variables`, by name, over all replicas; `warn` prints a warning about a step."""
+    """Makes the check of `variables`, by name, over all replicas.
+
+    Args:
+        warn: prints a warning about a step.
+        record: records (step, hash of the state); None: nothing is recorded.
+    """
     # Variables that are reduced when read, such as a metric's sums, differ between replicas.
     apart = tf.VariableSynchronization.ON_READ
     variables = {
@@ -134,7 +149,7 @@ def make_check(
     }
 
     def all_words() -> tf.Tensor:
-        return hashing.hash_tensors(map(_tensor, variables.values()))[tf.newaxis]
+        return hashing.combine(_hash_each(cluster, variables), cluster.device_type)[tf.newaxis]
 
     return ReplicaConsistencyCheck(
         cluster=cluster,
@@ -142,6 +157,8 @@ def make_check(
         hash_all=cluster.make_all_gather(all_words),
         options=options,
         warn=warn,
+        record=(lambda step, value: None) if record is None else record,
+        records=record is not None,
     )
 
 
@@ -163,7 +180,7 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
         # The sort is stable and the chief's hash comes first: it wins a draw.
         ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
         if len(ordered) > 1:
-            texts = (f"{value & (2**64 - 1):016x} on {_join(same, replicas)}" for value, same in ordered)
+            texts = (f"{hashing.as_text(value)} on {_join(same, replicas)}" for value, same in ordered)
             lines.append(f"{name}: {', '.join(texts)}")
             differing |= {replica for _, same in ordered[1:] for replica in same}
     if len(lines) > _MAX_NAMED:
@@ -188,5 +205,10 @@ def replica_names(cluster: Cluster) -> list[str]:
     ]
 
 
-def _tensor(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(checkpoint_format.tf_variable(variable))
+def _all_equal(hashes: np.ndarray) -> bool:
+    return bool((hashes == hashes[0]).all())
+
+
+def _hash_each(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
+    values = [tf.convert_to_tensor(checkpoint_format.tf_variable(variable)) for variable in variables.values()]
+    return hashing.hash_each(values, cluster.device_type)

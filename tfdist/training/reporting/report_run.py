@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.config import diff, learning_rate
@@ -62,6 +64,13 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
     described = {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
     described[onednn.ENTRY] = dataclasses.asdict(onednn.current(os.environ))
+    described["processor"] = onednn.read_processor().name
+    described["threads"] = {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "in an op": tf.config.threading.get_intra_op_parallelism_threads(),  # 0: as many as cores.
+        "between ops": tf.config.threading.get_inter_op_parallelism_threads(),
+    }
+    described["config"] = config
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":
         report.lines(start_lines(run, resumed_step))

@@ -1,0 +1,45 @@
+"""The hashes of the state in metrics.jsonl: those of a resumed run, and of other replicas, continue one list."""
+
+import shutil
+
+import topologies
+
+from tfdist.training import checkpointing
+
+OPTIONS = [
+    "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10}",
+    *("--config.train.steps=12", "--config.checkpoint.every.steps=4", "--config.report.every.steps=2"),
+    *("--config.evaluation.every.steps=none", "--config.checkpoint.export=false"),
+]
+
+
+def hashes(workdir):
+    """(step, hash) of the records; those of a step that is recorded twice are equal."""
+    return {(line["step"], line["hash"]) for line in topologies.records(workdir, "state")}
+
+
+def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    topologies.train(whole, *OPTIONS, "--config.report.state_hash=reports")
+    shutil.copytree(whole, resumed)
+    (resumed / checkpointing.FINISHED).unlink()
+    shutil.rmtree(resumed / "checkpoints" / "step-00000012")
+    topologies.train(resumed, *OPTIONS, "--config.report.state_hash=reports")
+    expected = hashes(whole)
+    assert [step for step, _ in sorted(expected)] == [0, 1, 2, 4, 6, 8, 10, 12]
+    assert len({value for _, value in expected}) == 8
+    # After its first execution, of one step, a start compares the replicas as well.
+    assert {one for one in hashes(resumed) if one[0] != 9} == expected
+    records = topologies.records(resumed, "state")
+    examples = [line["examples"] for line in records]
+    assert examples[0] == [0, 0] and examples[-1] == [480, 576]
+    assert [examples[i][0] for i in range(1, len(examples))] == [one[1] for one in examples[:-1]]
+    (data,) = topologies.records(whole, "data")
+    assert "'image' of the train split" in data["hashes"]
+    (environment,) = topologies.records(whole, "environment")
+    assert {"processor", "threads", "code", "config", "git"} <= environment.keys()
+
+
+def test_without_hashes_a_single_replica_computes_none(tmp_path):
+    topologies.train(tmp_path, *OPTIONS, "--config.report.state_hash=none")
+    assert topologies.records(tmp_path, "state") == []
