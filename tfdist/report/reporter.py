@@ -33,6 +33,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from tfdist.report import files, lines, metrics_file, tensorboard_events
+from tfdist.report import worker_shares as shares_lib
 from tfdist.report.console import Console
 from tfdist.report.lines import LineFormat, Row
 
@@ -42,14 +43,6 @@ RESERVED = {
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
-
-# (input, compute, communication) of one worker, each 0 to 1.
-Shares = tuple[float, float, float]
-# With more workers than this, a console line shows only two of them.
-_MAX_WORKERS_SHOWN = 4
-# With more workers than this, metrics.jsonl has only three of them.
-_MAX_WORKERS_RECORDED = 16
-
 
 # A loss of more than this part of the loss of a guess is that of a model that has learned nothing.
 _LIKE_GUESSING = 0.97
@@ -151,13 +144,13 @@ class Reporter:
         }
         workers = {}
         if len(worker_shares) > 1:
-            shares = recorded_shares(worker_shares)
-            workers = {"worker_shares": shares, "slowest_worker": slowest_worker(worker_shares)}
+            shares = shares_lib.recorded(worker_shares)
+            workers = {"worker_shares": shares, "slowest_worker": shares_lib.slowest(worker_shares)}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(tensorboard_events.TRAIN, step, values, rates, speeds, steps=steps)
         waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
-        shares = describe_shares(worker_shares) if workers else waiting
+        shares = shares_lib.describe(worker_shares) if workers else waiting
         row = Row(
             step=step,
             epoch=self._epoch(step),
@@ -359,40 +352,6 @@ def open_report(
         text = f"removed {removed} lines of {path} after step {resume_step}: these steps run again"
         reporter.event(text, resume_step)
     return reporter
-
-
-def slowest_worker(worker_shares: Sequence[Shares]) -> int:
-    """Returns the rank of the worker that the others wait for: the one with the smallest communication share."""
-    return min(range(len(worker_shares)), key=lambda rank: worker_shares[rank][2])
-
-
-def recorded_shares(worker_shares: Sequence[Shares]) -> list[list[float]]:
-    """Returns the shares of the workers, given in rank order, for metrics.jsonl.
-
-    With more than `_MAX_WORKERS_RECORDED` workers: those of three workers, with the smallest, the median and the
-    largest communication share.
-    """
-    if len(worker_shares) > _MAX_WORKERS_RECORDED:
-        ordered = sorted(worker_shares, key=lambda shares: shares[2])
-        worker_shares = [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
-    return [[round(part, 4) for part in shares] for shares in worker_shares]
-
-
-def describe_shares(worker_shares: Sequence[Shares]) -> list[str]:
-    """Returns the shares of the workers, given in rank order, as the parts of a console line.
-
-    With more than `_MAX_WORKERS_SHOWN` workers: those of the slowest worker and of the one that waits longest for it.
-    """
-
-    def text(rank: int) -> str:
-        waiting, computing, communicating = worker_shares[rank]
-        return f"worker {rank}: {waiting:.0%} input, {computing:.0%} compute, {communicating:.0%} communication"
-
-    slowest = slowest_worker(worker_shares)
-    shown = range(len(worker_shares))
-    if len(worker_shares) > _MAX_WORKERS_SHOWN:
-        shown = sorted({slowest, max(shown, key=lambda rank: worker_shares[rank][2])})
-    return [*map(text, shown), f"slowest: worker {slowest}"]
 
 
 def _floats(values: dict[str, float]) -> dict[str, float]:
