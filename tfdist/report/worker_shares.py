@@ -1,4 +1,4 @@
-"""How the workers divide their time between input, computation and communication, for the log. Imports no TensorFlow."""
+"""How the workers divide their time between input, computation and communication. Imports no TensorFlow."""
 
 from collections.abc import Sequence
 
