@@ -24,6 +24,10 @@ TOOLS = {
     ),
     "export": ("tfdist.tools.saved_runs.export", "Write the model of a run as a SavedModel, ONNX, TFLite and others."),
     "runs": ("tfdist.tools.many_runs.runs", "List runs with state, progress and metrics; sort and filter them."),
+    "compare": (
+        "tfdist.tools.many_runs.compare",
+        "Show in what runs differ: fields, metrics, code; curves and a page.",
+    ),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist, or search them."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),

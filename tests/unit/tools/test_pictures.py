@@ -80,7 +80,7 @@ def test_curves_of_one_run_and_of_two(tmp_path):
     assert [row[:2] + row[-2:] for row in rows] == [["one", 50, "64", None], ["two", 50, None, "0.1"]]
     assert rows[0][2:4] == [0.2, 1.0] and rows[1][3] is None
     found = texts(tmp_path / "differ", lambda: curves.draw(curves.read([one, two])))
-    assert any("two: net, 2 replicas, data.batch_size None, learning_rate.peak 0.1" in text for text in found)
+    assert any("two: data.batch_size None, learning_rate.peak 0.1" in text for text in found)
     assert curves.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
 
 

@@ -37,9 +37,9 @@ def workdirs(path: Path, problems: list[str], levels: int = _MOST_LEVELS) -> Ite
             yield from workdirs(path / name, problems, levels - 1)
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorts fit2 before fit10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _by_number(name: str) -> list[tuple[float, str]]:
+    """Sorts fit2 before fit10, and peak=0.03 before peak=0.1."""
+    return [(float(part), "") if part[:1].isdigit() else (-1.0, part) for part in re.split(r"(\d+(?:\.\d+)?)", name)]
 
 
 def read_all(paths: Sequence[Path]) -> tuple[list[RunState], list[str]]:

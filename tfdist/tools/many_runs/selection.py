@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.config import text
@@ -40,11 +41,16 @@ class Condition:
 
 def values(run: RunState) -> dict[str, Any]:
     """Returns the fields of a run by name: "state", "best.accuracy", "training.loss", "learning_rate.peak"."""
-    path = os.path.relpath(run.workdir)
-    found = {"run": str(run.workdir) if path.startswith("..") else path} | {name: getattr(run, name) for name in PLAIN}
+    found = {"run": short(run.workdir)} | {name: getattr(run, name) for name in PLAIN}
     for field, prefix in _NAMED.items():
         found |= {f"{prefix}.{name}": value for name, value in getattr(run, field).items()}
     return dict(run.config) | found
+
+
+def short(path: Path) -> str:
+    """Returns a path for a reader: relative to the working directory, if it is below it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 def conditions(words: Iterable[str]) -> list[Condition]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.config import diff
-from tfdist.report import metrics_file, reporter, run_info
+from tfdist.report import metrics_file, reporter
+from tfdist.tools.many_runs import differences
 from tfdist.tools.pictures import style
 
 SPEED = "examples_per_second"
@@ -25,9 +25,9 @@ class Run:
     label: str
     train: list[dict[str, Any]]
     evaluation: list[dict[str, Any]]
-    # Model, batch and replicas, and the fields in which the runs differ, in one line.
+    # Model, batch and replicas.
     described: str = ""
-    # The fields of the config in which the runs differ, such as {"train.epochs": 12.0}.
+    # The fields of the config in which the runs differ, such as {"train.epochs": 12.0}; also "replicas".
     differing: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def names(self) -> list[str]:
@@ -42,8 +42,8 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
     Raises:
         ValueError: a directory has no metrics.jsonl, or it has no reports yet.
     """
-    runs, different = [], _different_fields(workdirs)
-    for workdir, label, differing in zip(workdirs, labels(workdirs), different, strict=True):
+    runs = []
+    for workdir, label in zip(workdirs, labels(workdirs), strict=True):
         path = workdir / metrics_file.METRICS
         if not path.is_file():
             raise ValueError(f"There is no {path}: give the workdir of a run, such as runs/digits.")
@@ -51,10 +51,14 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         by_kind = {kind: [line for line in records if line.get("kind") == kind] for kind in ("train", "evaluation")}
         if not by_kind["train"]:
             raise ValueError(f"{path} has no report of the training yet.")
-        words = [_describe(workdir, by_kind["train"][-1]), *_in_words(differing, _MOST_FIELDS)]
-        reports = {"train": by_kind["train"], "evaluation": by_kind["evaluation"]}
-        runs.append(Run(label=label, **reports, described=", ".join(words), differing=differing))
-    return runs
+        config = differences.read_config(workdir)
+        made = Run(label=label, train=by_kind["train"], evaluation=by_kind["evaluation"])
+        runs.append((made, config | {"replicas": _replicas(by_kind["train"][-1])}))
+    different = differences.fields([config for _, config in runs])
+    return [
+        dataclasses.replace(run, described=_describe(config), differing=differing)
+        for (run, config), differing in zip(runs, different, strict=True)
+    ]
 
 
 def compare(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
@@ -70,19 +74,6 @@ def compare(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
         rows.append([run.label, run.train[-1]["step"], *found, *shown])
     kinds = [f"{kind}{name.replace('_', ' ')}" for name in names for kind in ("", "evaluation ")]
     return ["run", "step", *kinds, *fields], rows
-
-
-def _different_fields(workdirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Returns, for each run, the fields of its config in which the runs differ, with their values."""
-    saved = [dict(diff.flatten(run_info.read_config(workdir) or {})) for workdir in workdirs]
-    names = [name for name in dict.fromkeys(name for one in saved for name in one) if not name.startswith("cluster.")]
-    different = [name for name in names if any(one.get(name) != saved[0].get(name) for one in saved)]
-    return [{name: one.get(name) for name in different} for one in saved]
-
-
-def _in_words(fields: dict[str, Any], most: int) -> list[str]:
-    words = [f"{name} {value}" for name, value in list(fields.items())[:most]]
-    return [*words, *([f"and {len(fields) - most} more fields"] if len(fields) > most else [])]
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -109,9 +100,8 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
     columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     title = f"Run {runs[0].label}" if len(runs) == 1 else "Runs"
-    caption = "\n".join(f"{run.label}: {run.described}" for run in runs if run.described)
     figure, panels = style.figure(
-        title, caption, columns=columns, rows=rows, size=(max(9.0, 4.4 * columns), 4.2 * rows), share="x"
+        title, _caption(runs), columns=columns, rows=rows, size=(max(9.0, 4.4 * columns), 4.2 * rows), share="x"
     )
     for axes, name in zip(panels, chosen, strict=False):
         for index, run in enumerate(runs):
@@ -127,6 +117,13 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
     if handles:
         style.legend(figure, handles)
     return figure
+
+
+def _caption(runs: Sequence[Run]) -> str:
+    """Returns what differs between the runs, a line for each; of one run, or of equal ones, what they are."""
+    if not runs[0].differing:
+        return runs[0].described + ("; no field of their configs differs" if len(runs) > 1 else "")
+    return "\n".join(f"{run.label}: {', '.join(differences.in_words(run.differing, _MOST_FIELDS))}" for run in runs)
 
 
 def _draw_run(axes: Any, run: Run, name: str, index: int) -> None:
@@ -163,12 +160,14 @@ def _legend(runs: Sequence[Run]) -> list[Any]:
     return handles
 
 
-def _describe(workdir: Path, last: dict[str, Any]) -> str:
-    config = run_info.read_config(workdir) or {}
-    model, data = (config[name] if isinstance(config.get(name), dict) else {} for name in ("model", "data"))
-    name = model.get("name") or str(model.get("target", "")).rpartition(":")[2]
-    per_replica = last.get("examples_per_second_per_replica")
-    replicas = round(last[SPEED] / per_replica) if per_replica and last.get(SPEED) else None
-    words = [name, f"batch {data['batch_size']:,}" if data.get("batch_size") else ""]
+def _describe(config: dict[str, Any]) -> str:
+    name = config.get("model.name") or str(config.get("model.target", "")).rpartition(":")[2]
+    batch, replicas = config.get("data.batch_size"), config["replicas"]
+    words = [name, f"batch {batch:,}" if batch else ""]
     words.append(f"{replicas} replica{'s' if replicas > 1 else ''}" if replicas else "")
     return ", ".join(word for word in words if word)
+
+
+def _replicas(last: dict[str, Any]) -> int | None:
+    per_replica = last.get("examples_per_second_per_replica")
+    return round(last[SPEED] / per_replica) if per_replica and last.get(SPEED) else None

@@ -1,0 +1,119 @@
+"""`tfdist compare`: what differs between runs, its pictures and its page, which a browser shows."""
+
+import html.parser
+import json
+import subprocess
+import sys
+
+import browser
+import pytest
+from test_many_runs import write_run
+
+from tfdist.tools.many_runs import differences
+from tfdist.tools.pictures import curves
+
+pytest.importorskip("matplotlib")
+VERSIONS = {"tfdist": "0.1.0", "keras": "3.15.1"}
+
+
+def describe(workdir, *, keras="3.15.1", commit="a" * 40, changed=False, host="one", workers=1):
+    """Writes environment.json and data.json, as a run does."""
+    git, versions = {"commit": commit, "changed": changed}, VERSIONS | {"keras": keras}
+    roster = [f"{workers} workers: host {host}, pid {id(workdir)}, 1 CPU each"]
+    values = {"git": git, "versions": versions, "host": host, "workers": roster, "python": "3.11.7"}
+    (workdir / "environment.json").write_text(json.dumps(values))
+    (workdir / "data.json").write_text(json.dumps({"examples": "digits: 1442 examples"}))
+    return workdir
+
+
+def compare(*arguments, cwd):
+    """Runs `tfdist compare`; returns what it printed."""
+    command = [sys.executable, "-m", "tfdist", "compare", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_only_what_differs_is_shown(tmp_path):
+    one = describe(write_run(tmp_path / "one", learning_rate__peak=0.1, cluster__port_base=1))
+    two = describe(
+        write_run(tmp_path / "two", learning_rate__peak=0.2, cluster__port_base=2), keras="3.14.0", workers=2
+    )
+    assert differences.fields([differences.read_config(path) for path in (one, two)]) == [
+        {"learning_rate.peak": 0.1},
+        {"learning_rate.peak": 0.2},
+    ]
+    found = {each.name: each.values for each in differences.aspects([one, two]) if each.differs}
+    assert found == {"keras": ["3.15.1", "3.14.0"], "topology": ["1 workers: 1 CPU each", "2 workers: 1 CPU each"]}
+    assert differences.in_words({"a.b": 1, "c": None, "d": 2}, 2) == ["a.b 1", "c None", "and 1 more fields"]
+
+
+def test_captions_say_what_differs(tmp_path):
+    one, two = write_run(tmp_path / "one", seed=1), write_run(tmp_path / "two", seed=2)
+    figure = curves.draw(curves.read([one, two]))
+    assert figure.get_supxlabel() == "one: seed 1\ntwo: seed 2"
+    again = write_run(tmp_path / "again", seed=1)
+    assert curves.draw(curves.read([one, again])).get_supxlabel() == (
+        "net, batch 64, 2 replicas; no field of their configs differs"
+    )
+    assert curves.draw(curves.read([one])).get_supxlabel() == "net, batch 64, 2 replicas"
+
+
+class Page(html.parser.HTMLParser):
+    """The tags and the sources of the pictures of a page."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.tags, self.sources = [], []
+        self.feed(content)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+
+
+def a_sweep(folder):
+    """Six runs: three learning rates with two seeds each."""
+    for rate in (0.01, 0.1, 1.0):
+        for seed in (0, 1):
+            workdir = write_run(folder / f"peak={rate}-seed={seed}", learning_rate__peak=rate, seed=seed, finished=True)
+            describe(workdir, changed=True)
+    return folder
+
+
+def test_the_command_writes_a_page_of_its_own(tmp_path):
+    a_sweep(tmp_path / "lr")
+    (write_run(tmp_path / "lr" / "half", model__target="a:<b>", seed=5) / "metrics.jsonl").unlink()
+    output = compare("lr", "--y=accuracy", cwd=tmp_path)
+    assert "learning_rate.peak" in output and "data.batch_size" not in output
+    assert "Equal: " not in output  # The run without environment.json has no versions.
+    assert output.endswith("wrote lr/curves.png, lr/scatter.png, lr/compare.html\n")
+    page = Page((tmp_path / "lr" / "compare.html").read_text())
+    assert len(page.sources) == 2 and all(each.startswith("data:image/png;base64,") for each in page.sources)
+    assert "script" not in page.tags and page.tags.count("table") == 3
+    texts = (tmp_path / "lr" / "scatter.svg").read_text()
+    assert "best.accuracy by learning_rate.peak" in texts and "band: smallest to largest" in texts and "half" in texts
+    one = compare("lr/peak=0.1-seed=0", "lr/peak=0.1-seed=1", "--out=both", cwd=tmp_path)
+    assert "seed" in one and "learning_rate.peak" not in one and "were not committed" in one
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == [
+        *("compare.html", "curves.png", "curves.svg", "scatter.png", "scatter.svg"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(tmp_path):
+    if reason := browser.missing():
+        pytest.skip(reason)
+    a_sweep(tmp_path / "lr")
+    compare("lr", cwd=tmp_path)
+    with browser.opened(tmp_path) as window:
+        address = f"file://{tmp_path / 'lr' / 'compare.html'}"
+        text = window.show(address, "Comparison of runs", "Fields that differ", "State and metrics", "Curves")
+        assert "peak=0.01-seed=1" in text and "best.accuracy by learning_rate.peak" in text
+        sizes = window.run("return [...document.images].map(one => [one.complete, one.naturalWidth, one.width])")
+        assert len(sizes) == 2 and all(
+            complete and natural > 1000 and shown > 300 for complete, natural, shown in sizes
+        )
+        assert window.run("return document.documentElement.scrollWidth <= window.innerWidth")
+        window.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 20_000

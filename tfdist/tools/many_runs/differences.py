@@ -1,0 +1,108 @@
+"""In what runs differ: fields of their configs, code, versions, data, machines. Imports no TensorFlow."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.checkpoint import directory
+from tfdist.config import diff
+from tfdist.report import files, run_info
+
+# What no two runs share, in the roster of the workers.
+_OF_ONE_RUN = re.compile(r"host \S+, |pid \d+, ")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Aspect:
+    """Something about runs besides their configs, such as "code" or "version of keras", with a value for each run."""
+
+    name: str
+    values: list[str]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs differ in it."""
+        return len(set(self.values)) > 1
+
+
+def fields(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns, for each config (dotted names), the fields in which these configs differ, in their order.
+
+    Fields of config.cluster, which describe connections, are left out. A field that a config lacks is None.
+    """
+    names = dict.fromkeys(name for one in configs for name in one if not name.startswith("cluster."))
+    different = [name for name in names if any(one.get(name) != configs[0].get(name) for one in configs)]
+    return [{name: one.get(name) for name in different} for one in configs]
+
+
+def read_config(workdir: Path) -> dict[str, Any]:
+    """Returns the config of a run by dotted names; {} if it has none.
+
+    Raises:
+        ValueError: config.json is damaged.
+    """
+    return dict(diff.flatten(run_info.read_config(workdir) or {}))
+
+
+def in_words(values: dict[str, Any], most: int) -> list[str]:
+    """Returns fields as "learning_rate.peak 0.1", at most so many, and how many more there are."""
+    words = [f"{name} {value}" for name, value in list(values.items())[:most]]
+    return [*words, *([f"and {len(values) - most} more fields"] if len(values) > most else [])]
+
+
+def aspects(workdirs: Sequence[Path]) -> list[Aspect]:
+    """Returns what environment.json, data.json and the newest checkpoint say of each run, "-" where they do not.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    environments = [files.read_json(workdir / run_info.ENVIRONMENT) or {} for workdir in workdirs]
+    packages = dict.fromkeys(name for each in environments for name in _dict(each, "versions"))
+    return [
+        Aspect("code", [_code(each) for each in environments]),
+        Aspect("Python", [str(each.get("python", "-")) for each in environments]),
+        *(Aspect(name, [str(_dict(each, "versions").get(name, "-")) for each in environments]) for name in packages),
+        Aspect("data", [_examples(workdir) for workdir in workdirs]),
+        Aspect("content of the data", [_hash(workdir) for workdir in workdirs]),
+        Aspect("topology", [_topology(each) for each in environments]),
+        Aspect("host of the chief", [str(each.get("host", "-")) for each in environments]),
+        Aspect("system", [str(each.get("platform", "-")) for each in environments]),
+        Aspect("oneDNN", [_on_or_off(_dict(each, "onednn").get("enabled")) for each in environments]),
+    ]
+
+
+def _dict(values: dict[str, Any], name: str) -> dict[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _code(environment: dict[str, Any]) -> str:
+    git = _dict(environment, "git")
+    return f"commit {git['commit'][:10]}{', changed' if git.get('changed') else ''}" if git.get("commit") else "-"
+
+
+def _examples(workdir: Path) -> str:
+    return str((files.read_json(workdir / "data.json") or {}).get("examples", "-"))
+
+
+def _hash(workdir: Path) -> str:
+    """Returns the hashes of the data that the newest checkpoint holds, as one short text."""
+    step = directory.newest_step(workdir / "checkpoints")
+    if step is None:
+        return "-"
+    manifest = files.read_json(directory.step_path(workdir / "checkpoints", step) / "manifest.json") or {}
+    common = _dict(_dict(_dict(manifest, "state"), "data"), "common")
+    return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:10] if common else "-"
+
+
+def _topology(environment: dict[str, Any]) -> str:
+    lines = [line for line in environment.get("workers", []) if isinstance(line, str) and "oneDNN" not in line]
+    return "; ".join(_OF_ONE_RUN.sub("", line) for line in lines) or "-"
+
+
+def _on_or_off(enabled: Any) -> str:
+    return "-" if enabled is None else "on" if enabled else "off"
