@@ -19,6 +19,7 @@ EXIT_MISMATCH = 77
 
 # `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"
+PAUSE = "config.cluster.pause_epochs"
 # Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.
 _LEAVE_SECONDS = 5.0
 # A SIGTERM so soon after the first signal is the same request: Slurm and shells may send it twice.
@@ -35,7 +36,7 @@ class StopError(Exception):
 class StopRequest:
     """The stop request of this worker, if there is one."""
 
-    # The name of a signal or TIME_LIMIT; None: no stop request.
+    # The name of a signal, TIME_LIMIT or PAUSE; None: no stop request.
     reason: str | None = None
     # When the handlers were installed, and the end of its time (None: no limit), as `time.time`.
     started: float = dataclasses.field(default_factory=time.time)

@@ -13,8 +13,9 @@ from tfdist.cluster import interruption
 _ANSWER_SECONDS = 60.0
 # Restarts of a job after which a failed start does not requeue it again.
 _START_RESTARTS = 3
-# A user ends a job with these signals. If Slurm itself sends SIGTERM, it requeues the job itself, or must not.
-_BY_USER = ("SIGTERM", "SIGINT")
+# A user ends a job with these signals, or has asked for a pause. If Slurm itself sends SIGTERM, it requeues the job
+# itself, or must not.
+_BY_USER = ("SIGTERM", "SIGINT", interruption.PAUSE)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -75,7 +76,7 @@ def restart_helps() -> bool | None:
 def requeue(lost: Collection[int] = ()) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
-    The first worker that is not among the ranks in `lost` requeues. After SIGTERM or SIGINT no worker does.
+    The first worker that is not among the ranks in `lost` requeues. After SIGTERM, SIGINT or a pause no worker does.
     """
     policy, env = _policy, os.environ
     if policy is None or not set(range(policy.rank)) <= set(lost) or policy.stop.reason in _BY_USER:

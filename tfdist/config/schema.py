@@ -24,6 +24,7 @@ PARTS = {
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.local_sgd:train_round",
+    "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
 
@@ -246,6 +247,9 @@ class ClusterOptions:
     # Seconds after its start by which a process must have saved a checkpoint and exited. None: the job's time limit in
     # Slurm if there is one, otherwise no limit.
     time_limit_seconds: float | None = None
+    # Epochs after which the run pauses: after one more step it saves and exits with code 75. The same command with a
+    # later epoch, or with none, continues. None: no pause.
+    pause_epochs: float | None = None
     # Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md).
     requeue: bool = False
     # GPUs of each worker, of those that it may use, each with one replica. None: all. A number: the first ones; 0: the

@@ -80,7 +80,13 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     yield from _gpu_problems(config.cluster.gpus)
     for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
         yield from at_least(name, 0)
-    for name in ("train.epochs", "train.clip_norm", "train.call_seconds", "learning_rate.reference_batch_size"):
+    for name in (
+        "train.epochs",
+        "cluster.pause_epochs",
+        "train.clip_norm",
+        "train.call_seconds",
+        "learning_rate.reference_batch_size",
+    ):
         yield from at_least(name, 1e-9)
     for seconds in ("connect", "heartbeat", "stall", "first_stall", "time_limit"):
         yield from at_least(f"cluster.{seconds}_seconds", 1)

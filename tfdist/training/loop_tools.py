@@ -37,7 +37,7 @@ class LoopTools:
     # Returns which variable is not finite, as a sentence; "": none. The same on every worker.
     not_finite: Callable[[], str]
     consistency: ReplicaConsistencyCheck
-    # What else runs between executions; see `tensorboard_extras`.
+    # What else runs between executions; see `tensorboard_extras` and `pause`.
     extras: list[Any]
     # When the run was opened, as `time.monotonic`.
     started: float = dataclasses.field(default_factory=time.monotonic)
@@ -66,7 +66,7 @@ def make_tools(
             report.event,
             None if run.config.report.state_hash == "none" or run.workdir is None else _recorder(run, report),
         ),
-        extras=[specs.part("report")(run=run, report=report)] if _has_extras(run.config.report) else [],
+        extras=[specs.part(field)(run=run, report=report) for field in _extras(run.config)],
     )
 
 
@@ -83,9 +83,15 @@ def _recorder(run: run_lib.Run, report: Reporter) -> Callable[[int, int], None]:
     return record
 
 
-def _has_extras(options: config_lib.Report) -> bool:
-    wanted = options.histograms.steps is not None or options.histograms.epochs is not None
-    return options.graph or wanted or options.profile is not None
+def _extras(config: config_lib.Config) -> list[str]:
+    """Returns the fields of `schema.PARTS` whose parts run between executions."""
+    options = config.report
+    histograms = options.histograms.steps is not None or options.histograms.epochs is not None
+    wanted = {
+        "report": options.graph or histograms or options.profile is not None,
+        "cluster.pause_epochs": config.cluster.pause_epochs is not None,
+    }
+    return [field for field, value in wanted.items() if value]
 
 
 def make_silent_tools(run: run_lib.Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopTools:

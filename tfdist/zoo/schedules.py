@@ -1,6 +1,6 @@
-"""Learning rates as functions of the optimizer step: constant, step, cosine and one-cycle, with gradual warm-up.
+"""Learning rates as functions of the optimizer step: constant, step, cosine, one-cycle and exponential, with warm-up.
 
-All four have the same warm-up: during the first `warmup_steps` the learning rate increases linearly, in equal steps, to
+All five have the same warm-up: during the first `warmup_steps` the learning rate increases linearly, in equal steps, to
 the first rate of the main schedule (Goyal et al., arXiv 1706.02677), which covers the rest of the run. It is above zero
 in the first step, number 0, and in the last one, number `total_steps` - 1: a decay to zero would reach it one step
 later. `settable` is not a schedule but a number that callbacks can set.
@@ -76,6 +76,15 @@ def one_cycle(
         ValueError: as `constant`; or `peak_at` or `final` is not within 0 .. 1, or `initial` is not within (0, 1].
     """
     return Schedule("one_cycle", peak, total_steps, warmup_steps, peak_at=peak_at, initial=initial, final=final)
+
+
+def exponential(peak: float, *, total_steps: int, warmup_steps: int = 0, initial: float = 1e-7) -> "Schedule":
+    """Returns a rate that rises from `initial` x `peak` to `peak` by the same factor in each step: `tfdist lr_range`.
+
+    Raises:
+        ValueError: as `constant`; or `initial` is not within (0, 1].
+    """
+    return Schedule("exponential", peak, total_steps, warmup_steps, initial=initial)
 
 
 def settable(peak: float, *, total_steps: int, warmup_steps: int = 0) -> float:
@@ -182,4 +191,15 @@ def _one_cycle(step, first, total, *, peak_at, initial, final):
     return tf.where(step < top, rising, falling)
 
 
-_SHAPES = {"constant": _constant, "step": _step, "cosine": _cosine, "one_cycle": _one_cycle}
+def _exponential(step, first, total, *, initial):
+    left = (total - 1.0 - step) / max(total - 1.0 - first, 1.0)
+    return tf.exp(math.log(initial) * tf.maximum(left, 0.0))
+
+
+_SHAPES = {
+    "constant": _constant,
+    "step": _step,
+    "cosine": _cosine,
+    "one_cycle": _one_cycle,
+    "exponential": _exponential,
+}

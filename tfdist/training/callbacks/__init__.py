@@ -5,4 +5,5 @@ CallbackRunner          callback_runner.py: calls the hooks, synchronises the wo
 broadcast.py            changed variables and attributes, from the chief to all workers
 active_hooks.py         which hooks have an effect: the others are not synchronised
 state.py                attributes of callbacks in checkpoints
+pause.py                ends a run after some epochs, as a signal would
 """

@@ -1,0 +1,88 @@
+"""`tfdist sweep --slurm` under a real Slurm of two nodes: a job array, whose tasks are requeued and resumed."""
+
+import os
+import re
+import sys
+
+import pytest
+from launching import REPOSITORY
+from processes import until
+from slurm_cluster import slurm_cluster, slurm_missing
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.skipif(slurm_missing() is not None, reason=slurm_missing() or ""),
+]
+DIGITS = ["--config=digits", "--config.evaluation.every.epochs=1", "--config.report.tensorboard=false"]
+SMALL = ["--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=8"]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with slurm_cluster(tmp_path_factory.mktemp("s")) as cluster:
+        yield cluster
+
+
+def sweep(slurm, directory, *words, code=0):
+    """Types the command on the login node; returns what it printed."""
+    python = os.path.dirname(sys.executable)
+    (directory / "site.sh").write_text(f'export PATH="{python}:$PATH" PYTHONPATH="{REPOSITORY}"\n')
+    command = [sys.executable, "-m", "tfdist", "sweep", *words, f"--workdir={directory}/sweep"]
+    env = {"TFDIST_SITE": str(directory / "site.sh"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+    done = slurm.run(command, cwd=REPOSITORY, env=env, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def waited(slurm, directory, condition, seconds=400):
+    """Waits; shows all logs of the directory when it is too late."""
+
+    def shown():
+        logs = [*directory.glob("*.log"), *directory.glob("sweep/*/output.log")]
+        return slurm.run(["squeue"]).stdout + "\n".join(f"{log}:\n{log.read_text()[-1500:]}" for log in logs)
+
+    return until(condition, seconds, shown, pause=0.5)
+
+
+def state(slurm, job):
+    """What scontrol says of a task."""
+    return dict(re.findall(r"(\w+)=(\S*)", slurm.run(["scontrol", "show", "job", job]).stdout))
+
+
+def test_twelve_runs_as_one_array(slurm, tmp_path):
+    """One task is requeued by its time limit, and one is cancelled and finished by the same command."""
+    words = [*DIGITS, "--epochs=40", "--set", "learning_rate.peak=0.02,0.05,0.1", "--set", "seed=0..3"]
+    # Each is slow enough to be met while it runs.
+    words += ["--config.train.call_seconds=0.1", "--slurm=launch/slurm.sbatch", "--max-at-once=2", *SMALL]
+    words += ["--time=20", "--signal=USR1@30", f"--output={tmp_path}/%x-%j.log"]
+    printed = sweep(slurm, tmp_path, *words)
+    job = re.match(r"job (\d+): 12 of 12 runs\n", printed)[1]
+    assert "12 are in the queue" in sweep(slurm, tmp_path, *words)  # None is submitted twice.
+    folders = [tmp_path / "sweep" / f"peak={peak}_seed={seed}" for peak in ("0.02", "0.05", "0.1") for seed in range(4)]
+    waited(slurm, tmp_path, lambda: list(folders[1].glob("checkpoints/step-*")))
+    assert len(slurm.run(["squeue", "--noheader", "--states=R", "--format=%i"]).stdout.split()) <= 2
+    # Its time is nearly up: the run saves, and requeues its task.
+    assert slurm.run(["scontrol", "update", f"JobId={job}_1", "TimeLimit=1"]).returncode == 0
+    waited(slurm, tmp_path, lambda: state(slurm, f"{job}_1")["Restarts"] == "1")
+    assert slurm.run(["scontrol", "update", f"JobId={job}_1", "TimeLimit=20"]).returncode == 0
+    waited(slurm, tmp_path, lambda: list(folders[2].glob("checkpoints/step-*")))
+    assert slurm.run(["scancel", f"{job}_2"]).returncode == 0
+    waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip(), 900)
+    left = [folder.name for folder in folders if not (folder / "finished.json").exists()]
+    assert left == [folders[2].name]
+    assert "stopped by SIGUSR1 and saved" in (folders[1] / "output.log").read_text()
+    assert "1 of 12 runs" in sweep(slurm, tmp_path, *words)
+    waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip())
+    assert all((folder / "finished.json").exists() for folder in folders)
+    assert "12 runs are over" in sweep(slurm, tmp_path, *words)
+
+
+def test_a_pruned_array(slurm, tmp_path):
+    words = [*DIGITS, "--epochs=3", "--set", "learning_rate.peak=0.0001,0.1", "--prune=1", *SMALL]
+    printed = sweep(slurm, tmp_path, *words, "--slurm=launch/slurm.sbatch", f"--output={tmp_path}/%x-%j.log")
+    assert len(re.findall(r"job \d+: 2 of 2 runs", printed)) == 2 and "until epoch 1" in printed
+    waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip())
+    assert (tmp_path / "sweep" / "peak=0.1" / "finished.json").exists()
+    assert not (tmp_path / "sweep" / "peak=0.0001" / "finished.json").exists()
+    assert "Nothing to submit" in sweep(slurm, tmp_path, *words, "--slurm=launch/slurm.sbatch")

@@ -1,0 +1,203 @@
+"""Finds a learning rate: a short training with a rate that rises exponentially (Smith, arXiv 1506.01186).
+
+    python -m tfdist lr_range --config=configs/digits.py
+    python -m tfdist lr_range --script="my_script.py --its=flags"
+
+It prints the loss against the rate, draws it, and suggests a rate: a tenth of that with the smallest loss, or up to
+half of it with a warm-up and a decay. A script runs in one process, unchanged, until its first `fit` has done the
+steps; the rate of its optimizer is set in each of them.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import shlex
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tfdist.config import flags as config_flags
+from tfdist.config import learning_rate, schema
+from tfdist.config.command_line import words
+from tfdist.tools import child_runs, tables
+from tfdist.tools.pictures import rate_range, style
+
+USAGE = "--config=FILE [flags]"
+# The smoothed loss is the mean over so many steps before and after.
+_WINDOW = 5
+# The test ends where the smoothed loss is above its smallest value by this factor.
+_DIVERGED = 4.0
+# The suggestion is below the rate with the smallest loss by this factor, where the loss still falls; and by this one if
+# the rate is only that high for a part of the run.
+_BELOW, _PEAK_BELOW = 10.0, 2.0
+_FEWEST = 20
+_SCHEDULED = "with a warm-up and a schedule that lowers it again"
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    config_flags.define_config()
+    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
+    flags.DEFINE_float("lowest", 1e-6, "The first learning rate.", lower_bound=0.0)
+    flags.DEFINE_float("highest", 10.0, "The last learning rate.", lower_bound=0.0)
+    flags.DEFINE_integer("steps", 200, "Steps of the training.", lower_bound=_FEWEST)
+    flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-lr for a config NAME.py.")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line, with a config or a script."""
+    if not any(flag.name == "script" for flag in words.read_flags(argv[1:])):
+        return config_flags.parse(argv)
+    if words.config_path(argv[1:]):
+        sys.exit("tfdist lr_range: give either --config or --script.")
+    rest = config_flags.parse_words(argv)
+    config_flags.flags_only(rest[1:])
+    return rest
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """Rates, the loss of the step with each, and the smoothed loss; equal lengths, rising rates."""
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+    smoothed: Sequence[float]
+
+    @property
+    def lowest_at(self) -> float:
+        """The rate with the smallest smoothed loss."""
+        return self.rates[min(range(len(self.rates)), key=lambda index: self.smoothed[index])]
+
+    @property
+    def suggestion(self) -> float:
+        """A rate to train with, rounded to two digits."""
+        return float(f"{self.lowest_at / _BELOW:.1e}")
+
+    @property
+    def peak(self) -> float:
+        """A rate for the peak of a schedule, rounded to two digits."""
+        return float(f"{self.lowest_at / _PEAK_BELOW:.1e}")
+
+
+def smooth(pairs: Sequence[tuple[float, float | None]]) -> Range:
+    """Smooths losses, up to the step where they have diverged.
+
+    Args:
+        pairs: rate and loss of each step; None: not finite.
+
+    Raises:
+        ValueError: fewer than 20 losses are finite.
+    """
+    finite = list(itertools.takewhile(lambda pair: pair[1] is not None and math.isfinite(pair[1]), pairs))
+    losses = [loss for _, loss in finite]
+    smoothed: list[float] = []
+    for index in range(len(losses)):
+        wide = min(_WINDOW, index, len(losses) - 1 - index)
+        value = statistics.mean(losses[index - wide : index + wide + 1])
+        if index >= _FEWEST and value > _DIVERGED * min(smoothed):
+            break
+        smoothed.append(value)
+    rates, losses = [rate for rate, _ in finite[: len(smoothed)]], losses[: len(smoothed)]
+    if len(rates) < _FEWEST:
+        raise ValueError(
+            f"the loss was finite in {len(rates)} steps only, and {_FEWEST} are needed: choose a smaller --lowest."
+        )
+    return Range(rates, losses, smoothed)
+
+
+def settings(config: schema.Config, lowest: float, highest: float, steps: int) -> list[str]:
+    """Returns the flags of the training, which neither evaluates nor saves."""
+    own = {
+        "train.steps": steps,
+        "train.epochs": "none",
+        "train.nonfinite": "stop",
+        "learning_rate.peak": highest,
+        "learning_rate.scaling": "none",
+        "learning_rate.warmup_epochs": 0,
+        "learning_rate.schedule": {"target": "tfdist.zoo.schedules:exponential", "initial": lowest / highest},
+        "data.evaluation_split": "none",
+        "callbacks": "[]",
+        "report.every.steps": 1,
+        "report.every.epochs": "none",
+        "report.tensorboard": "false",
+        "checkpoint.every.epochs": "none",
+        "checkpoint.every.steps": "none",
+        "checkpoint.best_metric": "none",
+        "checkpoint.export": "false",
+    }
+    if "learning_rate" in config.optimizer:
+        own["optimizer.learning_rate"] = highest
+    return [f"--config.{name}={value}" for name, value in own.items()]
+
+
+def main(argv: list[str]) -> None:
+    """Trains, and shows what the loss says."""
+    del argv
+    values = flags.FLAGS
+    if not 0 < values.lowest < values.highest:
+        raise ValueError(
+            f"--lowest must be above 0 and below --highest={values.highest:g}. Received: {values.lowest:g}"
+        )
+    name = Path(shlex.split(values.script)[0]).stem if values.script else config_flags.config_name()
+    workdir = Path(values.workdir or f"runs/{name}-lr").expanduser()
+    run, log = workdir / "run", workdir / "run.log"
+    shutil.rmtree(run, ignore_errors=True)  # Of an earlier test, which would be resumed.
+    print(f"{values.steps} steps, with rates from {values.lowest:g} to {values.highest:g} ...", flush=True)
+    if values.script:
+        found = of_script(shlex.split(values.script), run, log)
+    else:
+        own = settings(values["config"].value, values.lowest, values.highest, values.steps)
+        changes = [*words.config_arguments(sys.argv[1:]), *own, f"--workdir={run}"]
+        code = child_runs.run([sys.executable, "-m", "tfdist.main", *changes], log)
+        found = [(line["learning_rate"], line["loss"]) for line in child_runs.reports(run)]
+        if len(found) < _FEWEST:  # Otherwise it has diverged, as it should.
+            raise ValueError(f"the training exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
+    show(smooth(found), workdir, name, values["config"].value)
+
+
+def of_script(script: Sequence[str], folder: Path, log: Path) -> list[tuple[float, float]]:
+    """Runs a script until its first fit has done the steps; returns their rates and losses.
+
+    Raises:
+        ValueError: it ended before, or cannot be used; contains the end of its log.
+    """
+    values = flags.FLAGS
+    folder.mkdir(parents=True)
+    result = folder / "losses.json"
+    own = [str(result), str(values.lowest), str(values.highest), str(values.steps)]
+    command = [sys.executable, "-m", "tfdist.tools.many_runs.range_script", *own, *script]
+    code = child_runs.run(command, log)
+    if not result.is_file():
+        raise ValueError(f"the script exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
+    return [(rate, loss) for rate, loss in json.loads(result.read_text())]
+
+
+def show(found: Range, workdir: Path, name: str, config: schema.Config | None) -> None:
+    """Prints the result, and writes table and picture."""
+    rows = list(zip(found.rates, found.losses, found.smoothed, strict=True))
+    every = max(1, len(rows) // 12)
+    print(tables.text(("rate", "loss", "smoothed"), [tuple(map(_rounded, row)) for row in rows[::every]]))
+    tables.write_csv(workdir / "lr_range.csv", ("learning_rate", "loss", "smoothed"), rows)
+    window = f"Smoothed: mean of {2 * _WINDOW + 1} steps."
+    caption = f"{name}: {len(rows)} steps, the rate rises by the same factor in each. {window}"
+    print(style.save(workdir / "lr_range", lambda: rate_range.draw(found, caption=caption)))
+    print(f"The loss is smallest at a rate of {found.lowest_at:.2g}.")
+    if found.lowest_at == found.rates[-1]:
+        print("That is the last one: a higher --highest may show a better rate.")
+    if config is None:
+        print(f"Suggestion: a learning rate of {found.suggestion:g}, or up to {found.peak:g} {_SCHEDULED}.")
+        return
+    one = dataclasses.replace(config.learning_rate, peak=1.0)
+    factor = learning_rate.peak(dataclasses.replace(config, learning_rate=one))
+    scaled = "" if factor == 1 else f" (x {factor:g} by config.learning_rate.scaling)"
+    rate, peak = (float(f"{value / factor:.2g}") for value in (found.suggestion, found.peak))
+    print(f"Suggestion: --config.learning_rate.peak={rate:g}, or up to {peak:g} {_SCHEDULED}{scaled}")
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.3g}"

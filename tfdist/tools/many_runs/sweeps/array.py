@@ -1,0 +1,118 @@
+"""Submits the runs of a sweep as one job array of Slurm; each of its tasks is `tfdist.tools.many_runs.sweeps.task`."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.report import files
+from tfdist.tools.many_runs.sweeps import ends, halving
+from tfdist.tools.many_runs.sweeps.plan import Plan
+
+# In the workdir of the sweep: the ids of its job arrays.
+FILE = "jobs.json"
+_ANSWER_SECONDS = 60.0
+# Options of sbatch that a sweep passes on; those of its own, such as --array, are not among them.
+OPTIONS = (
+    *("account", "begin", "chdir", "comment", "constraint", "cores-per-socket", "cpus-per-gpu", "cpus-per-task"),
+    *("distribution", "exclude", "exclusive", "export", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node"),
+    *("gpus-per-task", "gres", "hint", "hold", "job-name", "licenses", "mail-type", "mail-user", "mem"),
+    *("mem-per-cpu", "mem-per-gpu", "nice", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode"),
+    *("output", "partition", "qos", "reservation", "signal", "switches", "threads-per-core", "time", "tmp"),
+)
+
+
+def divide(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words of a command line without the options of sbatch, and these as `--name=value`."""
+    own: list[str] = []
+    options: list[str] = []
+    words = list(given)
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        if name[:2] == "--" and name[2:].replace("_", "-") in OPTIONS:
+            value = "" if equals or not words or words[0].startswith("-") else f"={words.pop(0)}"
+            options.append(f"{word}{value}")
+        else:
+            own.append(word)
+    return own, options
+
+
+def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], max_at_once: int | None) -> int:
+    """Submits what is not finished and is in no queue: one array, or one for each stage of a pruned sweep.
+
+    Each stage waits for the one before (`sbatch --dependency=afterany`), and its tasks then decide which of them go on.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: there is no such batch file, or sbatch refuses the job; contains its message.
+    """
+    if not Path(batch_file).is_file():
+        raise ValueError(f"--slurm={batch_file}: there is no such file. The template is launch/slurm.sbatch.")
+    if shutil.which("sbatch") is None:
+        raise ValueError("--slurm needs sbatch, which is not on this machine: start the sweep on a login node.")
+    count = plan.proposals.get("count", len(plan.runs))
+    busy = in_queue(workdir)
+    if busy and plan.prune:
+        print(f"The sweep is in the queue: job {', '.join(sorted({job.partition('_')[0] for job in busy}))}.")
+        return 0
+    done = {index for index, name in enumerate(plan.runs) if _is_over(plan, workdir, name)}
+    waiting = {int(job.partition("_")[2]) for job in busy}
+    left = [index for index in range(count) if index not in done | waiting]
+    if not left:
+        print(f"Nothing to submit: {len(done)} of {count} runs are over, {len(waiting)} are in the queue.")
+        return 0
+    stages = [None] if not plan.prune else [*plan.prune, None]
+    submitted = files.read_json(str(workdir / FILE)) or {"jobs": []}
+    before = None
+    for epochs in stages:
+        task = ["python", "-m", "tfdist.tools.many_runs.sweeps.task", f"--workdir={workdir}", "--index=%a"]
+        until = [] if epochs is None else [f"--until={epochs}"]
+        limit = f"%{max_at_once}" if max_at_once else ""
+        after = [] if before is None else [f"--dependency=afterany:{before}"]
+        array = f"--array={ranges(left)}{limit}"
+        command = ["sbatch", "--parsable", array, *after, *options, batch_file, *task, *until]
+        before = _sbatch(command, plan.directory)
+        submitted["jobs"].append(before)
+        files.write_json(str(workdir / FILE), submitted)
+        stage = f", until epoch {epochs}" if epochs else ""
+        print(f"job {before}: {len(left)} of {count} runs{stage}")
+    print(f"squeue --me shows them, tfdist runs {workdir} their results. The same command again submits what is left.")
+    return 0
+
+
+def _is_over(plan: Plan, workdir: Path, name: str) -> bool:
+    end = ends.read(name, workdir / name, plan.metric, plan.mode, script=bool(plan.script))
+    return end.state == "finished" or name in halving.pruned(plan, workdir)
+
+
+def _sbatch(command: Sequence[str], directory: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=directory, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise ValueError(f"sbatch refuses the job: {' '.join(done.stderr.split())}")
+    return done.stdout.strip().partition(";")[0]  # With several clusters: ID;CLUSTER.
+
+
+def in_queue(workdir: Path) -> set[str]:
+    """Returns the tasks of the sweep's arrays that wait or run, as ARRAY_TASK."""
+    ids = (files.read_json(str(workdir / FILE)) or {}).get("jobs", [])
+    if not ids or shutil.which("squeue") is None:
+        return set()
+    command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+    tasks = (re.fullmatch(r"(\d+)_(\d+)", line.strip()) for line in done.stdout.splitlines())
+    return {task[0] for task in tasks if task and task[1] in ids}
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Returns rising numbers as Slurm writes them: "0-3,7"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,246 @@
+"""Trains with many values of fields or flags, one run each: `python -m tfdist sweep --set FIELD=VALUES ...`.
+
+    tfdist sweep --config=digits --set learning_rate.peak=0.05,0.1,0.2 --set seed=0..3 --workdir=sweeps/digits
+    tfdist sweep --config=... --random=20 --set optimizer.weight_decay=log(1e-5,1e-2) --set seed=0..2 --workdir=...
+    tfdist sweep --script="my_script.py --epochs=3" --set lr=0.1,0.01 --workdir=sweeps/mine
+    tfdist sweep --config=... --set ... --workdir=... --slurm=launch/slurm.sbatch --nodes=1 --max_at_once=8
+
+VALUES are a list (0.1,0.2), a range of whole numbers (0..4), or with --random=N an interval to draw from:
+log(1e-5,1e-2), uniform(0,1), int(16,256). Without --random every combination is one run. The directory of a run has the
+name of its values, with all that `tfdist train` writes, its overrides.json and its output.log. A config may have a
+get_sweep() that returns the fields with their values.
+
+The same command again runs what is not finished; more values add runs. A run that fails is named, and the others go on.
+With --slurm the runs are the tasks of one job array; options of sbatch, such as --time=60 or --account=abc, are passed
+on. Exit codes: 0 all runs are finished, or are in the queue; 1 some failed; 75 stopped.
+"""
+
+import dataclasses
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from tfdist.checkpoint import workdir_lock
+from tfdist.cluster import interruption
+from tfdist.config import flags as config_flags
+from tfdist.config import schema
+from tfdist.config.command_line import words
+from tfdist.tools import tables
+from tfdist.tools.many_runs.sweeps import array, ends, halving, local, proposals, space, validation
+from tfdist.tools.many_runs.sweeps import plan as plans
+from tfdist.tools.many_runs.sweeps.plan import Plan
+
+USAGE = "--config=FILE --set FIELD=VALUES... --workdir=DIR [flags]"
+# Runs of a table on the terminal.
+_MOST_ROWS = 40
+# Seconds between two signs of life of a sweep.
+_HEARTBEAT_SECONDS = 10.0
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    config_flags.define_config()
+    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
+    flags.DEFINE_multi_string("set", [], "A field of the config, or a flag of the script, and its values: NAME=VALUES.")
+    flags.DEFINE_string("workdir", None, "Directory of the sweep. Default: sweeps/NAME for a config NAME.py.")
+    flags.DEFINE_integer("random", None, "Draw this many runs instead of taking all combinations.", lower_bound=1)
+    flags.DEFINE_integer("draw_seed", 0, "Another seed draws other runs.")
+    proposals.define_flags()
+    flags.DEFINE_list("prune", [], "After each of these epochs the worse half of the runs stops, as 5,10.")
+    flags.DEFINE_string("metric", None, "The evaluation's value to compare. Default: checkpoint.best_metric, or loss.")
+    flags.DEFINE_enum("mode", None, ["max", "min"], "Which values of it are better. Default: checkpoint.best_mode.")
+    text = "Runs at a time. Default: one for each GPU, or for two cores; all that Slurm starts."
+    flags.DEFINE_integer("max_at_once", None, text, lower_bound=1)
+    flags.DEFINE_string("slurm", None, "Submit the runs as one job array with this batch file: launch/slurm.sbatch.")
+    flags.DEFINE_bool("dry_run", False, "Print the runs, and start none.")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line: also with hyphens in names, and with options of sbatch, which it returns."""
+    given, options = array.divide([re.sub(r"^--[\w-]+", lambda name: _underscores(name[0]), word) for word in argv[1:]])
+    sys.argv[1:] = given
+    if not any(flag.name == "script" for flag in words.read_flags(given)):
+        config_flags.parse([argv[0], *given])
+    elif words.config_path(given):
+        sys.exit("tfdist sweep: give either --config or --script.")
+    else:
+        config_flags.flags_only(config_flags.parse_words([argv[0], *given])[1:])
+    if options and not flags.FLAGS.slurm:
+        sys.exit(f"tfdist sweep: {options[0]} is an option of sbatch: add --slurm=launch/slurm.sbatch.")
+    return [argv[0], *options]
+
+
+def _underscores(name: str) -> str:
+    plain = "--" + name[2:].replace("-", "_")
+    return plain if plain[2:] in flags.FLAGS else name
+
+
+def main(argv: list[str]) -> int:
+    """Runs the sweep that the flags name, or submits it; returns the exit code."""
+    made, configs = make_plan()
+    workdir = _workdir()
+    plan = plans.merged(plans.read(workdir), made, workdir)
+    if flags.FLAGS.dry_run:
+        print("\n".join([*plan.runs, f"{len(plan.runs)} runs in {workdir}; none is started."]))
+        return 0
+    on_cpu = any(config.cluster.gpus == 0 for config in configs)
+    slots = [] if flags.FLAGS.slurm else local.slots(flags.FLAGS.max_at_once, on_cpu=on_cpu)
+    stop = local.Stop()
+    with local.signals(stop):
+        lock = workdir_lock.acquire(
+            workdir,
+            job="",
+            heartbeat_seconds=_HEARTBEAT_SECONDS,
+            wait_seconds=0.0,
+            lost=lambda other: stop.received.append(signal.SIGTERM),
+            log=lambda text: print(f"tfdist sweep: {text}", file=sys.stderr, flush=True),
+        )
+        try:
+            plans.write(workdir, plan)
+            if flags.FLAGS.slurm:
+                return array.submit(plan, workdir, flags.FLAGS.slurm, argv[1:], flags.FLAGS.max_at_once)
+            return run_here(plan, workdir, slots, stop)
+        finally:
+            lock.release()
+
+
+def make_plan() -> tuple[Plan, list[schema.Config]]:
+    """Returns the plan that the flags describe, and the configs of its runs; none for a script.
+
+    Raises:
+        ValueError: there is nothing to vary, or a run would be refused.
+    """
+    values = flags.FLAGS
+    path = "" if values.script else config_flags.config_file()
+    fields = space.as_fields(validation.given_space(path), values.set)
+    if not fields:
+        raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
+    if values.suggest and (values.random or values.prune):
+        raise ValueError("--suggest=N lets Optuna choose the runs: leave out --random, and prune by --pruner.")
+    shared = tuple(words.config_arguments(sys.argv[1:]))
+    fixed = {*words.overrides(shared)}
+    twice = next((field.name for field in fields if field.name in fixed), None)
+    if twice:
+        raise ValueError(f"--config.{twice} and --set {twice} contradict each other: give one of them.")
+    if values.suggest:
+        rows = [{field.name: field.draw(fraction) for field in fields} for fraction in (0.0, 0.999999)]
+    else:
+        rows = space.draws(fields, values.random, values.draw_seed) if values.random else space.grid(fields)
+    plan = Plan(
+        config=shared,
+        script=tuple(shlex.split(values.script or "")),
+        runs=dict(zip(space.names(rows), rows, strict=True)),
+        prune=_epochs(values.prune),
+        proposals=proposals.described(fields) if values.suggest else {},
+    )
+    if values.script:
+        if plan.prune:
+            raise ValueError("--prune needs --config: a script cannot be paused after an epoch.")
+        configs = []
+    else:
+        configs = validation.check({name: [*shared, *plan.overriding(row)] for name, row in plan.runs.items()})
+        halving.check(plan.prune, dict(zip(plan.runs, configs, strict=True)))
+    metric, mode = _metric(configs)
+    return dataclasses.replace(plan, metric=metric, mode=mode, runs={} if values.suggest else plan.runs), configs
+
+
+def _epochs(given: Sequence[str]) -> tuple[int, ...]:
+    if not all(each.strip().isdecimal() for each in given):
+        raise ValueError(f"--prune must be rising epochs from 1 on, as 5,10. Received: {','.join(given)}")
+    return tuple(map(int, given))
+
+
+def _metric(configs: Sequence[schema.Config]) -> tuple[str, str]:
+    """Returns the name of the value to compare, and which values are better: those of the flags, or of the config."""
+    values, options = flags.FLAGS, configs[0].checkpoint if configs else schema.Checkpoint()
+    metric = values.metric or options.best_metric or "loss"
+    known = {"loss": "min"} | ({options.best_metric: options.best_mode} if options.best_metric else {})
+    mode = values.mode or known.get(metric)
+    if mode is None:
+        raise ValueError(f"--metric={metric}: say which values are better, with --mode=max or --mode=min.")
+    return metric, mode
+
+
+def _workdir() -> Path:
+    values = flags.FLAGS
+    if values.script and not values.workdir:
+        raise ValueError("--script needs --workdir, the directory of the sweep.")
+    return Path(values.workdir or f"sweeps/{config_flags.config_name()}").expanduser().absolute()
+
+
+def run_here(plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: local.Stop) -> int:
+    """Runs what is not finished on this machine; returns the exit code."""
+    print(f"{len(slots)} run(s) at a time, each with {slots[0].share}, in {workdir}", flush=True)
+    if plan.proposals:
+        proposals.run_here(plan, workdir, slots, stop, _say_end(plan))
+    tried: set[tuple[str, int | None]] = set()
+    while plan.runs and not stop:
+        stage = halving.stage(plan, workdir, decide=False)
+        left = [name for name in stage.names if name not in stage.done and (name, stage.epochs) not in tried]
+        left = [name for name in left if _end(plan, workdir, name).state != "finished"]
+        if left:
+            tried |= {(name, stage.epochs) for name in left}
+            said = _say_end(plan, stage.epochs)
+            local.run(jobs(plan, workdir, left, stage), slots, stop, ended=said, directory=plan.directory)
+        elif halving.stage(plan, workdir).epochs == stage.epochs:
+            break
+    return show(plan, workdir, bool(stop))
+
+
+def jobs(plan: Plan, workdir: Path, names: Sequence[str], stage: halving.Stage) -> Iterator[local.Job]:
+    """Yields the jobs of runs, and says that each is started."""
+    for index, name in enumerate(names, 1):
+        plans.make_run(workdir / name, plan.runs[name])
+        until = f" until epoch {stage.epochs}" if stage.epochs else ""
+        print(f"{name}: started{until} ({index} of {len(names)})", flush=True)
+        yield local.Job(name, workdir / name, plan.command(workdir / name, plan.runs[name], *stage.fields))
+
+
+def _end(plan: Plan, workdir: Path, name: str) -> ends.RunEnd:
+    return ends.read(name, workdir / name, plan.metric, plan.mode, script=bool(plan.script))
+
+
+def _say_end(plan: Plan, epochs: int | None = None) -> Callable[[local.Job, int], None]:
+    """Returns a function that writes and says how a run has ended, which pauses after `epochs`."""
+
+    def ended(job: local.Job, code: int) -> None:
+        ends.write(job.workdir, code)
+        end = _end(plan, job.workdir.parent, job.name)
+        value = "" if end.value is None else f", best {plan.metric} {end.value:.5g}"
+        trouble = f" ({end.trouble}; log: {job.workdir / ends.LOG})" if end.trouble else ""
+        paused = epochs is not None and halving.value_at(job.workdir, plan.metric, epochs) is not None
+        state = "paused" if paused and end.state == "stopped" else end.state
+        print(f"{job.name}: {state}{value}{trouble}", flush=True)
+
+    return ended
+
+
+def show(plan: Plan, workdir: Path, stopped: bool) -> int:
+    """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep."""
+    out = proposals.pruned(workdir, plan) if plan.proposals else halving.pruned(plan, workdir)
+    names = list(plan.runs) or proposals.names(workdir, plan)
+    found = [_end(plan, workdir, name) for name in names]
+    sign = -1 if plan.mode == "max" else 1
+    found.sort(key=lambda end: (end.value is None, sign * (end.value or 0.0)))
+    rows = [
+        (end.name, f"pruned after epoch {out[end.name]}" if end.name in out else end.state, end.epoch, end.value)
+        for end in found
+    ]
+    print(tables.text(("run", "state", "epoch", f"best {plan.metric}"), rows[:_MOST_ROWS]))
+    if len(rows) > _MOST_ROWS:
+        print(f"... and {len(rows) - _MOST_ROWS} more: tfdist runs {workdir}")
+    best = ends.best(found, plan.mode)
+    if best is not None:
+        print(f"best: {best.workdir} with {plan.metric} {best.value:.5g}")
+    failed = [end for end in found if end.state == "failed"]
+    for end in failed:
+        print(f"failed: {end.name}: {end.trouble} (log: {end.workdir / ends.LOG})")
+    open_runs = [end for end in found if end.state not in ("finished", "failed") and end.name not in out]
+    if open_runs or stopped:
+        print(f"{len(open_runs)} of {len(found)} runs are not finished: run the same command again to continue.")
+    return interruption.EXIT_STOPPED if stopped else int(bool(failed or open_runs))

@@ -1,0 +1,105 @@
+"""How the runs of a sweep stand: which are finished, paused or failed, and their values of the metric."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.cluster import interruption
+from tfdist.report import files, metrics_file
+from tfdist.tools.many_runs import find, run_state
+from tfdist.tools.many_runs.sweeps import plan
+
+# In the directory of a run: what its processes print.
+LOG = "output.log"
+# Characters of a last line.
+_LONGEST_LINE = 300
+_LAST_BYTES = 2**14
+# Exit codes after which the same command goes on from the newest checkpoint; negative: killed by a signal.
+_MAY_GO_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST, 130)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How one run of a sweep stands."""
+
+    name: str
+    workdir: Path
+    # "new": no process has ended, or none has begun; otherwise as in `run_state.RunState`.
+    state: str = "new"
+    epoch: float | None = None
+    # The best value of the metric over all evaluations; None: there is none.
+    value: float | None = None
+    # Why it has failed, in a line.
+    trouble: str = ""
+
+
+def write(workdir: Path, code: int) -> None:
+    """Writes how the process of a run has ended; raises OSError."""
+    files.write_json(str(workdir / plan.END), {"code": code, "text": last_line(workdir / LOG)})
+
+
+def read(name: str, workdir: Path, metric: str, mode: str, *, script: bool = False) -> RunEnd:
+    """Reads how a run stands; a workdir that is damaged counts as failed."""
+    try:
+        end = files.read_json(str(workdir / plan.END)) or {}
+        found = [run_state.read(each) for each in _workdirs(workdir)]
+        values = [value for _, value in evaluations(workdir, metric)]
+    except ValueError as error:
+        return RunEnd(name=name, workdir=workdir, state="failed", trouble=str(error))
+    state = found[-1].state if found else "new"
+    code = end.get("code")
+    if state != "running" and script and code == 0:  # Its last fit is finished, and so is what follows.
+        state = "finished"
+    elif state == "finished" and script:
+        state = "stopped"
+    if code is not None and state not in ("running", "finished"):
+        state = "failed" if code > 0 and code not in _MAY_GO_ON else "lost" if code < 0 else "stopped"
+    elif state == "failed":  # The process that could say so has gone.
+        state = "lost"
+    return RunEnd(
+        name=name,
+        workdir=workdir,
+        state=state,
+        epoch=found[-1].epoch if found else None,
+        value=(max if mode == "max" else min)(values, default=None),
+        trouble=end.get("text", "") if state == "failed" else "",
+    )
+
+
+def evaluations(workdir: Path, metric: str) -> list[tuple[float, float]]:
+    """Returns epoch and value of the metric of each evaluation of a run, in order; only finite values.
+
+    Raises:
+        ValueError: the run's metrics.jsonl cannot be read.
+    """
+    paths = [each / metrics_file.METRICS for each in _workdirs(workdir)]
+    records = [record for path in paths for record in metrics_file.read_records(path)]
+    found = [(record.get("epoch"), record.get(metric)) for record in records if record.get("kind") == "evaluation"]
+    return [(epoch, value) for epoch, value in found if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def _workdirs(workdir: Path) -> list[Path]:
+    """Returns the workdir of a run of a config, or those of the calls of fit of a script.
+
+    Raises:
+        ValueError: a directory cannot be read.
+    """
+    problems: list[str] = []
+    found = list(find.workdirs(workdir, problems)) if workdir.exists() else []
+    if problems:
+        raise ValueError(problems[0])
+    return found
+
+
+def best(ends: Sequence[RunEnd], mode: str) -> RunEnd | None:
+    """Returns the run with the best value; None: no run has one."""
+    known = [end for end in ends if end.value is not None]
+    return (max if mode == "max" else min)(known, key=lambda end: end.value, default=None)
+
+
+def last_line(log: Path) -> str:
+    """Returns the last line of a log that is not empty, cut to a length that can be printed; "": there is none."""
+    content = files.read_file(log, last=_LAST_BYTES) or b""
+    lines = [line.strip() for line in content.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_LINE] if lines else ""

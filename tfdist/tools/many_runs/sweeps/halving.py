@@ -1,0 +1,111 @@
+"""Successive halving (Jamieson and Talwalkar, arXiv 1502.07943): the worse half of the runs stops after stated epochs.
+
+A run pauses after each of these epochs (`config.cluster.pause_epochs`), and goes on if it is in the better half. Which
+runs these are depends on their evaluations alone, not on the order in which they ran. It is decided once, when every
+run has ended its epochs, and written to `pruned-EPOCHS.json`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfdist.config import schema
+from tfdist.report import files
+from tfdist.tools.many_runs.sweeps import ends
+from tfdist.tools.many_runs.sweeps.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The runs that go on, and until when."""
+
+    names: tuple[str, ...]
+    # After these epochs they pause; None: they train to their end.
+    epochs: int | None = None
+    # Those of them that have ended the stage.
+    done: frozenset[str] = frozenset()
+
+    @property
+    def fields(self) -> list[str]:
+        """The flag of `tfdist.main` that pauses a run there."""
+        return [] if self.epochs is None else [f"--config.cluster.pause_epochs={self.epochs}"]
+
+
+def check(prune: tuple[int, ...], runs: Mapping[str, schema.Config]) -> None:
+    """Checks that every run has an evaluation after each of these epochs.
+
+    Raises:
+        ValueError: one has not, or the epochs do not rise.
+    """
+    if list(prune) != sorted({*prune}) or (prune and prune[0] < 1):
+        raise ValueError(f"--prune must be rising epochs from 1 on, as 5,10. Received: {','.join(map(str, prune))}")
+    for name, config in runs.items():
+        every, end = config.evaluation.every, config.train.epochs
+        for epochs in prune:
+            # A fraction of an epoch is rounded to steps, which are not known here.
+            if every.epochs is None or epochs % every.epochs or every.steps is not None:
+                raise ValueError(
+                    f"--prune={epochs}: the run {name} has no evaluation after epoch {epochs}. Evaluations are at "
+                    f"multiples of config.evaluation.every.epochs={every.epochs}: choose one, or set "
+                    "--config.evaluation.every.epochs=1 and --config.evaluation.every.steps=none."
+                )
+            if end is None or epochs >= end:
+                raise ValueError(f"--prune={epochs} must be before the end of the run {name}: train.epochs is {end}.")
+
+
+def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
+    """Returns the stage that is not complete, or the last one.
+
+    Args:
+        decide: a stage whose runs have ended, or have failed, is complete, and is written as such.
+
+    Raises:
+        ValueError: a file of a run is damaged.
+        OSError: a decision cannot be written.
+    """
+    names = tuple(plan.runs)
+    for epochs in plan.prune:
+        path = workdir / f"pruned-{epochs}.json"
+        saved = files.read_json(str(path))
+        if saved is None:
+            found = {name: value_at(workdir / name, plan.metric, epochs) for name in names}
+            done = frozenset(name for name, value in found.items() if value is not None)
+            open_runs = [name for name in names if name not in done and not _failed(plan, workdir, name)]
+            if open_runs or not decide:
+                return Stage(names=names, epochs=epochs, done=done)
+            saved = {"metric": plan.metric, "values": found, "continue": kept(found, plan.mode)}
+            files.write_json(str(path), saved)
+        names = tuple(saved["continue"])
+    return Stage(names=names)
+
+
+def pruned(plan: Plan, workdir: Path) -> dict[str, int]:
+    """Returns the runs that have been stopped, and after which epoch."""
+    found: dict[str, int] = {}
+    for epochs in plan.prune:
+        saved = files.read_json(str(workdir / f"pruned-{epochs}.json"))
+        if saved is not None:
+            gone = [name for name in saved["values"] if name not in saved["continue"]]
+            found |= dict.fromkeys(gone, epochs)
+    return found
+
+
+def kept(values: Mapping[str, float | None], mode: str) -> list[str]:
+    """Returns the better half of the runs, rounded up, in their order; of equal ones the first; None is the worst."""
+    known = [name for name, value in values.items() if value is not None]
+    ranked = sorted(known, key=lambda name: -values[name] if mode == "max" else values[name])
+    chosen = {*ranked[: -(-len(values) // 2)]}
+    return [name for name in values if name in chosen]
+
+
+def value_at(workdir: Path, metric: str, epochs: int) -> float | None:
+    """Returns a run's value of the metric after `epochs`; the last one of a run that a callback ended before."""
+    found = ends.evaluations(workdir, metric)
+    at = [value for epoch, value in found if epoch == epochs]
+    if not at and (workdir / "finished.json").exists():
+        at = [value for _, value in found[-1:]]
+    return at[-1] if at else None
+
+
+def _failed(plan: Plan, workdir: Path, name: str) -> bool:
+    return ends.read(name, workdir / name, plan.metric, plan.mode).state == "failed"

@@ -1,0 +1,120 @@
+"""The plan of a sweep, `sweep.json` in its workdir: its runs, what all of them share, and how each is started."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.report import files
+from tfdist.tools.many_runs.sweeps import space
+
+FILE = "sweep.json"
+# In the directory of each run: its overrides.
+OVERRIDES = "overrides.json"
+# The exit code of its last process, and the last line that it printed.
+END = "end.json"
+_ADVICE = "choose another --workdir, or remove it: the runs stay, and the same command finds those that are finished."
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A sweep: what is written when it starts, and read by the tasks of a job array.
+
+    Attributes:
+        config: the words that name the config and override its fields, equal for all runs; empty for a script.
+        script: the script and its own flags; empty for a config.
+        runs: name of the run -> its overrides. Those that Optuna proposes are not here.
+        metric: the name of an evaluation's value, by which runs are compared.
+        mode: "max" or "min": which values of the metric are better.
+        prune: the epochs after each of which the worse half stops.
+        proposals: Optuna's part: count, sampler, pruner, seed and space; {} without it.
+        directory: where the command was started: the runs start there, too.
+    """
+
+    config: tuple[str, ...] = ()
+    script: tuple[str, ...] = ()
+    runs: dict[str, space.Overrides] = dataclasses.field(default_factory=dict)
+    metric: str = "loss"
+    mode: str = "min"
+    prune: tuple[int, ...] = ()
+    proposals: dict[str, Any] = dataclasses.field(default_factory=dict)
+    directory: str = dataclasses.field(default_factory=os.getcwd)
+
+    def overriding(self, overrides: space.Overrides) -> list[str]:
+        """Returns the words of a run's overrides: fields of the config, or flags of the script."""
+        if self.script:
+            return [f"--{name}={value}" for name, value in overrides.items()]
+        return [
+            f"--epochs={value}" if name == "epochs" else f"--config.{name}={value}" for name, value in overrides.items()
+        ]
+
+    def command(self, workdir: Path, overrides: space.Overrides, *more: str) -> list[str]:
+        """Returns the command that starts or resumes a run in `workdir`; `more`: further fields, not of a script."""
+        if self.script:
+            own = [*self.script, *self.overriding(overrides)]
+            return [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", *own]
+        # As a user types it: --epochs=5 and other short forms are understood there.
+        return [
+            *(sys.executable, "-m", "tfdist.main", *self.config),
+            *(*self.overriding(overrides), f"--workdir={workdir}", *more),
+        ]
+
+
+def write(workdir: Path, plan: Plan) -> None:
+    """Writes the plan; raises OSError if it cannot be written."""
+    files.write_json(str(workdir / FILE), dataclasses.asdict(plan))
+
+
+def read(workdir: Path) -> Plan | None:
+    """Returns the plan of the sweep in `workdir`; None if there is none; raises ValueError if it is damaged."""
+    saved = files.read_json(str(workdir / FILE), _ADVICE)
+    if saved is None:
+        return None
+    try:
+        return Plan(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()},
+        )
+    except TypeError:
+        raise ValueError(f"{workdir / FILE} is damaged: {_ADVICE}") from None
+
+
+def merged(old: Plan | None, new: Plan, workdir: Path) -> Plan:
+    """Returns the plan of a command in a workdir that may hold a sweep: new values add runs to it.
+
+    Raises:
+        ValueError: the sweep there has another config or script, or is pruned or proposed otherwise.
+    """
+    if old is None:
+        return new
+    for name in ("config", "script", "metric", "mode", "prune"):
+        before, now = getattr(old, name), getattr(new, name)
+        if before != now:
+            raise ValueError(_different(workdir, name, before, now))
+    fixed = {name: value for name, value in old.proposals.items() if name != "count"}
+    if fixed != {name: value for name, value in new.proposals.items() if name != "count"}:
+        raise ValueError(_different(workdir, "Optuna's part", old.proposals or None, new.proposals or None))
+    if old.prune and old.runs != new.runs:
+        raise ValueError(
+            f"{workdir} holds a pruned sweep of other runs, and which go on depends on all of them: {_NEW}"
+        )
+    return dataclasses.replace(new, runs=old.runs | new.runs, directory=old.directory)
+
+
+_NEW = "choose another --workdir."
+
+
+def _different(workdir: Path, name: str, before: Any, now: Any) -> str:
+    shown = [
+        " ".join(value) if isinstance(value, Sequence) and name in ("config", "script") else value
+        for value in (before, now)
+    ]
+    return f"{workdir} holds another sweep: its {name} was {shown[0]!r}, and is now {shown[1]!r}. To begin anew, {_NEW}"
+
+
+def make_run(workdir: Path, overrides: space.Overrides) -> None:
+    """Makes the directory of a run, with its overrides, and removes how it ended before; raises OSError."""
+    files.make_workdir(workdir)
+    (workdir / END).unlink(missing_ok=True)
+    files.write_json(str(workdir / OVERRIDES), overrides)

@@ -1,0 +1,219 @@
+"""Runs whose values Optuna proposes from the results so far, and stops early: `--suggest`, with the extra `sweeps`.
+
+The study is `optuna.log` in the workdir of the sweep, a file to which several processes may append at once, also on a
+network file system. A trial of the study is a run; it keeps its number, so that an interrupted one is resumed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from tfdist.tools.many_runs.sweeps import ends, local, space
+from tfdist.tools.many_runs.sweeps import plan as plans
+from tfdist.tools.many_runs.sweeps.plan import Plan
+from tfdist.tools.many_runs.sweeps.space import Field, Interval
+
+FILE = "optuna.log"
+_STUDY = "sweep"
+# An attribute of a trial: the task of a job array that it belongs to.
+_TASK = "task"
+
+
+def define_flags() -> None:
+    """Defines the flags of Optuna's part."""
+    flags.DEFINE_integer("suggest", None, "Let Optuna propose this many runs, one after another.", lower_bound=1)
+    flags.DEFINE_string("sampler", "TPESampler", "With --suggest: a class of optuna.samplers.")
+    flags.DEFINE_string("pruner", "NopPruner", "With --suggest: a class of optuna.pruners, which stops bad runs early.")
+
+
+def described(fields: Sequence[Field]) -> dict[str, Any]:
+    """Returns Optuna's part of the plan, from the flags.
+
+    Raises:
+        ValueError: Optuna is not installed, or has no such sampler or pruner.
+    """
+    values = flags.FLAGS
+    part = {"count": values.suggest, "sampler": values.sampler, "pruner": values.pruner, "seed": values.draw_seed}
+    part["space"] = {
+        field.name: [field.interval.kind, field.interval.low, field.interval.high]
+        if field.interval
+        else {"values": list(field.values)}
+        for field in fields
+    }
+    _made(part)
+    return part
+
+
+def _made(part: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns the sampler and the pruner."""
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise ValueError("--suggest needs Optuna: pip install 'tfdist[sweeps]', or draw with --random=N.") from None
+    found = []
+    for name, module in (("sampler", optuna.samplers), ("pruner", optuna.pruners)):
+        kind = getattr(module, part[name], None)
+        if kind is None or not isinstance(kind, type):
+            raise ValueError(f"--{name}={part[name]}: optuna.{name}s has {', '.join(module.__all__)}.")
+        with_seed = name == "sampler" and part[name] not in ("GridSampler", "BruteForceSampler", "PartialFixedSampler")
+        found.append(kind(seed=part["seed"]) if with_seed else kind())
+    return found[0], found[1]
+
+
+def study(plan: Plan, workdir: Path) -> Any:
+    """Opens the study of the sweep, or begins it."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler, pruner = _made(plan.proposals)
+    storage = _storage(workdir)
+    direction = "maximize" if plan.mode == "max" else "minimize"
+    return optuna.create_study(
+        study_name=_STUDY, storage=storage, sampler=sampler, pruner=pruner, direction=direction, load_if_exists=True
+    )
+
+
+def _storage(workdir: Path) -> Any:
+    from optuna.storages import JournalStorage, journal
+
+    path = str(workdir / FILE)
+    # The lock is a link, which also network file systems make atomically.
+    return JournalStorage(journal.JournalFileBackend(path, lock_obj=journal.JournalFileSymlinkLock(path)))
+
+
+def _distributions(part: dict[str, Any]) -> dict[str, Any]:
+    from optuna import distributions as kinds
+
+    found = {}
+    for name, given in part["space"].items():
+        if isinstance(given, dict):
+            found[name] = kinds.CategoricalDistribution(given["values"])
+            continue
+        interval = Interval(*given)
+        if interval.kind == "int":
+            found[name] = kinds.IntDistribution(int(interval.low), int(interval.high))
+        else:
+            found[name] = kinds.FloatDistribution(interval.low, interval.high, log=interval.kind == "log")
+    return found
+
+
+def _name(trial: Any, part: dict[str, Any]) -> str:
+    """Returns the name of the run of a trial: "trial-003_peak=0.0123"; it depends on the trial only."""
+    row = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in trial.params.items()}
+    return f"trial-{trial.number:03d}_{space.names([row])[0]}"
+
+
+def names(workdir: Path, plan: Plan) -> list[str]:
+    """Returns the runs that have been proposed so far."""
+    if not plan.proposals:
+        return []
+    return [_name(trial, plan.proposals) for trial in study(plan, workdir).trials if trial.params]
+
+
+def run_here(
+    plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: local.Stop, said: Callable[[local.Job, int], None]
+) -> None:
+    """Runs the trials on this machine: those that were interrupted, then new ones until there are as many as wanted."""
+    opened = study(plan, workdir)
+    numbers: dict[str, int] = {}
+    given_up: set[str] = set()
+
+    def jobs() -> Iterator[local.Job]:
+        for trial in [trial for trial in opened.trials if not trial.state.is_finished() and trial.params]:
+            yield job(trial)
+        while len(opened.trials) < plan.proposals["count"]:
+            yield job(opened.ask(_distributions(plan.proposals)))
+
+    def job(trial: Any) -> local.Job:
+        name = _name(trial, plan.proposals)
+        numbers[name] = trial.number
+        print(f"{name}: started ({trial.number + 1} of {plan.proposals['count']})", flush=True)
+        return local.Job(name, workdir / name, _command(plan, workdir / name, trial))
+
+    def ended(job: local.Job, code: int) -> None:
+        said(job, code)
+        tell(opened, numbers[job.name], plan, job.workdir, pruned=job.name in given_up)
+
+    def watch(job: local.Job) -> bool:
+        if should_stop(opened, numbers[job.name], plan, job.workdir):
+            given_up.add(job.name)
+        return job.name in given_up
+
+    local.run(jobs(), slots, stop, ended=ended, watch=watch, directory=plan.directory)
+
+
+def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -> int:
+    """Runs one task of a job array, which has one trial, also after it has been requeued; returns the job's exit code.
+
+    Args:
+        start: called with the plan, the run's workdir, its command, and a function that says whether to stop it.
+    """
+    opened = study(plan, workdir)
+    mine = next((trial for trial in opened.trials if trial.user_attrs.get(_TASK) == index), None)
+    if mine is None:
+        mine = opened.ask(_distributions(plan.proposals))
+        mine.set_user_attr(_TASK, index)
+    elif mine.state.is_finished():
+        print(f"{_name(mine, plan.proposals)} is over.")
+        return 0
+    run = workdir / _name(mine, plan.proposals)
+    command = _command(plan, run, mine)
+    given_up: list[bool] = []
+
+    def watch() -> bool:
+        if should_stop(opened, mine.number, plan, run):
+            given_up.append(True)
+        return bool(given_up)
+
+    code = start(plan, run, command, watch)
+    tell(opened, mine.number, plan, run, pruned=bool(given_up))
+    return 0 if given_up else code
+
+
+def _command(plan: Plan, workdir: Path, trial: Any) -> list[str]:
+    overrides = {name: str(trial.params[name]) for name in plan.proposals["space"]}
+    plans.make_run(workdir, overrides)
+    return plan.command(workdir, overrides)
+
+
+def should_stop(opened: Any, number: int, plan: Plan, workdir: Path) -> bool:
+    """Reports the evaluations of a running trial to Optuna, and returns whether its pruner stops the trial."""
+    if plan.proposals["pruner"] == "NopPruner":
+        return False
+    trial = _trial(opened, number, workdir.parent)
+    found = ends.evaluations(workdir, plan.metric)
+    known = opened.trials[number].intermediate_values
+    for epoch, value in found:
+        if round(epoch) not in known:
+            trial.report(value, round(epoch))
+    return trial.should_prune()
+
+
+def _trial(opened: Any, number: int, workdir: Path) -> Any:
+    """Returns a trial of the study that can be reported to."""
+    import optuna
+
+    storage = _storage(workdir)
+    of_study = storage.get_study_id_from_name(opened.study_name)
+    return optuna.trial.Trial(opened, storage.get_trial_id_from_study_id_trial_number(of_study, number))
+
+
+def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -> None:
+    """Tells Optuna the result of a run that is finished, pruned or has failed; another one goes on later."""
+    from optuna.trial import TrialState
+
+    end = ends.read(workdir.name, workdir, plan.metric, plan.mode, script=bool(plan.script))
+    if pruned:
+        opened.tell(number, state=TrialState.PRUNED)
+    elif end.state == "finished" and end.value is not None:
+        opened.tell(number, end.value)
+    elif end.state in ("finished", "failed"):
+        opened.tell(number, state=TrialState.FAIL)
+
+
+def pruned(workdir: Path, plan: Plan) -> dict[str, int]:
+    """Returns the runs that Optuna's pruner has stopped, and after which epoch."""
+    trials = [trial for trial in study(plan, workdir).trials if trial.state.name == "PRUNED"]
+    return {_name(trial, plan.proposals): max(trial.intermediate_values, default=0) for trial in trials}
