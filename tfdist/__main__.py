@@ -28,6 +28,7 @@ TOOLS = {
         "tfdist.tools.many_runs.compare",
         "Show in what runs differ: fields, metrics, code; curves and a page.",
     ),
+    "cost": ("tfdist.tools.many_runs.cost", "Show what the time of runs was spent on: steps, starts, faults, queue."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist, or search them."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),

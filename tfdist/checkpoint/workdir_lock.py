@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -75,10 +75,20 @@ class WorkdirLock:
     Args:
         owner: this run.
         lost: called in the thread with the name of another run that has taken over the workdir.
+        requests: names of files in the workdir that ask the run for something.
+        requested: called in the thread with the name of such a file, which is then removed.
     """
 
-    def __init__(self, path: Path, owner: Owner, lost: Callable[[str], None]):
-        self._path, self._owner, self._lost = path, owner, lost
+    def __init__(
+        self,
+        path: Path,
+        owner: Owner,
+        lost: Callable[[str], None],
+        requests: Sequence[str] = (),
+        requested: Callable[[str], None] = lambda name: None,
+    ):
+        self._path, self._owner, self._lost, self._requested = path, owner, lost, requested
+        self._requests = [path.with_name(name) for name in requests]
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._send_heartbeats, name="tfdist-workdir", daemon=True)
         self._thread.start()
@@ -103,6 +113,16 @@ class WorkdirLock:
             if found is not None and found.owner.nonce != self._owner.nonce:
                 self._lost(str(found.owner))
                 return
+            self._take_requests()
+
+    def _take_requests(self) -> None:
+        for path in [path for path in self._requests if path.exists()]:
+            try:
+                path.unlink()
+            except OSError:  # Not ours to remove: it asks once in this start.
+                self._requests.remove(path)
+            print(f"tfdist: found the file {path}", file=sys.stderr, flush=True)
+            self._requested(path.name)
 
 
 def acquire(
@@ -113,6 +133,8 @@ def acquire(
     wait_seconds: float,
     lost: Callable[[str], None],
     log: Callable[[str], None],
+    requests: Sequence[str] = (),
+    requested: Callable[[str], None] = lambda name: None,
 ) -> WorkdirLock:
     """Makes this process the only one that writes to `workdir`, which is created if needed.
 
@@ -123,6 +145,7 @@ def acquire(
         wait_seconds: see `job`.
         lost: called in a thread, if another run takes over the workdir because this one was stopped for a long time.
         log: called with a line about a wait, and about a dead run.
+        requests, requested: see `WorkdirLock`.
 
     Raises:
         WorkdirInUseError: another run is alive and writes there.
@@ -156,7 +179,7 @@ def acquire(
         if found is first:
             log(f"waiting for the run that holds {workdir}: {found.owner}")
         time.sleep(_POLL_SECONDS)
-    return WorkdirLock(path, mine, lost)
+    return WorkdirLock(path, mine, lost, requests, requested)
 
 
 def owner(workdir: Path) -> Owner | None:

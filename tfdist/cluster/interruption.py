@@ -20,6 +20,12 @@ EXIT_MISMATCH = 77
 # `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"
 PAUSE = "config.cluster.pause_epochs"
+# The files in a workdir that ask for a stop, or for a checkpoint.
+STOP_FILE, SAVE_FILE = "STOP", "SAVE"
+# `StopRequest.reason` after STOP_FILE was found.
+BY_FILE = f"the file {STOP_FILE}"
+# What a worker adds to the sum over all replicas in an execution: a stop is 1, and many of these are less.
+_SAVE = 2.0**-32
 # Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.
 _LEAVE_SECONDS = 5.0
 # A SIGTERM so soon after the first signal is the same request: Slurm and shells may send it twice.
@@ -44,6 +50,8 @@ class StopRequest:
     # Seconds of the longest execution so far, and of a save: needed to stop in time.
     call_seconds: float = 0.0
     save_seconds: Callable[[], float] = lambda: 0.0
+    # True from a request for a checkpoint, of SAVE_FILE, until it is saved.
+    save_wanted: bool = False
     # Number of SIGINTs. True once the save is under way: a second SIGINT is then ignored.
     interrupts: int = 0
     saving: bool = False
@@ -56,6 +64,27 @@ class StopRequest:
             if time.time() + needed > self.end:
                 self.reason = TIME_LIMIT
         return self.reason is not None
+
+    def value(self) -> float:
+        """Returns what this worker adds to the sum that all workers see after an execution; see `stop_in`."""
+        return 1.0 if self.requested() else _SAVE * self.save_wanted
+
+    def file_found(self, name: str) -> None:
+        """Notes a file in the workdir that asks for something; called in another thread."""
+        if name == STOP_FILE:
+            self.reason = self.reason or BY_FILE
+        else:
+            self.save_wanted = True
+
+
+def stop_in(total: float) -> bool:
+    """Returns whether a worker requested a stop, of the sum of `StopRequest.value`."""
+    return total >= 1
+
+
+def save_in(total: float) -> bool:
+    """Returns whether a worker requested a checkpoint, and none a stop."""
+    return 0 < total < 1
 
 
 # Signals received before `install_handlers`.

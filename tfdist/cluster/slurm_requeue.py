@@ -15,7 +15,7 @@ _ANSWER_SECONDS = 60.0
 _START_RESTARTS = 3
 # A user ends a job with these signals, or has asked for a pause. If Slurm itself sends SIGTERM, it requeues the job
 # itself, or must not.
-_BY_USER = ("SIGTERM", "SIGINT", interruption.PAUSE)
+_BY_USER = ("SIGTERM", "SIGINT", interruption.BY_FILE, interruption.PAUSE)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -22,6 +22,7 @@ PARTS = {
     "data.cache": "tfdist.data.cache:add_cache",
     "data.shards": "tfdist.data.fixed_shards:divide",
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
+    "report.notify": "tfdist.training.reporting.notice:send",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.local_sgd:train_round",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
@@ -216,6 +217,9 @@ class Report:
     # Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     # only, because a GPU then has to finish each step before the next one is launched.
     step_times: bool | None = None
+    # A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
+    # worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md).
+    notify: str | None = None
     # Write scalars to workdir/tensorboard.
     tensorboard: bool = True
     # Write the model's graph for TensorBoard at the start.

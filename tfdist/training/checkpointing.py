@@ -2,6 +2,7 @@
 
 import functools
 import os
+import socket
 import sys
 from typing import Any
 
@@ -11,12 +12,15 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
-from tfdist.cluster import slurm_requeue
+from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.devices import energy
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff
 from tfdist.report import files, run_info
+from tfdist.report import ledger as ledger_lib
+from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import loop_tools
 from tfdist.training.consistency import nonfinite
@@ -85,7 +89,21 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
             run.cluster.rank, run.stop, lambda: not before.issuperset(directory.steps(run.checkpoints))
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
-    return loop_tools.make_tools(run, report, checkpointer, lock), state
+    ledger = _open_ledger(run, state)
+    return loop_tools.make_tools(run, report, checkpointer, lock, ledger), state
+
+
+def _open_ledger(run: Run, state: TrainingState) -> Ledger:
+    """Opens the ledger of this start, in the workdir on the chief."""
+    cluster = run.cluster
+    about = {
+        "job": slurm_requeue.job_id(os.environ) or "",
+        "host": socket.gethostname(),
+        "replicas": cluster.num_replicas,
+    }
+    about |= {"workers": cluster.num_workers, "steps_per_epoch": run.steps_per_epoch, "total_steps": run.total_steps}
+    workdir = run.workdir if cluster.is_chief else None
+    return ledger_lib.open_ledger(workdir, state.step, about, energy.meter(os.environ))
 
 
 def _acquire_workdir(run: Run) -> WorkdirLock:
@@ -101,6 +119,8 @@ def _acquire_workdir(run: Run) -> WorkdirLock:
         heartbeat_seconds=options.heartbeat_seconds,
         wait_seconds=worker_spec.connect_seconds(options.connect_seconds, run.cluster.num_workers),
         lost=_end_second_writer,
+        requests=(interruption.STOP_FILE, interruption.SAVE_FILE),
+        requested=run.stop.file_found,
         log=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
     )
 
@@ -177,6 +197,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         DivergedError: the weights are non-finite.
     """
     run = tools.run
+    run.stop.save_wanted = False
     tools.consistency.check(state)
     if bad := tools.not_finite():
         checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.feed.sizes.first_step
@@ -290,7 +311,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
         ) from None
     stopped = f" of {run.total_steps}: {run.callbacks.stopped_by or 'a callback'} ended the run" if early else ""
     tools.report.event(f"finished after step {state.step}{stopped}", state.step)
-    report_run.write_end(run, tools.report, state, tools.started)
+    report_run.write_end(run, tools.report, state, tools.ledger)
 
 
 def read_finished(run: Run) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import interruption
 from tfdist.training import triggers
 from tfdist.training.consistency import unsaved
 from tfdist.training.run import Run
@@ -44,7 +45,12 @@ class Execution:
     @property
     def stop_requested(self) -> bool:
         """Whether any worker requests a stop: all workers agree on it."""
-        return self.totals["stop"] > 0
+        return interruption.stop_in(self.totals["stop"])
+
+    @property
+    def save_requested(self) -> bool:
+        """Whether any worker requests a checkpoint, as `stop_requested`."""
+        return interruption.save_in(self.totals["stop"])
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -60,7 +66,7 @@ class StepRunner:
     def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
         """Runs up to `max_steps` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(max_steps)
-        stop = tf.constant(float(self.run.stop.requested()), tf.float64)
+        stop = tf.constant(self.run.stop.value(), tf.float64)
         with self.run.cluster.collective("an execution"), self.run.execution_context():
             vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
             totals = self.run.context.execution_layout.to_dict(vector)
@@ -70,6 +76,11 @@ class StepRunner:
         if self.length.executions > 1:  # The first one compiles.
             self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
         return Execution(steps=steps, totals=totals)
+
+    @property
+    def cause(self) -> str:
+        """What the time of the next execution is spent on; see `ledger.CAUSES`."""
+        return "steps" if self.length.executions else "compilation"
 
     def pop_time_fractions(self) -> list[tuple[float, float, float]]:
         """Returns each worker's fractions of time for input, compute and communication since the last call.

@@ -10,7 +10,7 @@ from tfdist.training.consistency import bad_examples, hashing, nonfinite, start
 from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
-from tfdist.training.reporting import report_run
+from tfdist.training.reporting import ending, report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
@@ -43,6 +43,13 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     tools, state = checkpointing.open_run(run)
     for line in changes:
         tools.report.event(f"changed: config.{line}", state.step)
+    with ending.recorded(tools, state):
+        return _check_and_train(tools, state, allow_config_changes)
+
+
+def _check_and_train(tools: LoopTools, state: TrainingState, allow_config_changes: bool) -> int:
+    """Checks that the workers start from the same data and state, and trains; returns the exit code of `train`."""
+    run = tools.run
     try:
         with bad_examples.explain_errors(run):
             data = start.hash_examples(run.feed.examples(start.EXAMPLES))
@@ -59,8 +66,6 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         if run.is_script:
             raise  # A script may end itself in a callback that all workers run.
         raise user_code.refuse_exit(end) from end
-    finally:
-        checkpointing.close(tools)
 
 
 def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
@@ -71,6 +76,7 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
             end_run(tools, state)
         return 0
     except StopRequested:
+        tools.ledger.enter("checkpoints")
         checkpointing.save_stopped(tools, state)
         return interruption.EXIT_STOPPED
 
@@ -84,22 +90,26 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
     run = tools.run
     batches = run.feed.open_training(state.step, run.total_steps)
     tools.report.progress(state.step, "compiling")
+    tools.ledger.enter("other")
     run_due_actions(tools, state)  # What was due when the run was interrupted.
     while state.step < run.total_steps and not run.callbacks.stop():
         begin_execution(run, state)
         batches = run.feed.iterator_at(batches, state.step)
         started = time.perf_counter()
-        execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
+        with tools.ledger.during(tools.train_steps.cause):
+            execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
+        seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.heartbeat(state.step)
+        tools.ledger.executed(state.step, execution.steps, seconds * (wait_share(run, execution.totals) or 0.0))
         rolled_back = nonfinite.handle(tools, state, execution)
         if rolled_back:
             batches = run.feed.open_training(state.step, run.total_steps)
         else:
-            state.add(execution.totals, execution.steps, time.perf_counter() - started)
+            state.add(execution.totals, execution.steps, seconds)
             end_execution(run, state)
             report_if_due(tools, state)
-        run_due_actions(tools, state)
+        run_due_actions(tools, state, save=execution.save_requested)
         if execution.stop_requested and state.step < run.total_steps:
             raise StopRequested
         tools.report.progress(state.step)
@@ -120,8 +130,8 @@ def next_due_step(tools: LoopTools, step: int) -> int:
     return min(one for one in due if one is not None)
 
 
-def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
-    """Checks the replicas, evaluates and saves after `state.step`, each if it is due.
+def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = False) -> None:
+    """Checks the replicas, evaluates and saves after `state.step`, each if it is due; `save`: a user asked for it.
 
     Raises:
         StopRequested: all workers agreed to stop during an evaluation.
@@ -136,14 +146,17 @@ def run_due_actions(tools: LoopTools, state: TrainingState) -> None:
     end_epoch_if_due(run, state)
     if improved and tools.checkpointer is not None:
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best.value)
-    if (improved or run.save_is_due(step)) and not run.callbacks.stopped_on_nan:
-        checkpointing.save(tools, state, scheduled=True)
+    due = improved or run.save_is_due(step)
+    if (due or save) and not run.callbacks.stopped_on_nan:
+        with tools.ledger.during("checkpoints"):
+            checkpointing.save(tools, state, scheduled=due)
 
 
 def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
     """Evaluates, and returns whether the values are the best so far."""
     options = tools.run.config.checkpoint
-    values = evaluate.evaluate(tools, state.step, best=state.best.value)
+    with tools.ledger.during("evaluation"):
+        values = evaluate.evaluate(tools, state.step, best=state.best.value)
     state.logs |= {f"val_{name}": value for name, value in values.items()}
     improved = evaluate.is_best(options, values, state.best.value)
     if improved:
@@ -222,6 +235,7 @@ def end_run(tools: LoopTools, state: TrainingState) -> None:
         OSError: the last checkpoint or the model cannot be written.
     """
     run = tools.run
+    tools.ledger.enter("checkpoints")
     checkpointing.wait_until_saved(tools, state)
     with run.cluster.scope():
         run.objective.finalise_weights()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
+from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution
 from tfdist.training import run as run_lib
@@ -39,8 +39,8 @@ class LoopTools:
     consistency: ReplicaConsistencyCheck
     # What else runs between executions; see `tensorboard_extras` and `pause`.
     extras: list[Any]
-    # When the run was opened, as `time.monotonic`.
-    started: float = dataclasses.field(default_factory=time.monotonic)
+    # On what the time of this start is spent.
+    ledger: Ledger
 
 
 def make_tools(
@@ -48,6 +48,7 @@ def make_tools(
     report: Reporter,
     checkpointer: AsyncCheckpointer | None,
     lock: WorkdirLock | None = None,
+    ledger: Ledger | None = None,
     keep: Callable[[RunSteps], RunSteps] | None = None,
 ) -> LoopTools:
     """Makes the tools of the loop; `keep`: see `execution.evaluation_steps`."""
@@ -66,6 +67,7 @@ def make_tools(
             report.event,
             None if run.config.report.state_hash == "none" or run.workdir is None else _recorder(run, report),
         ),
+        ledger=Ledger() if ledger is None else ledger,
         extras=[specs.part(field)(run=run, report=report) for field in _extras(run.config)],
     )
 

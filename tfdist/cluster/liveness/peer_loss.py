@@ -142,6 +142,8 @@ class HeartbeatMonitor:
 
 # The monitor of this process; a process has at most one cluster.
 _monitor: HeartbeatMonitor | None = None
+# Called with the lost worker, in words, before a thread ends this process; None: nothing is.
+_before_exit: Callable[[str], None] | None = None
 
 
 def register(monitor: HeartbeatMonitor) -> None:
@@ -173,6 +175,17 @@ def named_workers(error: str) -> list[str]:
         return []
     ranks = {int(rank) for rank in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d{1,9})\b", error)}
     return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
+
+
+def call_before_exit(function: Callable[[str], None] | None) -> None:
+    """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
+    global _before_exit
+    _before_exit = function
+
+
+def lost_ranks() -> set[int]:
+    """Returns the ranks of workers whose loss this worker detected itself."""
+    return set() if _monitor is None else set(_monitor.timed_out)
 
 
 def claim_exit() -> None:
@@ -330,5 +343,7 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
     if _claim(monitor, "heartbeat"):
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
         print(f"tfdist: {worker}{cause(monitor)}", file=sys.stderr, flush=True)
+        if _before_exit is not None:
+            _before_exit(cause(monitor))
         requeue()
         os._exit(interruption.EXIT_PEER_LOST)

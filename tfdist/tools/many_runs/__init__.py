@@ -1,4 +1,6 @@
-"""Commands about many runs: `tfdist runs`, `compare` and `cost`. They read the files of runs, and need no TensorFlow.
+"""Commands about many runs: `tfdist runs`, `compare`, `cost`, `sweep`. They read the files of runs, without TensorFlow.
 
-run_state.py reads one workdir, find.py finds the workdirs below directories and in the queue of Slurm.
+run_state.py reads one workdir; find.py finds the workdirs below directories, and asks Slurm which wait.
+selection.py names, filters and sorts fields; differences.py is what differs, page.py an HTML page.
+bills.py adds up the time of a run's starts, with accounting.py for what Slurm knows.
 """

@@ -5,11 +5,11 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tfdist.checkpoint import directory, workdir_lock
 from tfdist.config import diff
-from tfdist.report import files, metrics_file, reporter, run_info
+from tfdist.report import files, ledger, metrics_file, reporter, run_info
 
 State = Literal["running", "queued", "stopped", "finished", "diverged", "failed", "lost"]
 # A file that makes a directory one of a run.
@@ -72,9 +72,12 @@ def read(workdir: Path) -> RunState:
     per_epoch = newest["step"] / newest["epoch"] if newest.get("step") and newest.get("epoch") else None
     owner = workdir_lock.owner(workdir)
     alive = owner is not None and workdir_lock.is_alive(workdir, owner)
+    starts = ledger.read_starts(workdir)
+    start = starts[-1] if starts else {}
+    warning = next((record for record in reversed(records) if record["kind"] == "warning"), {})
     return RunState(
         workdir=workdir,
-        state=_state(owner is not None, alive, finished is not None, records),
+        state=_state(owner is not None, alive, start, finished is not None, records),
         step=step,
         epoch=newest.get("epoch") if per_epoch is None else step / per_epoch,
         epochs=_epochs(config, per_epoch),
@@ -82,12 +85,12 @@ def read(workdir: Path) -> RunState:
         last=_values(evaluations[-1] if evaluations else {}),
         train=_values(train[0] if train else {}),
         examples_per_second=train[0].get("examples_per_second") if train else None,
-        hours=_hours(records),
-        replicas=_replicas(train),
+        hours=sum(_seconds(each) for each in starts) / 3600 if starts else _hours(records),
+        replicas=start.get("replicas", _replicas(train)),
         config=config,
         overrides=dict(found.groups() for word in environment.get("command", []) if (found := _OVERRIDE.match(word))),
-        job=owner.job if owner is not None else "",
-        trouble=next((f"{record.get('text', '')}" for record in reversed(records) if record["kind"] == "warning"), ""),
+        job=f"{start.get('job') or (owner.job if owner is not None else '')}",
+        trouble=f"{start.get('text') or warning.get('text', '')}",
     )
 
 
@@ -114,11 +117,15 @@ def _of_kind(records: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any
     return [record for record in records if record["kind"] == kind]
 
 
-def _state(locked: bool, alive: bool, finished: bool, records: Sequence[dict[str, Any]]) -> State:
+def _state(
+    locked: bool, alive: bool, start: Mapping[str, Any], finished: bool, records: Sequence[dict[str, Any]]
+) -> State:
     if alive:
         return "running"
-    if locked:  # The process ended without a word.
-        return "lost"
+    if locked:  # The process ended without a word, or could not say how.
+        return start.get("end") if start.get("end") in ("lost", "diverged", "failed") else "lost"
+    if start.get("end") in get_args(State):
+        return start["end"]
     if finished:
         return "finished"
     last = next((record for record in reversed(records) if record["kind"] in ("event", "train", "evaluation")), {})
@@ -155,6 +162,11 @@ def _hours(records: Sequence[dict[str, Any]]) -> float | None:
             first = record.get("time")
         last = record.get("time", last)
     return None if first is None else (seconds + last - first) / 3600
+
+
+def _seconds(start: Mapping[str, Any]) -> float:
+    times = start.get("now"), start.get("start")
+    return max(0.0, times[0] - times[1]) if all(isinstance(time, int | float) for time in times) else 0.0
 
 
 def _replicas(train: Sequence[dict[str, Any]]) -> int | None:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import time
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +11,7 @@ from tfdist.checkpoint import directory
 from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.config import diff, learning_rate
 from tfdist.report import files, lines, reporter, run_info
+from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training.reporting import first_batch
 from tfdist.training.run import Run
@@ -108,12 +108,12 @@ def _table(config: dict[str, Any]) -> str:
     return "\n".join(["| field | value |", "| --- | --- |", *(row.replace("\n", " ") for row in rows)])
 
 
-def write_end(run: Run, report: Reporter, state: TrainingState, started: float) -> None:
-    """Writes the last lines of the log of a config's run, on the chief; `started`: when, as `time.monotonic`."""
+def write_end(run: Run, report: Reporter, state: TrainingState, ledger: Ledger) -> None:
+    """Writes the last lines of the log of a config's run, on the chief."""
     if run.log.console != "all":
         return
     config, best = run.config, state.best
-    written = [f"time       {lines.duration(time.monotonic() - started)} for training in this start"]
+    written = [f"time       {ledger.describe()}"]
     if best.value is not None:
         written.append(f"best       {config.checkpoint.best_metric} {lines.number(best.value)} at step {best.step}")
     exported = "model.keras, " if config.checkpoint.export else ""

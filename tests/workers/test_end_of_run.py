@@ -1,0 +1,142 @@
+"""How a run ends is recorded and told: starts.jsonl, report.notify with a real server, the files STOP and SAVE."""
+
+import contextlib
+import http.server
+import json
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import topologies
+from processes import started, until
+
+from tfdist.cluster import interruption
+from tfdist.report import ledger
+from tfdist.tools.many_runs import bills, run_state
+
+CONFIG = "tests/configs/interrupted.py"
+QUICKLY = "--config.objective.seconds=0.0"
+OFTEN = "--config.cluster.heartbeat_seconds=1.0"
+
+
+@contextlib.contextmanager
+def server():
+    """An HTTP server on this machine; yields its address and the JSON that was posted to it."""
+    posted = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{made.server_port}/hook?secret=1", posted
+    finally:
+        made.shutdown()
+        made.server_close()
+
+
+def saved(workdir: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in workdir.glob("checkpoints/step-????????"))
+
+
+def wait_for_steps(workdir: pathlib.Path, count: int = 1) -> None:
+    until(lambda: len(saved(workdir)) >= count, 120)
+
+
+def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
+    seldom = "--config.checkpoint.every.steps=90"
+    with server() as (address, posted):
+        options = [seldom, OFTEN, f"--config.report.notify={address}"]
+        command = topologies.command(tmp_path, *options, config=CONFIG)
+        with started([command], topologies.environments(1)) as (process,):
+            born = psutil.Process(process.pid).create_time()
+            until(lambda: (tmp_path / "starts.jsonl").exists() and ledger.read_starts(tmp_path)[-1]["step"] > 0, 120)
+            assert run_state.read(tmp_path).state == "running"
+            (tmp_path / "SAVE").touch()
+            wait_for_steps(tmp_path)
+            assert process.poll() is None and not (tmp_path / "SAVE").exists()
+            (tmp_path / "STOP").touch()
+            output = process.communicate(timeout=120)[0].decode()
+        seconds = time.time() - born
+    assert process.returncode == interruption.EXIT_STOPPED, output
+    assert "stopped by the file STOP and saved" in output and not (tmp_path / "STOP").exists()
+    assert len(saved(tmp_path)) == 2 and run_state.read(tmp_path).state == "stopped"
+    (message,) = posted
+    assert message["state"] == "stopped" and message["workdir"] == str(tmp_path)
+    assert message["text"].startswith(f"{tmp_path.name} stopped at step {message['step']} of 96")
+    (start,) = ledger.read_starts(tmp_path)
+    assert start["end"] == "stopped" and start["step"] == message["step"] == start["steps_done"]
+    parts = sum(start["seconds"].values())
+    assert abs(parts - (start["now"] - start["start"])) < 0.01 * parts
+    # As seen from outside, without the exit of the interpreter after the last line.
+    assert 0.9 * seconds - 1 < parts < seconds + 0.1, (seconds, start)
+
+
+def test_a_lost_worker_and_a_divergence_are_told(tmp_path):
+    lost, bad, told = tmp_path / "lost", tmp_path / "bad", tmp_path / "told.json"
+    with server() as (address, posted):
+        options = ["--config.checkpoint.every.steps=8", f"--config.report.notify={address}"]
+        command = topologies.command(lost, *options, config=CONFIG)
+        with started([command] * 2, topologies.environments(2)) as processes:
+            wait_for_steps(lost)
+            processes[1].send_signal(signal.SIGKILL)
+            output = processes[0].communicate(timeout=120)[0].decode()
+        assert processes[0].returncode == interruption.EXIT_PEER_LOST, output
+        assert [(each["state"], each["workdir"]) for each in posted] == [("lost", str(lost))]
+        assert "worker 1 (host" in posted[0]["text"] and "is lost" in posted[0]["text"]
+    run = run_state.read(lost)
+    assert run.state == "lost" and "worker 1 (host" in run.trouble
+    options = [
+        QUICKLY,
+        "--config.learning_rate.peak=1e30",
+        f"--config.report.notify=cat > {told}; echo $TFDIST_STATE >&2",
+    ]
+    command = topologies.command(bad, *options, config=CONFIG)
+    with started([command], topologies.environments(1)) as (process,):
+        output = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 1 and "The loss is nan" in output, output
+    assert run_state.read(bad).state == json.loads(told.read_text())["state"] == "diverged"
+    assert "The loss is nan" in run_state.read(bad).trouble
+
+
+def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
+    command = topologies.command(tmp_path, "--config.checkpoint.every.steps=8", config=CONFIG)
+    outside = 0.0
+    for kills in (1, 2):
+        with started([command], topologies.environments(1)) as (process,):
+            born = psutil.Process(process.pid).create_time()
+            wait_for_steps(tmp_path, kills + 1)
+            process.send_signal(signal.SIGKILL)
+            outside += time.time() - born
+            process.communicate(timeout=60)
+    assert run_state.read(tmp_path).state == "lost"
+    with started([command], topologies.environments(1)) as (process,):
+        born = psutil.Process(process.pid).create_time()
+        output = process.communicate(timeout=120)[0].decode()
+        outside += time.time() - born
+    assert process.returncode == 0, output
+    assert " in this start: " in output
+    bill = bills.of_run(tmp_path, "run", state="finished")
+    assert bill.starts == 3 and bill.state == "finished"
+    starts = ledger.read_starts(tmp_path)
+    assert [start["end"] for start in starts] == ["", "", "finished"]
+    assert starts[-1]["step"] == 96 and starts[1]["first_step"] <= starts[0]["step"]
+    assert sum(bill.seconds.values()) == pytest.approx(starts[-1]["now"] - starts[0]["start"], rel=0.01)
+    whole = sum(bill.replica_seconds.values())
+    # A line is up to a second old when its process is killed.
+    assert 0.9 * outside - 3 < whole < outside + 0.1, (outside, starts)
+    repeated = sum(start["steps_done"] for start in starts) - 96
+    assert (bill.seconds["steps done again"] > 0) == (repeated > 0)
+    assert 0 < bill.goodput < 1
+    assert os.listdir(tmp_path).count("starts.jsonl") == 1

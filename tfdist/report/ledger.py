@@ -1,0 +1,195 @@
+"""starts.jsonl: a line for each start of a run, on what its time was spent and how it ended. Imports no TensorFlow.
+
+Each moment of the chief's process, from its start on, belongs to one cause, so that the seconds add up to its time. A
+thread rewrites the line every second, in place: after a kill it is about as old. All causes: see `CAUSES`.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from tfdist.report import files, lines
+
+STARTS = "starts.jsonl"
+# start: imports, rendezvous, model, restored checkpoint. compilation: the first execution of the start. steps: the
+# others; input: their waiting for data, where steps are timed. checkpoints: what the training waits for them, and the
+# export. fault: from the last sign of a lost worker to the end. other: callbacks, checks of the replicas, reports.
+CAUSES = ("start", "compilation", "steps", "input", "evaluation", "checkpoints", "other", "fault")
+# Bytes of a line; spaces before its end fill it.
+_LINE_BYTES = 1536
+_MOST_TEXT = 500
+_EVERY_SECONDS = 1.0
+# Smaller parts of the whole are not named.
+_SMALL = 0.01
+# The last ledger of this process: a script may have several.
+_last: "Ledger | None" = None
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Ledger:
+    """What the time of this start is spent on; made by `open_ledger`."""
+
+    # What the line says besides: job, host, replicas.
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Returns joules by device since its first call; {}: not readable.
+    energy: Callable[[], dict[str, float]] = dict
+    # In seconds since 1970.
+    started: float = dataclasses.field(default_factory=time.time)
+    first_step: int = 0
+    step: int = 0
+    # Training steps of this start, also those that a rollback takes back.
+    steps_done: int = 0
+    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    # The present cause and since when, as `time.time`.
+    cause: str = "start"
+    since: float = 0.0
+    # The seconds of the present cause since it was entered, or since the last execution.
+    unbroken: float = 0.0
+    # How the start ended, and the last line of trouble; "": it has not ended.
+    end: str = ""
+    text: str = ""
+    # The file, and where the line begins in it; None: no file.
+    place: tuple[int, int] | None = None
+    lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
+
+    def enter(self, cause: str) -> str:
+        """Counts the time from now on to `cause`; returns the cause before."""
+        with self.lock:
+            self._count()
+            before, self.cause, self.unbroken = self.cause, cause, 0.0
+            return before
+
+    @contextlib.contextmanager
+    def during(self, cause: str) -> Iterator[None]:
+        """Counts the time of a block to `cause`."""
+        before = self.enter(cause)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def executed(self, step: int, steps: int, wait_seconds: float) -> None:
+        """Notes that an execution of `steps` steps has ended after `step`, in which so long was waited for data."""
+        with self.lock:
+            self._count()
+            self.step, self.steps_done, self.unbroken = step, self.steps_done + steps, 0.0
+            moved = min(wait_seconds, self.seconds["steps"])
+            self.seconds["steps"] -= moved
+            self.seconds["input"] += moved
+
+    def finish(self, end: str, text: str = "") -> bool:
+        """Notes how the start ends, and writes it; returns False if that was noted before."""
+        with self.lock:
+            if self.end:
+                return False
+            if end == "lost":
+                self._count()
+                self.seconds[self.cause] -= self.unbroken
+                self.seconds["fault"] += self.unbroken
+            self.end, self.text = end, text[:_MOST_TEXT]
+            self.write()
+            return True
+
+    def write(self) -> None:
+        """Writes the line."""
+        with self.lock, contextlib.suppress(OSError):
+            self._count()
+            if self.place is not None:
+                os.pwrite(self.place[0], self._line(), self.place[1])
+
+    def close(self) -> None:
+        """Counts the rest of the process, its shutdown, to "other"; at its exit, or before the next fit of a script."""
+        with self.lock:
+            if self.place is not None:
+                self.enter("other")
+                self.write()
+                os.close(self.place[0])
+                self.place = None
+
+    def describe(self) -> str:
+        """Returns how long the start has lasted, and its parts: "0:01:40 in this start: 92% steps, 5% start"."""
+        self.enter(self.cause)
+        whole = sum(self.seconds.values())
+        parts = sorted(self.seconds.items(), key=lambda item: -item[1])
+        shares = [f"{value / whole:.0%} {name}" for name, value in parts if value >= _SMALL * whole]
+        return f"{lines.duration(whole)} in this start: {', '.join(shares)}"
+
+    def _count(self) -> None:
+        now = max(self.since, time.time())
+        self.seconds[self.cause] += now - self.since
+        self.unbroken += now - self.since
+        self.since = now
+
+    def _line(self) -> bytes:
+        values = {"start": self.started, "now": self.since, "first_step": self.first_step, "step": self.step}
+        values |= {"steps_done": self.steps_done, "end": self.end, **self.about}
+        values["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
+        values["joules"] = {name: round(value, 1) for name, value in self.energy().items()}
+        line = json.dumps(files.nan_to_null(values | {"text": self.text})).encode()
+        if len(line) >= _LINE_BYTES:
+            line = json.dumps(files.nan_to_null(values | {"text": ""})).encode()
+        return line.ljust(_LINE_BYTES - 1) + b"\n"
+
+
+def open_ledger(
+    workdir: str | os.PathLike[str] | None,
+    step: int,
+    about: Mapping[str, Any],
+    energy: Callable[[], dict[str, float]] = dict,
+) -> Ledger:
+    """Opens the ledger of this start, which counts from the start of the process, or from the end of its last fit.
+
+    Args:
+        workdir: of starts.jsonl; None: nothing is written.
+        step: the step after which the run starts or resumes.
+        about: what else the line says, JSON values.
+        energy: see `Ledger`.
+    """
+    global _last
+    if _last is not None:
+        _last.close()
+    began = psutil.Process().create_time() if _last is None else _last.since
+    ledger = Ledger(about=about, energy=energy, started=began, since=began, first_step=step, step=step)
+    _last = ledger
+    energy()
+    if workdir is None:
+        return ledger
+    try:
+        descriptor = os.open(os.path.join(workdir, STARTS), os.O_RDWR | os.O_CREAT, 0o666)
+        size = os.fstat(descriptor).st_size
+        ledger.place = (descriptor, size - size % _LINE_BYTES)  # An incomplete line of a full disk is replaced.
+    except OSError:  # Training does not need it.
+        return ledger
+    ledger.write()
+    atexit.register(ledger.close)
+    threading.Thread(target=_write_always, args=(ledger,), name="tfdist-ledger", daemon=True).start()
+    return ledger
+
+
+def _write_always(ledger: Ledger) -> None:
+    while ledger.place is not None:
+        ledger.write()
+        time.sleep(_EVERY_SECONDS)
+
+
+def read_starts(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the lines of starts.jsonl, oldest first, without those that are damaged.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    found = []
+    for line in (files.read_file(os.path.join(workdir, STARTS)) or b"").splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(line)
+            if isinstance(values, dict) and isinstance(values.get("seconds"), dict) and "start" in values:
+                found.append(values)
+    return found

@@ -1,0 +1,154 @@
+"""What the time of runs was spent on, over all their starts: see `Bill`. Imports no TensorFlow."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.checkpoint import directory
+from tfdist.report import ledger
+from tfdist.tools.many_runs.accounting import JobStart
+
+COUNT, AGAIN = "steps that count", "steps done again"
+QUEUE, OUTSIDE, BETWEEN = "queue", "job outside the run", "between the starts"
+# In the order of tables. Nothing is allocated in the queue and between the starts.
+CAUSES = (
+    *(COUNT, AGAIN, "input", "evaluation", "checkpoints", "start", "compilation", "other", "fault"),
+    *(OUTSIDE, QUEUE, BETWEEN),
+)
+NOT_ALLOCATED = (QUEUE, BETWEEN)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """The time of a run, or of several, by cause."""
+
+    name: str
+    starts: int = 0
+    # As `run_state.RunState.state`.
+    state: str = ""
+    # By cause, over all starts: seconds of the chief, and these times the replicas.
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    replica_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # By device, as read on the chief's machine, or "job" as accounted by Slurm; {}: not known.
+    joules: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def goodput(self) -> float:
+        """The part of the allocated replica-seconds in steps that count."""
+        return _part(self.replica_seconds)
+
+    @property
+    def ettr(self) -> float:
+        """The effective training time ratio: the same part of all seconds, those in the queue included."""
+        return _part(self.seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the bill as JSON values."""
+        whole = {
+            "seconds_in_all": sum(self.seconds.values()),
+            "replica_hours": sum(self.replica_seconds.values()) / 3600,
+        }
+        return dataclasses.asdict(self) | whole | {"goodput": self.goodput, "ettr": self.ettr}
+
+
+def _part(seconds: Mapping[str, float]) -> float:
+    whole = sum(seconds.values())
+    return seconds.get(COUNT, 0.0) / whole if whole else 0.0
+
+
+def of_run(workdir: Path, name: str, jobs: Sequence[JobStart] = (), *, state: str = "") -> Bill | None:
+    """Returns the bill of a run; None if it has no starts.jsonl, which earlier releases did not write.
+
+    Args:
+        jobs: the starts of its Slurm jobs.
+        state: see `Bill.state`.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    starts = ledger.read_starts(workdir)
+    if not starts:
+        return None
+    jobs = [job for job in jobs if job.job in {start.get("job") for start in starts}]
+    seconds, replica_seconds = dict.fromkeys(CAUSES, 0.0), dict.fromkeys(CAUSES, 0.0)
+
+    def add(cause: str, value: float, replicas: int) -> None:
+        seconds[cause] += value
+        replica_seconds[cause] += 0.0 if cause in NOT_ALLOCATED else value * replicas
+
+    for index, start in enumerate(starts):
+        replicas = start.get("replicas", 1)
+        for cause, value in _split(start, _kept_until(workdir, starts, index)).items():
+            add(cause, value, replicas)
+        if index:
+            for cause, value in _gap(starts[index - 1]["now"], start["start"], jobs).items():
+                add(cause, value, replicas)
+    first = [job for job in jobs if job.started <= starts[0]["start"]]
+    if first:
+        for cause, value in _gap(first[-1].submitted, starts[0]["start"], jobs).items():
+            add(cause, value, starts[0].get("replicas", 1))
+    accounted = sum(job.joules for job in jobs)
+    joules = {"job": accounted} if accounted else _sum([start.get("joules", {}) for start in starts])
+    return Bill(
+        name=name, starts=len(starts), state=state, seconds=seconds, replica_seconds=replica_seconds, joules=joules
+    )
+
+
+def jobs_of(workdir: Path) -> set[str]:
+    """Returns the ids of the Slurm jobs of a run.
+
+    Raises:
+        ValueError: starts.jsonl cannot be read.
+    """
+    return {start["job"] for start in ledger.read_starts(workdir) if isinstance(start.get("job"), str)} - {""}
+
+
+def total(bills: Sequence[Bill], name: str) -> Bill:
+    """Returns the sum of bills."""
+    return Bill(
+        name=name,
+        starts=sum(bill.starts for bill in bills),
+        seconds=_sum([bill.seconds for bill in bills]),
+        replica_seconds=_sum([bill.replica_seconds for bill in bills]),
+        joules=_sum([bill.joules for bill in bills]),
+    )
+
+
+def _sum(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {
+        name: sum(one.get(name, 0.0) for one in several) for name in dict.fromkeys(n for one in several for n in one)
+    }
+
+
+def _kept_until(workdir: Path, starts: Sequence[Mapping[str, Any]], index: int) -> int:
+    """Returns the last step of a start that no later one repeats, or would."""
+    step = starts[index]["step"]
+    if index + 1 < len(starts):
+        return min(step, starts[index + 1]["first_step"])
+    if starts[index].get("end") in ("finished", "stopped"):
+        return step
+    return min(step, directory.newest_step(workdir / "checkpoints") or starts[index]["first_step"])
+
+
+def _split(start: Mapping[str, Any], kept_until: int) -> dict[str, float]:
+    """Returns the seconds of a start by cause; those of its steps are divided by which of them count."""
+    found = {name: float(value) for name, value in start["seconds"].items()}
+    done = max(1, start["steps_done"])
+    counted = min(1.0, max(0, kept_until - start["first_step"]) / done)
+    steps, waited = found.pop("steps", 0.0), found.pop("input", 0.0)
+    found |= {COUNT: counted * steps, AGAIN: (1 - counted) * (steps + waited), "input": counted * waited}
+    return found
+
+
+def _gap(begin: float, end: float, jobs: Sequence[JobStart]) -> dict[str, float]:
+    """Returns on what the time between two starts was spent: in the queue, in a job outside the run, or in neither."""
+    if end <= begin:
+        return {}
+    queue = sum(_overlap(begin, end, job.submitted, job.started) for job in jobs)
+    outside = sum(_overlap(begin, end, job.started, job.ended) for job in jobs)
+    return {QUEUE: queue, OUTSIDE: outside, BETWEEN: max(0.0, end - begin - queue - outside)}
+
+
+def _overlap(begin: float, end: float, first: float, last: float) -> float:
+    return max(0.0, min(end, last) - max(begin, first))

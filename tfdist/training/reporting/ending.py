@@ -1,0 +1,76 @@
+"""How a start of a run ends: the line in starts.jsonl, and the notice of `config.report.notify`."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tfdist.cluster.liveness import peer_loss
+from tfdist.config import specs
+from tfdist.training import checkpointing
+from tfdist.training.consistency.nonfinite import DivergedError
+from tfdist.training.loop_tools import LoopTools
+from tfdist.training.state import TrainingState
+
+# A command or URL for all runs, also of scripts, which `config.report.notify` overrides.
+NOTIFY_VARIABLE = "TFDIST_NOTIFY"
+# Errors of TensorFlow's communication; see `process_exit.report_exception`.
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+# Seconds to wait for the name of the lost worker.
+_NAME_SECONDS = 3.0
+
+
+@contextlib.contextmanager
+def recorded(tools: LoopTools, state: TrainingState) -> Iterator[None]:
+    """Closes the files of the run after the block, records how the start has ended, and gives notice of it."""
+    peer_loss.call_before_exit(lambda text: _record(tools, state, "lost", text))
+    end, text = "failed", ""
+    try:
+        yield
+        end = "stopped" if tools.run.stop.saving else "finished"
+    except BaseException as error:
+        end, text = _describe(error, tools)
+        raise
+    finally:
+        with tools.ledger.during("checkpoints"):
+            checkpointing.close(tools)
+        peer_loss.call_before_exit(None)
+        _record(tools, state, end, text)
+
+
+def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
+    text = f"{error}" if isinstance(error, ValueError | OSError | DivergedError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, DivergedError):
+        return "diverged", text
+    if isinstance(error, _LOST) and tools.run.cluster.num_workers > 1:
+        return "lost", peer_loss.lost_peer(_NAME_SECONDS) or text
+    return "failed", text
+
+
+def _record(tools: LoopTools, state: TrainingState, end: str, text: str) -> None:
+    """Writes the end of the start once, and calls what `config.report.notify` names, on one worker."""
+    run = tools.run
+    if not tools.ledger.finish(end, text) or run.workdir is None:
+        return
+    target = run.config.report.notify or os.environ.get(NOTIFY_VARIABLE)
+    # The chief, or the first worker that is left of those before it.
+    if target and set(range(run.cluster.rank)) <= peer_loss.lost_ranks():
+        best = {} if state.best.value is None else {f"best {run.config.checkpoint.best_metric}": state.best.value}
+        problem = specs.part("report.notify")(
+            target,
+            end,
+            workdir=run.workdir,
+            step=state.step,
+            total_steps=run.total_steps,
+            values=state.logs | best,
+            text=text,
+        )
+        if problem:
+            print(f"tfdist: WARNING: no notice of the end of the run: {problem}", file=sys.stderr, flush=True)
