@@ -1,15 +1,16 @@
-"""Runs an exercise of one of four public courses: `python -m tfdist course cte_power --task=7`.
+"""Runs an exercise of one of four public courses: `python -m tfdist course cte_power 7`.
 
 Prints what the page asks, the command that does it, as you would type it, and then runs it. At the end the page's
 answer, with its hardware, stands beside yours.
 
     python -m tfdist course                                        the courses
     python -m tfdist course cte_power                              its tasks
-    python -m tfdist course cte_power --task=7                     a size for a laptop, without the page's data
-    python -m tfdist course cte_power --task=7 --data=DIR          as on the page
+    python -m tfdist course cte_power 7                            a size for a laptop, without the page's data
+    python -m tfdist course cte_power 7 --data=DIR                 as on the page
+    python -m tfdist course files DIR                              copies the notebook and the programs of the courses
 
-In a Slurm allocation the same command runs over its tasks. Run it in the root of the repository. Finished runs are not
-repeated: another --workdir starts again.
+In a Slurm allocation the same command runs over its tasks. Finished runs are not repeated: another --workdir starts
+again.
 """
 
 import difflib
@@ -31,8 +32,9 @@ from tfdist.config import flags as config_flags
 from tfdist.configs.laboratory import task as task_lib
 from tfdist.configs.laboratory.task import LAPTOP, PAGE, Course, Task
 from tfdist.tools import child_runs, measure, tables
+from tfdist.tools.start import shipped
 
-USAGE = "[NAME] [flags]"
+USAGE = "[NAME [TASK]] [flags]"
 COURSES = {file.stem: task_lib.load(file) for file in sorted(configs.FOLDER.glob("courses/*.yaml"))}
 # Commands that every task of an allocation runs; a study starts its own job steps.
 _PARALLEL = re.compile(r"python (-m (tfdist\.main|tfdist\.run|tfdist doctor|tfdist all_reduce)\b|\S+\.py\b)")
@@ -43,12 +45,16 @@ _LAUNCHED = re.compile(r"python -m tfdist\.launch --workers=(\d+) -- (?=(--)?)")
 # Replaced in an allocation by its tasks.
 _DEVICES = re.compile(r" --(?:config\.cluster\.)?logical_devices=(\d+)")
 _BATCH = re.compile(r"\b(\d+)xREPLICAS\b")
+# Programs and batch files that come with tfdist.
+_FILE = re.compile(r"(?<![\w/])(docs/courses|launch)/[\w/.]+")
 _LOG = "course.log"
+# Copied by `course files`.
+_FILES = ("docs/notebooks/digits.ipynb", *(f"docs/courses/jean_zay_{name}.py" for name in ("data", "fit", "loop")))
 
 
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_string("task", None, "The task to run, as the list names it. Default: list the tasks.")
+    flags.DEFINE_string("task", None, "The task, which may also follow the course. Default: list the tasks.")
     flags.DEFINE_bool("list", False, "List the tasks with their commands; without NAME, of all courses.")
     flags.DEFINE_string("data", None, "Path of the page's data. Default: run a size for a laptop, without it.")
     flags.DEFINE_enum(
@@ -59,10 +65,10 @@ def define_flags() -> None:
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the course, if one is given."""
+    """Parses the command line; returns the program's name, the course and the task, if they are given."""
     rest = config_flags.parse_words(argv)
-    if len(rest) > 2:
-        sys.exit(f"tfdist course: give one course. Received: {' '.join(rest[1:])}")
+    if len(rest) > 3:
+        sys.exit(f"tfdist course: give one course and one of its tasks. Received: {' '.join(rest[1:])}")
     return rest
 
 
@@ -118,7 +124,12 @@ def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[
     and of workers that tfdist.launch starts. "64xREPLICAS" becomes 64 times the replicas of the line.
     """
     typed = _in_allocation if slurm.in_allocation(env) else _on_this_machine
-    return [typed(line, env) for line in task.lines(size, runs=runs, data=data)]
+    return [_shipped(typed(line, env)) for line in task.lines(size, runs=runs, data=data)]
+
+
+def _shipped(line: str) -> str:
+    """Returns a line with the paths of the programs and batch files of the installed tfdist, if there are none here."""
+    return _FILE.sub(lambda file: file[0] if Path(file[0]).is_file() else f"{shipped.find(file[0])}", line)
 
 
 def _on_this_machine(line: str, env: Mapping[str, str]) -> str:
@@ -158,7 +169,7 @@ def overview(courses: Sequence[Course], *, base: Path, with_commands: bool) -> s
         lines.append(f"  DATA: {course.data}" if with_commands else "")
     if with_commands:
         lines.append("REPLICAS: the tasks of the allocation, or the GPUs of this machine. Without one, no srun.")
-    return "\n".join([*lines, "python -m tfdist course NAME --task=TASK runs a task."])
+    return "\n".join([*lines, "tfdist course NAME TASK runs a task."])
 
 
 def introduction(course: Course, task: Task, size: str) -> str:
@@ -199,12 +210,28 @@ def run(line: str, log: Path) -> int:
     words = shlex.split(line)
     if shutil.which(words[0]) is None and words[0] != "python":
         raise ValueError(f"there is no {words[0]} on this machine, which the page's size of this task needs.")
-    files = [word.removeprefix("--config=") for word in words if re.match(r"--config=|docs/", word)]
-    for file in files:
+    for file in [word.removeprefix("--config=") for word in words if word.startswith("--config=")]:
         if not Path(configs.find(file)).is_file():
-            raise ValueError(f"there is no {file} here: run this command in the root of the repository of tfdist.")
+            raise ValueError(f"there is no config {file}.")
     command = [sys.executable if word == "python" else word for word in words]
     return child_runs.run(command, log, dict(os.environ) | {"PYTHONUNBUFFERED": "1"}, shown=True)
+
+
+def copy_files(folder: Path) -> int:
+    """Copies the notebook and the programs of the courses, for students to change; returns the exit code 0.
+
+    Raises:
+        FileExistsError: there is a file of this name already.
+    """
+    targets = [folder / Path(name).name for name in _FILES]
+    there = [target for target in targets if target.exists()]
+    if there:
+        raise FileExistsError(f"{there[0]} exists: name another folder, or remove it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in zip(_FILES, targets, strict=True):
+        shutil.copyfile(shipped.find(name), target)
+        print(target)
+    return 0
 
 
 def main(argv: list[str]) -> int:
@@ -214,6 +241,9 @@ def main(argv: list[str]) -> int:
         ValueError: a name is unknown, or the task cannot run here.
     """
     options, names = flags.FLAGS, argv[1:]
+    if names[:1] == ["files"]:
+        return copy_files(Path(names[1] if len(names) > 1 else "course"))
+    options.task, names = (names[1] if len(names) > 1 else options.task), names[:1]
     base = Path(options.workdir).expanduser()
     chosen = [find_course(name) for name in names] or list(COURSES.values())
     if options.task is not None and len(names) != 1:
@@ -229,7 +259,7 @@ def main(argv: list[str]) -> int:
     if missing and not options.dry_run:
         raise ValueError(
             f"task {task.number} draws the results of task {' and '.join(missing)}, which are not in {runs / size}. "
-            f"Run first: python -m tfdist course {course.name} --task={missing[0]}"
+            f"Run first: tfdist course {course.name} {missing[0]}"
         )
     data = os.path.expandvars(os.path.expanduser(options.data or ""))
     print(introduction(course, task, size), flush=True)

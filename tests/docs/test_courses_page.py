@@ -90,7 +90,7 @@ def values_of(field):
 
 def task_problems(line):
     """Lists the course and the task of a command that do not exist."""
-    found = re.search(r"tfdist course (\w+)(?: --task=(\w+))?", line)
+    found = re.search(r"tfdist course (\w+)(?: (\w+))?", line)
     if not found:
         return []
     try:
@@ -108,7 +108,7 @@ def test_the_commands_of_the_page_exist():
 
 
 def test_what_does_not_exist_is_noticed():
-    text = "`python -m tfdist scaling --replica=2`, `python -m tfdist course cte_power --task=77`, "
+    text = "`python -m tfdist scaling --replica=2`, `python -m tfdist course cte_power 77`, "
     text += "`srun python -m tfdist x`, `tfdist.configs.networks.courses:alex`, "
     text += "`tfdist.configs.networks.courses:images`, `sbatch launch/slurm.sbatch python -m tfdist y`, "
     text += '`config.data.shards="fxed"`, `config.data.shards="fixed"`'
@@ -145,5 +145,5 @@ def test_a_function_of_tensorflow_is_used_in_the_file_of_its_row():
 
 
 def test_every_task_of_every_course_is_on_the_page():
-    tasks = set(re.findall(r"tfdist course (\w+) --task=(\w+)", PAGE))
+    tasks = set(re.findall(r"tfdist course (\w+) (\w+)", PAGE))
     assert {(course.name, task.number) for course in command.COURSES.values() for task in course.tasks} == tasks

@@ -145,7 +145,7 @@ def fields():
 def field_problems(text):
     """Lists `config.section.field` that no config has."""
     commands, spans = code(text)
-    named = re.findall(r"(?<![\w./])(?:--(?:no)?)?config\.(\w+(?:\.\w+)*)", "\n".join([*commands, *spans]))
+    named = re.findall(r"(?<![\w./-])(?:--(?:no)?)?config\.(\w+(?:\.\w+)*)", "\n".join([*commands, *spans]))
     return [f"there is no field config.{name}" for name in named if name not in fields() | {"py", "json"}]
 
 

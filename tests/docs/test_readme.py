@@ -1,4 +1,4 @@
-"""README's commands and examples, run as they stand there."""
+"""README's command and the example of docs/your-config.md, run as they stand there."""
 
 import json
 import pathlib
@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-README = (REPOSITORY / "README.md").read_text()
+README = REPOSITORY / "README.md"
+OWN_CONFIG = REPOSITORY / "docs" / "your-config.md"
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+    """The fenced blocks of a language in a page, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def run(command: str, directory: pathlib.Path, start: Callable = forked.run) -> str:
@@ -32,7 +33,7 @@ def run(command: str, directory: pathlib.Path, start: Callable = forked.run) -> 
 
 
 def test_the_first_command_trains_to_what_readme_says_and_is_finished_the_second_time(tmp_path):
-    install, train = blocks("bash")[0].strip().rsplit(" && ", 1)
+    install, train = blocks(README, "bash")[0].strip().rsplit(" && ", 1)
     assert "pip install" in install
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     run(train, tmp_path, subprocess.run)
@@ -45,8 +46,8 @@ def test_the_first_command_trains_to_what_readme_says_and_is_finished_the_second
 
 @pytest.fixture
 def lab(tmp_path):
-    """README's own functions and config, with data for them."""
-    for block in blocks("python"):
+    """The functions and the config of docs/your-config.md, with data for them."""
+    for block in blocks(OWN_CONFIG, "python"):
         name = re.match(r"# (\w+\.py)\n", block)
         if name:
             (tmp_path / name[1]).write_text(block)
@@ -59,6 +60,6 @@ def lab(tmp_path):
     return tmp_path
 
 
-def test_the_functions_and_the_config_of_bring_your_own_train(lab):
+def test_the_functions_and_the_config_of_your_config_train(lab):
     run("python -m tfdist.main --config=my_config.py --workdir=mine --config.train.epochs=2", lab)
     assert json.loads((lab / "mine/finished.json").read_text())["step"] == 4

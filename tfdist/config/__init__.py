@@ -12,7 +12,7 @@ Imports no other wing, and no TensorFlow.
 import warnings
 from typing import Any
 
-from tfdist.config import schema
+from tfdist.config import meanings, schema
 from tfdist.config.schema import (
     Checkpoint,
     ClusterOptions,
@@ -40,6 +40,9 @@ __all__ = [
     "Report",
     "Train",
 ]
+
+
+meanings.add_to_docstrings()
 
 
 def __getattr__(name: str) -> Any:

@@ -39,264 +39,268 @@ def default_optimizer() -> dict[str, Any]:
 class Every:
     """An interval: due at each multiple of `steps` and at each multiple of `epochs`; never if both are None."""
 
-    # Optimizer steps, at least 1.
     steps: int | None = None
-    # Epochs, above 0; fractions are rounded to the nearest whole step.
+    """Optimizer steps, at least 1."""
     epochs: float | None = None
+    """Epochs, above 0; fractions are rounded to the nearest whole step."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Data:
     """The dataset, its preprocessing and the batches."""
 
-    # source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fourteen. With the
-    # textbook pipeline also a tf.data.Dataset of single examples.
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
-    # prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All
-    # randomness comes from `seeds`, int64 [n, 2], one row per example and epoch.
+    """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fourteen. With
+    the textbook pipeline also a tf.data.Dataset of single examples."""
     prepare: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.prepare:image"})
-    # finish(batch, *, training, **kw) -> batch: the last part of preprocessing, on the device and without randomness:
-    # batches are copied to it in the types that `prepare` returns, such as uint8. None: `prepare` does everything.
+    """prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All
+    randomness comes from `seeds`, int64 [n, 2], one row per example and epoch."""
     finish: dict[str, Any] | None = None
-    # The training split, in the notation of TensorFlow Datasets: "train", "train[:90%]", "train[45000:]".
+    """finish(batch, *, training, **kw) -> batch: the last part of preprocessing, on the device and without randomness:
+    batches are copied to it in the types that `prepare` returns, such as uint8. None: `prepare` does everything."""
     train_split: str = "train"
-    # The evaluation split, in the same notation. None: no evaluation.
+    """The training split, in the notation of TensorFlow Datasets: "train", "train[:90%]", "train[45000:]"."""
     evaluation_split: str | None = "test"
-    # Global batch: examples per optimizer step, over all replicas. Must be divisible by replicas x micro_batches.
+    """The evaluation split, in the same notation. None: no evaluation."""
     batch_size: int = 128
-    # Examples per evaluation step, over all replicas. None: batch_size.
+    """Global batch: examples per optimizer step, over all replicas. Must be divisible by replicas x micro_batches."""
     evaluation_batch_size: int | None = None
-    # True: a new random order in every epoch. False: the order of the source.
+    """Examples per evaluation step, over all replicas. None: batch_size."""
     shuffle: bool = True
-    # Input pipeline: "stream", random access to examples, each worker reads its shard of each batch; "textbook",
-    # Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md).
+    """True: a new random order in every epoch. False: the order of the source."""
     pipeline: Literal["stream", "textbook"] = "stream"
-    # Textbook pipeline: the auto-shard policy, "auto", "data", "file" or "hint" (docs/pipelines.md).
+    """Input pipeline: "stream", random access to examples, each worker reads its shard of each batch; "textbook",
+    Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md)."""
     auto_shard: Literal["auto", "data", "file", "hint"] = "auto"
-    # Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all.
+    """Textbook pipeline: the auto-shard policy, "auto", "data", "file" or "hint" (docs/pipelines.md)."""
     shuffle_buffer: int | None = None
-    # Examples of a worker: "batch", those of its shard of each batch, any in the course of a run; "fixed", example i
-    # always with worker i mod W, so that memory and disk of a cache fall as 1/W; "contiguous", consecutive examples,
-    # so that a worker also reads only its files. With both the result depends on the number of workers; runs on the
-    # same workers still repeat and resume bit for bit.
+    """Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all."""
     shards: Literal["batch", "fixed", "contiguous"] = "batch"
-    # Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
-    # which must not be random. The first read fills the cache with the whole split. The results do not change.
+    """Examples of a worker: "batch", those of its shard of each batch, any in the course of a run; "fixed", example i
+    always with worker i mod W, so that memory and disk of a cache fall as 1/W; "contiguous", consecutive examples, so
+    that a worker also reads only its files. With both the result depends on the number of workers; runs on the same
+    workers still repeat and resume bit for bit."""
     cache: Literal["none", "raw", "prepared"] = "none"
-    # Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples"; jobs of a
-    # user may share it. None: host memory of each worker.
+    """Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
+    which must not be random. The first read fills the cache with the whole split. The results do not change."""
     cache_dir: str | None = None
+    """Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples"; jobs of a user
+    may share it. None: host memory of each worker."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class LearningRate:
     """The learning rate as a function of the optimizer step."""
 
-    # The highest learning rate, at least 0; if `scaling` is not "none", for a global batch of `reference_batch_size`.
-    # None: the `learning_rate` in `optimizer`, or the default of its function, such as 0.001 of keras.optimizers:Adam.
     peak: float | None = None
-    # schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks to set.
+    """The highest learning rate, at least 0; if `scaling` is not "none", for a global batch of `reference_batch_size`.
+    None: the `learning_rate` in `optimizer`, or the default of its function, such as 0.001 of keras.optimizers:Adam."""
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
-    # "none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
-    # square root of that factor. With train.local_steps > 1, batch_size / local_steps is used instead of batch_size.
+    """schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks to
+    set."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
-    # Examples, above 0; used if `scaling` is not "none".
+    """"none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
+    square root of that factor. With train.local_steps > 1, batch_size / local_steps is used instead of batch_size."""
     reference_batch_size: int = 256
-    # Epochs in which the learning rate increases linearly from near 0 to its peak (arXiv 1706.02677). 0: no warm-up.
+    """Examples, above 0; used if `scaling` is not "none"."""
     warmup_epochs: float = 0.0
+    """Epochs in which the learning rate increases linearly from near 0 to its peak (arXiv 1706.02677). 0: no
+    warm-up."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Train:
     """The length of the run and the computation of one step."""
 
-    # Length of the run in epochs; a fraction is allowed. Set exactly one of `epochs` and `steps`.
     epochs: float | None = None
-    # Length of the run in optimizer steps.
+    """Length of the run in epochs; a fraction is allowed. Set exactly one of `epochs` and `steps`."""
     steps: int | None = None
-    # Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
-    # loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md).
+    """Length of the run in optimizer steps."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    # Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs.
+    """Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
+    loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md)."""
     xla: bool = False
-    # Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after another,
-    # with one all-reduce and one update at the end. Needs less memory; the update is the same, except that Adam squares
-    # the sum of an embedding's rows and not each of them (docs/scripts.md, "Embeddings").
+    """Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs."""
     micro_batches: int = 1
-    # Local SGD (arXiv 1805.09767), for slow networks: each replica takes this many optimizer steps locally, each on a
-    # part of its per-replica batch; then all replicas average their weights. One step of the run is the whole round,
-    # and batch_size is its number of examples. Above 1, the result depends on the number of replicas; runs on the same
-    # topology still repeat and resume bit for bit.
+    """Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after
+    another, with one all-reduce and one update at the end. Needs less memory; the update is the same, except that Adam
+    squares the sum of an embedding's rows and not each of them (docs/scripts.md, "Embeddings")."""
     local_steps: int = 1
-    # Parameter servers (docs/consistency.md): each worker computes a whole batch and updates the weights without
-    # waiting for the others. Gradients may be stale, so two runs with the same config differ.
+    """Local SGD (arXiv 1805.09767), for slow networks: each replica takes this many optimizer steps locally, each on a
+    part of its per-replica batch; then all replicas average their weights. One step of the run is the whole round, and
+    batch_size is its number of examples. Above 1, the result depends on the number of replicas; runs on the same
+    topology still repeat and resume bit for bit."""
     asynchronous: bool = False
-    # Maximum global norm of the summed gradients, above 0. None: no clipping.
+    """Parameter servers (docs/consistency.md): each worker computes a whole batch and updates the weights without
+    waiting for the others. Gradients may be stale, so two runs with the same config differ."""
     clip_norm: float | None = None
-    # If the loss or a gradient is NaN or infinite: "stop" the run, "skip" the update, or "rollback" to the weights of
-    # the last scheduled checkpoint.
+    """Maximum global norm of the summed gradients, above 0. None: no clipping."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
-    # Maximum number of skipped updates or rollbacks in the whole run; one more stops it.
+    """If the loss or a gradient is NaN or infinite: "stop" the run, "skip" the update, or "rollback" to the weights of
+    the last scheduled checkpoint."""
     nonfinite_limit: int = 10
-    # Duration of one execution (a group of steps in one call of a tf.function) that its number of steps is chosen for,
-    # in seconds; it has at least one step. Signals are handled between executions.
+    """Maximum number of skipped updates or rollbacks in the whole run; one more stops it."""
     call_seconds: float = 2.0
+    """Duration of one execution (a group of steps in one call of a tf.function) that its number of steps is chosen for,
+    in seconds; it has at least one step. Signals are handled between executions."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
-    # "nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if the replicas are GPUs.
     implementation: Literal["auto", "nccl", "ring"] = "auto"
-    # Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
-    # while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 8 MB with the ring.
+    """"nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if the replicas are
+    GPUs."""
     bytes_per_pack: int | None = None
-    # Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16": half
-    # the bytes; weights and optimizer slots stay float32.
+    """Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
+    while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 8 MB with the ring."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    # The gradient of a table, such as an embedding's. False: a row for each lookup, which Keras' optimizers square and
-    # clip one by one; the rows of all replicas are gathered. True: the rows are summed first, which sends as many bytes
-    # as the table has and updates it as other weights.
+    """Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16":
+    half the bytes; weights and optimizer slots stay float32."""
     sparse_as_dense: bool = False
+    """The gradient of a table, such as an embedding's. False: a row for each lookup, which Keras' optimizers square and
+    clip one by one; the rows of all replicas are gathered. True: the rows are summed first, which sends as many bytes
+    as the table has and updates it as other weights."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Evaluation:
     """Evaluations during training; there is always one at the end of the run."""
 
-    # Interval of the evaluations.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
+    """Interval of the evaluations."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Consistency:
     """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
 
-    # Interval of the checks.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    # If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning.
+    """Interval of the checks."""
     action: Literal["end", "copy"] = "end"
-    # Maximum number of such copies in the whole run, at least 1; one more mismatch ends it.
+    """If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning."""
     limit: int = 3
+    """Maximum number of such copies in the whole run, at least 1; one more mismatch ends it."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Checkpoint:
     """Checkpoints; one is always saved at the end of the run."""
 
-    # Interval of the checkpoints.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    # Number of newest checkpoints to keep, at least 1.
+    """Interval of the checkpoints."""
     keep: int = 3
-    # Evaluation metric, such as "accuracy": the checkpoint with its best value is kept as well. None: no best
-    # checkpoint.
+    """Number of newest checkpoints to keep, at least 1."""
     best_metric: str | None = None
-    # "max" if larger values of best_metric are better, "min" if smaller ones are.
+    """Evaluation metric, such as "accuracy": the checkpoint with its best value is kept as well. None: no best
+    checkpoint."""
     best_mode: Literal["max", "min"] = "max"
-    # Write the final model to workdir/model.keras, which Keras loads without tfdist. It expects prepared examples.
+    """"max" if larger values of best_metric are better, "min" if smaller ones are."""
     export: bool = True
-    # Put the preprocessing into it, for images as the source has them, if Keras can express it (docs/guide.md).
+    """Write the final model to workdir/model.keras, which Keras loads without tfdist. It expects prepared examples."""
     export_preprocessing: bool = False
+    """Put the preprocessing into it, for images as the source has them, if Keras can express it (docs/guide.md)."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Report:
     """Interval reports: console, workdir/metrics.jsonl and TensorBoard."""
 
-    # Interval of the reports.
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    # Log a second line per report: learning rate, examples/s per replica, and the time shares of the workers.
+    """Interval of the reports."""
     verbose: bool = False
-    # Log the layers of the model with their shapes and parameters at the start, as Keras' `model.summary()`.
+    """Log a second line per report: learning rate, examples/s per replica, and the time shares of the workers."""
     summary: bool = False
-    # Write a hash of the state (weights, optimizer, statistics) to metrics.jsonl: "comparisons", after each comparison
-    # of the replicas (`consistency.every`, saves, start and end); "reports", after each report as well, which then
-    # compares the replicas too; "none" (docs/same-bits.md).
+    """Log the layers of the model with their shapes and parameters at the start, as Keras' `model.summary()`."""
     state_hash: Literal["comparisons", "reports", "none"] = "comparisons"
-    # Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
-    # only, because a GPU then has to finish each step before the next one is launched.
+    """Write a hash of the state (weights, optimizer, statistics) to metrics.jsonl: "comparisons", after each comparison
+    of the replicas (`consistency.every`, saves, start and end); "reports", after each report as well, which then
+    compares the replicas too; "none" (docs/same-bits.md)."""
     step_times: bool | None = None
-    # A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
-    # worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md).
+    """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
+    only, because a GPU then has to finish each step before the next one is launched."""
     notify: str | None = None
-    # Write scalars to workdir/tensorboard.
+    """A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
+    worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""
     tensorboard: bool = True
-    # Write the model's graph for TensorBoard at the start.
+    """Write scalars to workdir/tensorboard."""
     graph: bool = False
-    # Interval of the histograms of the weights for TensorBoard; never by default.
+    """Write the model's graph for TensorBoard at the start."""
     histograms: Every = dataclasses.field(default_factory=Every)
-    # Profile the steps [first, last], counted from 1, on the chief, for TensorBoard. None: no profile.
+    """Interval of the histograms of the weights for TensorBoard; never by default."""
     profile: list[int] | None = None
+    """Profile the steps [first, last], counted from 1, on the chief, for TensorBoard. None: no profile."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ClusterOptions:
     """Connections between the workers, failure detection and devices. May be changed when a run is resumed."""
 
-    # First port of the range [port_base, port_base + port_count), in which the job id selects the ports of a run.
     port_base: int = 10000
-    # Number of ports in the range, which must be within 1024 .. 65535.
+    """First port of the range [port_base, port_base + port_count), in which the job id selects the ports of a run."""
     port_count: int = 10000
-    # Rendezvous timeout: seconds in which all workers must connect. Then the run exits and lists the missing workers.
-    # None: 120, or 0.6 for each worker if that is more.
+    """Number of ports in the range, which must be within 1024 .. 65535."""
     connect_seconds: float | None = None
-    # Seconds without a heartbeat after which a worker is lost.
+    """Rendezvous timeout: seconds in which all workers must connect. Then the run exits and lists the missing workers.
+    None: 120, or 0.6 for each worker if that is more."""
     heartbeat_seconds: float = 10.0
-    # Seconds in which a worker must complete an execution, except its first; otherwise the run exits. None: no limit.
+    """Seconds without a heartbeat after which a worker is lost."""
     stall_seconds: float | None = 600.0
-    # The same until the first execution has ended, which compiles: seconds since the first call that waits for all
-    # workers. None: no limit.
+    """Seconds in which a worker must complete an execution, except its first; otherwise the run exits. None: no
+    limit."""
     first_stall_seconds: float | None = 3600.0
-    # Seconds after its start by which a process must have saved a checkpoint and exited. None: the job's time limit in
-    # Slurm if there is one, otherwise no limit.
+    """The same until the first execution has ended, which compiles: seconds since the first call that waits for all
+    workers. None: no limit."""
     time_limit_seconds: float | None = None
-    # Epochs after which the run pauses: after one more step it saves and exits with code 75. The same command with a
-    # later epoch, or with none, continues. None: no pause.
+    """Seconds after its start by which a process must have saved a checkpoint and exited. None: the job's time limit in
+    Slurm if there is one, otherwise no limit."""
     pause_epochs: float | None = None
-    # Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md).
+    """Epochs after which the run pauses: after one more step it saves and exits with code 75. The same command with a
+    later epoch, or with none, continues. None: no pause."""
     requeue: bool = False
-    # GPUs of each worker, of those that it may use, each with one replica. None: all. A number: the first ones; 0: the
-    # CPU. A list, such as [0, 2]: these, counted from 0.
+    """Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md)."""
     gpus: Any = None
-    # Logical CPU devices per worker, each with one replica; for tests on machines without GPUs.
+    """GPUs of each worker, of those that it may use, each with one replica. None: all. A number: the first ones; 0: the
+    CPU. A list, such as [0, 2]: these, counted from 0."""
     logical_devices: int = 1
-    # Configure malloc to keep freed memory for the next step instead of returning it to the kernel: a faster all-reduce
-    # between workers. Only for several workers on CPUs.
+    """Logical CPU devices per worker, each with one replica; for tests on machines without GPUs."""
     keep_freed_memory: bool = True
+    """Configure malloc to keep freed memory for the next step instead of returning it to the kernel: a faster
+    all-reduce between workers. Only for several workers on CPUs."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Config:
     """The configuration of a run."""
 
-    # model(**kw) -> keras.Model. The only field without a default.
     model: dict[str, Any]
-    # adapt(model, read, **kw): sets weights from data before the first step, such as normalisation statistics; read(n)
-    # returns the first n training examples, prepared without augmentation. None: no adaptation.
+    """model(**kw) -> keras.Model. The only field without a default."""
     adapt: dict[str, Any] | None = None
+    """adapt(model, read, **kw): sets weights from data before the first step, such as normalisation statistics; read(n)
+    returns the first n training examples, prepared without augmentation. None: no adaptation."""
     data: Data = dataclasses.field(default_factory=Data)
-    # objective(model, batch, *, training, **kw) -> {"loss": [n], "accuracy": [n], ...}: one value per example.
-    # If it has a keyword `inputs`, that is the key of the batch that the model is called with.
     objective: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"target": "tfdist.zoo.objectives:classification"}
     )
-    # optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule. An
-    # argument `learning_rate` is a number, and the same as learning_rate.peak.
+    """objective(model, batch, *, training, **kw) -> {"loss": [n], "accuracy": [n], ...}: one value per example. If it
+    has a keyword `inputs`, that is the key of the batch that the model is called with."""
     optimizer: dict[str, Any] = dataclasses.field(default_factory=default_optimizer)
+    """optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule. An
+    argument `learning_rate` is a number, and the same as learning_rate.peak."""
     learning_rate: LearningRate = dataclasses.field(default_factory=LearningRate)
     train: Train = dataclasses.field(default_factory=Train)
     communication: Communication = dataclasses.field(default_factory=Communication)
     evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
     consistency: Consistency = dataclasses.field(default_factory=Consistency)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
-    # Keras callbacks, one spec each: [{"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss"}]. Their logs
-    # contain the objective's values, and those of the evaluation as val_NAME.
     callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Keras callbacks, one spec each: [{"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss"}]. Their logs
+    contain the objective's values, and those of the evaluation as val_NAME."""
     report: Report = dataclasses.field(default_factory=Report)
     cluster: ClusterOptions = dataclasses.field(default_factory=ClusterOptions)
-    # Seed of the initial weights, the order of examples, augmentation and dropout; 0 .. 2**31 - 1.
     seed: int = 0
+    """Seed of the initial weights, the order of examples, augmentation and dropout; 0 .. 2**31 - 1."""
     agreement: dataclasses.InitVar[Consistency | None] = None  # The old name of `consistency`.
 
     def __post_init__(self, agreement: Consistency | None):

@@ -27,7 +27,7 @@ from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import keys
-from tfdist.config import batches
+from tfdist.config import batches, tensorflow_log
 from tfdist.config import flags as config_flags
 from tfdist.launch import command_line, local_workers, processes
 
@@ -82,6 +82,7 @@ def start(command: list[str], workdirs: Callable[[], list[Path]], *, on_cpu: boo
         gpus_by_rank = local_workers.divide_gpus(gpus, flags.FLAGS.workers)
     except ValueError as error:
         sys.exit(f"tfdist.launch: {error}")
+    tensorflow_log.announce()
     with processes.open_group() as group:
         unused = len(gpus) - sum(map(len, gpus_by_rank))
         if note or unused:

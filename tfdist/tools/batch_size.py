@@ -16,7 +16,7 @@ from absl import flags
 
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
-from tfdist.config import validate
+from tfdist.config import tensorflow_log, validate
 from tfdist.config.command_line import words
 from tfdist.tools import batch_size_trial, child_runs, measure, tables
 from tfdist.tools.pictures import measured, style
@@ -218,4 +218,5 @@ def main(argv: list[str]) -> None:
         process_exit.run_and_exit(
             lambda: batch_size_trial.run_trial(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb)
         )
+    tensorflow_log.announce()
     find(sys.argv)

@@ -11,7 +11,7 @@ from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import decision
+from tfdist.cluster.rendezvous import decision, preflight
 from tfdist.cluster.wire import keys, listener
 
 
@@ -50,6 +50,24 @@ def test_a_missing_worker_is_named_by_all_others_at_the_deadline(absent):
         assert 2.9 < outcome.seconds < 3.0 + GRACE_SECONDS
     assert len({outcome.message for outcome in outcomes}) == 1
     assert_all_ports_are_free(ports)
+
+
+def test_workers_say_soon_what_they_wait_for_and_a_late_worker_may_still_join(monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "_SAID_AFTER", (0.5, 1.0))
+    ports, workers = free_ports(3), Workers()
+    specs = worker_specs(ports)
+    workers.start(specs[1])
+    time.sleep(0.8)
+    refused = "nothing is listening there (connection refused)"
+    waiting = "tfdist: waiting up to 20 s for 1 of 3 workers: rank {rank} (localhost:{port}): {reason}. A worker that"
+    first = capsys.readouterr().err
+    assert first.count("\n") == 1 and first.startswith(waiting.format(rank=0, port=ports[0], reason=refused))
+    workers.start(specs[0])
+    time.sleep(0.8)
+    later = capsys.readouterr().err
+    assert waiting.format(rank=2, port=ports[2], reason=refused) in later, later
+    workers.start(specs[2])
+    assert all(outcome.error is None for outcome in workers.join())
 
 
 def test_a_host_without_a_name_is_named_with_the_reason():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import pydoc
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from tfdist import config
 from tfdist.config import config_dict, diff, schema, specs, validate
-from tfdist.config.command_line import flag_help
+from tfdist.config import meanings as meanings_lib
 from tfdist.config.command_line import words as words_lib
 
 LAB = """
@@ -453,7 +454,7 @@ def test_help_needs_no_config_and_is_a_success(command_line, word):
     assert "script.py:" not in done.stdout and "absl" not in done.stdout and "--stderrthreshold" not in done.stdout
 
 
-def test_help_lists_the_fields_of_a_config_with_their_values_and_comments(command_line):
+def test_help_lists_the_fields_of_a_config_with_their_values_and_meanings(command_line):
     done = command_line("base.py", "--config.data.batch_size=48", "--help")
     assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 100
     named = re.findall(r"^  --config\.([\w.]+)=(.*)$", done.stdout, re.MULTILINE)
@@ -464,8 +465,12 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_comments(comman
     assert "data: The dataset, its preprocessing and the batches." in done.stdout
     plain = " ".join(done.stdout.split())
     for kind in (config.Data, config.LearningRate, config.Train, config.Checkpoint, config.Report, config.Config):
-        assert all(comment in plain for comment in flag_help.comments(kind).values())
-        assert all(flag_help.comments(kind).get(field.name) for field in dataclasses.fields(kind) if field.type is int)
+        meanings = meanings_lib.of_fields()[kind.__name__]
+        assert all(meaning in plain for meaning in meanings.values())
+        assert all(meanings.get(field.name) for field in dataclasses.fields(kind) if field.type is int)
+        in_help = " ".join(pydoc.render_doc(kind, renderer=pydoc.plaintext).replace("|", " ").split())
+        for field, meaning in meanings.items():
+            assert f"{field}: {' '.join(meaning.replace('|', ' ').split())}" in in_help
 
 
 def test_modules_that_are_no_commands_say_so(capsys):

@@ -244,7 +244,7 @@ def test_what_is_no_source_is_refused_by_name(source):
 
 
 class InPython(Images):
-    """As README shows it: Python code in `tf.numpy_function`, which forgets the number of rows."""
+    """As docs/your-config.md shows it: Python code in `tf.numpy_function`, which forgets the number of rows."""
 
     def read(self, ids):
         image = tf.numpy_function(lambda rows: self.table[rows], [ids], tf.uint8)

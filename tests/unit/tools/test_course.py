@@ -362,23 +362,31 @@ def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
         assert "page: NVIDIA V100" in table and f"{difference} images" in table and "yours: host " in table
     code, output, error = course("bsc", "--task=g", f"--workdir={tmp_path}")
     assert code == 1 and not output
-    assert f"task G draws the results of task F, which are not in {runs}. Run first: python -m tfdist" in error
+    assert f"task G draws the results of task F, which are not in {runs}. Run first: tfdist course cte_power F" in error
 
 
 def test_task_that_cannot_run_here_is_one_message(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        with pytest.raises(ValueError, match=r"no docs/courses/jean_zay_fit\.py here: run this command in the root of"):
-            command.run("python docs/courses/jean_zay_fit.py", tmp_path / "log")
+        with pytest.raises(ValueError, match=r"there is no config configs/nothing\.py"):
+            command.run("python -m tfdist.main --config=configs/nothing.py", tmp_path / "log")
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(ValueError, match="there is no sbatch on this machine"):
             command.run("sbatch launch/slurm/cte_power.sbatch", tmp_path / "log")
-    code, output, error = course("bsc", "--task=2", "--dry_run", f"--workdir={tmp_path}/dry", cwd=tmp_path)
+    code, output, error = course("bsc", "2", "--dry_run", f"--workdir={tmp_path}/dry", cwd=tmp_path)
     assert (code, error, (tmp_path / "dry").exists()) == (0, "", False)
     # Shipped configs are found in any directory.
     assert "$ python -m tfdist.main --config=configs/courses/bsc_mnist.py" in output
     assert re.search(r"^parameters +62,346$", output, re.MULTILINE)
     assert "A run prints its own values beside these." in output and "yours" not in output
+    # So are the programs and batch files, with paths that can be typed.
+    code, output, error = course("jean_zay", "1", "--dry_run", cwd=tmp_path)
+    (program,) = re.findall(r"(/\S+jean_zay_fit\.py)", output)
+    assert code == 0 and pathlib.Path(program).is_file(), error
+    code, output, error = course("files", "mine", cwd=tmp_path)
+    assert (code, error) == (0, "") and (tmp_path / "mine" / "digits.ipynb").is_file()
+    code, output, error = course("files", "mine", cwd=tmp_path)
+    assert code == 1 and "mine/digits.ipynb exists: name another folder" in error
     # The exit code and the output of a command that fails.
     assert command.run("python -c 'print(5); raise SystemExit(3)'", tmp_path / "log") == 3
     assert (tmp_path / "log").read_text() == "5\n"

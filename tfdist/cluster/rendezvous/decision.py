@@ -113,6 +113,15 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
     ) | {"missing": sorted(absent)}
 
 
+def awaited(absent: Mapping[int, str], size: int, addresses: Sequence[str], seconds: float) -> str:
+    """Returns the line that says which workers are missing so far; rank -> reason, "" if it is not known yet."""
+    which = _ranks(sorted(absent)) if len(absent) > 1 and not addresses else "; ".join(_with_reasons(absent, addresses))
+    return (
+        f"waiting up to {seconds:g} s for {len(absent)} of {size} workers: {which}. A worker that is missing has not "
+        "started yet, ended with an error, or cannot be reached"
+    )
+
+
 def not_arrived(arrivals: Iterable[int], size: int, seconds: float) -> dict[str, Any]:
     """The decision if workers without known addresses did not contact rank 0."""
     absent = sorted(set(range(1, size)) - set(arrivals))

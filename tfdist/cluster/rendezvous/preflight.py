@@ -15,6 +15,7 @@ import os
 import pathlib
 import secrets
 import socket
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from tfdist.cluster.wire.keys import Keys
 _REPORT_SECONDS = 0.7
 # Seconds after the deadline in which a worker waits for the decision.
 _DECISION_SECONDS = 1.5
+# Seconds of waiting after which a line says which workers are missing.
+_SAID_AFTER = (5.0, 30.0)
 # Seconds in which a worker that cannot join announces it to the others.
 _FAREWELL_SECONDS = 5.0
 
@@ -131,9 +134,10 @@ async def _rendezvous(
             except OSError as error:
                 await _leave(state, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
         async with listener_lib.serving(listener, keys, functools.partial(protocol.handle_request, state)):
-            watching = asyncio.ensure_future(_notice_stop(state, stop))
+            watching = [asyncio.ensure_future(_notice_stop(state, stop)), asyncio.ensure_future(_say_awaited(state))]
             await (_run_rank_0(state) if chief else _run_other_rank(state, workdir))
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             if state.stopped:
                 await _stop(state)
         if chief:
@@ -152,6 +156,22 @@ async def _notice_stop(state: RendezvousState, stop: interruption.StopRequest) -
         await asyncio.sleep(0.1)
     state.stopped = stop.reason
     state.changed.set()
+
+
+async def _say_awaited(state: RendezvousState) -> None:
+    """Says after some seconds which workers are missing, and why; a refused port is normal before a worker starts.
+
+    Rank 0 names all of them, the others only rank 0.
+    """
+    begin, spec = protocol.now(), state.spec
+    for seconds in _SAID_AFTER:
+        await asyncio.sleep(begin + seconds - protocol.now())
+        absent = {rank: reason for rank, reason in state.unreached.items() if reason and 0 in (rank, spec.rank)}
+        if spec.rank == 0 and not state.addresses:
+            absent = dict.fromkeys(set(range(1, spec.num_workers)) - set(state.received.arrivals), "no message yet")
+        if absent and not state.over:
+            line = decision.awaited(absent, spec.num_workers, state.addresses, state.seconds)
+            print(f"tfdist: {line}", file=sys.stderr, flush=True)
 
 
 async def _stop(state: RendezvousState) -> None:
@@ -249,6 +269,7 @@ async def _arrive(state: RendezvousState) -> None:
                 break
             except rpc.UnreachableError as error:
                 reasons[chief] = str(error)
+        state.unreached = {} if found else {0: "; ".join(f"{at}: {why}" for at, why in reasons.items())}
         await protocol.until(state, known, protocol.now() + (1.0 if found else 0.3))
     if not known():
         state.decision = decision.no_chief(reasons, state.seconds)

@@ -2,13 +2,13 @@
 
 import dataclasses
 import inspect
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
 
+from tfdist.config import meanings as meanings_lib
 from tfdist.config import schema, specs
 
 WIDTH = 100
@@ -91,27 +91,31 @@ def _meaning(flag: flags.Flag) -> str:
 
 
 def fields(path: str, config: Any) -> str:
-    """Returns the fields of a config, with their values and the comments of `schema`."""
+    """Returns the fields of a config, with their values and their meanings in `schema`."""
     return "\n".join(
         [f"fields of {path}, with their values:", *_section(config, ""), "", "none means None."],
     )
 
 
 def _section(section: Any, prefix: str) -> Iterator[str]:
-    meanings, choices = comments(type(section)), dict(specs.choices(section))
+    meanings, choices = meanings_lib.of_fields()[type(section).__name__], dict(specs.choices(section))
     for field in dataclasses.fields(section):
         name, value = f"{prefix}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, schema.Every):
             yield ""
-            yield from textwrap.wrap(f"{name}: {inspect.getdoc(type(value))}", WIDTH, break_on_hyphens=False)
+            yield from textwrap.wrap(f"{name}: {_summary(value)}", WIDTH, break_on_hyphens=False)
             yield from _section(value, f"{name}.")
             continue
         yield from _leaves(name, value)
-        comment = meanings.get(field.name, "")
-        comment += f" One of {', '.join(choices[field.name])}." if field.name in choices else ""
+        meaning = meanings.get(field.name, "")
+        meaning += f" One of {', '.join(choices[field.name])}." if field.name in choices else ""
         yield from textwrap.wrap(
-            comment, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
+            meaning, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
         )
+
+
+def _summary(section: Any) -> str:
+    return f"{inspect.getdoc(type(section))}".partition("\n\n")[0]
 
 
 def _leaves(name: str, value: Any) -> Iterator[str]:
@@ -129,17 +133,3 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else repr(value)
-
-
-def comments(kind: type) -> dict[str, str]:
-    """Returns the comment above each field of a dataclass, in one line."""
-    found, lines = {}, []
-    for line in inspect.getsource(kind).splitlines():
-        comment, field = re.match(r" +# (.*)", line), re.match(r"    (\w+): ", line)
-        if comment:
-            lines.append(comment[1])
-            continue
-        if field:
-            found[field[1]] = " ".join(lines)
-        lines = []
-    return found

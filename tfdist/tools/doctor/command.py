@@ -19,7 +19,7 @@ from absl import flags
 
 from tfdist.cluster import process_exit, slurm_requeue
 from tfdist.config import flags as config_flags
-from tfdist.config import validate
+from tfdist.config import tensorflow_log, validate
 from tfdist.config.command_line import words
 from tfdist.report import files
 from tfdist.tools import tables
@@ -51,6 +51,7 @@ def parse(argv: list[str]) -> list[str]:
 
 def run_without_config() -> int:
     """Looks at this machine, and prints the findings; returns the exit code."""
+    tensorflow_log.announce()
     findings, rank = this_machine.look(os.environ)
     code = report(findings, rank)
     if rank == 0 and not code:

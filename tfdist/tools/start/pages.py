@@ -6,15 +6,15 @@ words are searched for, and the lines with them are printed.
 
 import os
 import pydoc
+import re
 import sys
 import textwrap
-from pathlib import Path
 
 from tfdist.config import flags as config_flags
+from tfdist.tools.start import shipped
 
 USAGE = "[PAGE | WORD...]"
-_IN_WHEEL = Path(__file__).parents[2] / "shipped_docs"
-FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else Path(__file__).parents[3] / "docs"
+FOLDER = shipped.find("docs")
 # Lines of a page that a search prints.
 _MOST_LINES = 4
 _WIDTH = 100
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
             "\n".join(["The pages; tfdist docs NAME prints one, tfdist docs WORD searches all.", "", *_listed(found)])
         )
     elif len(named) == 1:
-        _show(found[named[0]])
+        _show(plain(found[named[0]]))
     else:
         lines = [line for name, text in found.items() for line in search(name, text, words)]
         if not lines:
@@ -52,8 +52,15 @@ def main(argv: list[str]) -> None:
 
 
 def pages() -> dict[str, str]:
-    """Returns name -> text of the pages in Markdown, in alphabetical order."""
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+    """Returns name -> text of the pages in Markdown, in the order of docs/index.md, which itself is none."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+    order = re.findall(r"\]\(([\w-]+)\.md\)", texts.pop("index"))
+    return {name: texts[name] for name in dict.fromkeys([*(name for name in order if name in texts), *texts])}
+
+
+def plain(text: str) -> str:
+    """Returns a page for a terminal: links without their targets, and no pictures."""
+    return re.sub(r"\[([^\]\n]+)\]\((?!http)[^)\n]+\)", r"\1", re.sub(r"^!\[.*\n\n?", "", text, flags=re.MULTILINE))
 
 
 def title(text: str) -> str:

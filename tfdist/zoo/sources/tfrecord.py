@@ -89,12 +89,12 @@ def tfrecord(
         path: the files, with wildcards: "data/{split}-*.tfrecord"; variables are expanded. Without "{split}" the
             records are assigned to "train" and "test" at random, always in the same way.
         features: {feature of the batch: what it is in a record}, for example {"image": {"key": "image/encoded",
-            "decode": "image", "size": [64, 64]}, "label": {"dtype": "int64"}}:
-            "key"       its name in the record; the feature's own by default.
-            "dtype"     "float32", "int64" or "string"; with "raw" any number type, such as "uint8".
-            "shape"     the shape of an example; [] by default.
-            "decode"    "image": a JPEG, PNG, BMP or GIF, scaled to "size", [height, width], with "channels", 3 by
-                        default; "raw": the bytes of an array; None by default.
+            "decode": "image", "size": [64, 64]}, "label": {"dtype": "int64"}}.
+            "key": its name in the record; the feature's own by default.
+            "dtype": "float32", "int64" or "string"; with "raw" any number type, such as "uint8".
+            "shape": the shape of an example; [] by default.
+            "decode": "image", a JPEG, PNG, BMP or GIF, scaled to "size", [height, width], with "channels", 3 by
+            default; "raw", the bytes of an array; None by default.
         test_fraction: the part of the records in "test".
         num_classes: the number of classes; None: not known.
         classes: the name of each class; None: not known.
