@@ -12,7 +12,8 @@ Imports no other wing, and no TensorFlow.
 import warnings
 from typing import Any
 
-from tfdist.config import meanings, schema
+from tfdist.config import schema
+from tfdist.config.command_line import meanings
 from tfdist.config.schema import (
     Checkpoint,
     ClusterOptions,

@@ -12,7 +12,7 @@ import pytest
 
 from tfdist import config
 from tfdist.config import config_dict, diff, schema, specs, validate
-from tfdist.config import meanings as meanings_lib
+from tfdist.config.command_line import meanings as meanings_lib
 from tfdist.config.command_line import words as words_lib
 
 LAB = """

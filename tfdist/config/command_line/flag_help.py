@@ -8,8 +8,8 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import meanings as meanings_lib
 from tfdist.config import schema, specs
+from tfdist.config.command_line import meanings as meanings_lib
 
 WIDTH = 100
 _COLUMN = 28
