@@ -72,7 +72,9 @@ def build_run(
         stop=stop,
         context=context,
         feed=feed,
-        callbacks=specs.part("callbacks")(config, cluster, context, sizes) if config.callbacks else NoCallbacks(),
+        callbacks=specs.part("callbacks")(config, cluster, context, sizes, workdir)
+        if config.callbacks
+        else NoCallbacks(),
         log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes))),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         advice_if_diverged=functools.partial(nonfinite.advice, config),

@@ -63,8 +63,9 @@ def with_rising_rate(make: Callable[[], RisingRate]) -> Callable[..., Any]:
         optimizer = model.optimizer
         if isinstance(optimizer.get_config().get("learning_rate"), dict):  # A schedule, which cannot be set.
             model.optimizer = type(optimizer).from_config(optimizer.get_config() | {"learning_rate": 1e-3})
-        given["epochs"] = sys.maxsize
-        given["callbacks"] = [make()]
+        callback = make()
+        given["epochs"] = given.get("initial_epoch", 0) + len(callback.rates)  # An epoch has a step or more.
+        given["callbacks"] = [callback]
         for name in ("workdir", "validation_data", "validation_split"):
             given.pop(name, None)
         return original(*bound.args, **bound.kwargs)

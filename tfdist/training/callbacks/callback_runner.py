@@ -7,9 +7,11 @@ says which. What they do to the model is the chief's: see broadcast.py. Training
 
 import contextlib
 import dataclasses
+import inspect
 import math
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import keras
@@ -20,7 +22,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import schema, specs, user_code
+from tfdist.config import diff, schema, specs, user_code
 from tfdist.data.feed import Sizes
 from tfdist.training.callbacks import active_hooks, broadcast, state
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
@@ -308,8 +310,10 @@ class CallbackRunner(NoCallbacks):
             )
 
 
-def make_callbacks(config: config_lib.Config, cluster: Cluster, context: StepContext, sizes: Sizes) -> CallbackRunner:
-    """Builds the callbacks in `config.callbacks`.
+def make_callbacks(
+    config: config_lib.Config, cluster: Cluster, context: StepContext, sizes: Sizes, workdir: Path
+) -> CallbackRunner:
+    """Builds the callbacks in `config.callbacks`; those that take `run_workdir` or `run_config` are given these.
 
     Raises:
         ValueError: a spec cannot be built, or the callback monitors or sets something that the run does not have.
@@ -318,13 +322,21 @@ def make_callbacks(config: config_lib.Config, cluster: Cluster, context: StepCon
     evaluated = [f"val_{name}" for name in names] if config.data.evaluation_split is not None else []
     callbacks = []
     for index, spec in enumerate(config.callbacks):
-        callback = specs.build(spec, field=f"config.callbacks[{index}]")
+        field = f"config.callbacks[{index}]"
+        callback = specs.build(spec, field=field, **_of_run(spec, field, config, workdir))
         _check_callback(callback, f"config.callbacks[{index}]", [*names, *evaluated, "learning_rate"], optimizer)
         callbacks.append(callback)
     model.optimizer = optimizer  # Keras' callbacks read it there.
     epochs = math.ceil(sizes.total_steps / sizes.steps_per_epoch)
     params = {"verbose": 0, "epochs": epochs, "steps": sizes.steps_per_epoch}
     return CallbackRunner(cluster, model, callbacks, optimizer, None, params)
+
+
+def _of_run(spec: dict[str, Any], field: str, config: config_lib.Config, workdir: Path) -> dict[str, Any]:
+    """Returns those of `run_workdir` (str) and `run_config` (JSON values) that the function of a callback takes."""
+    known = {"run_workdir": str(workdir), "run_config": diff.to_json(config)}
+    parameters = inspect.signature(specs.resolve(spec, field=field)).parameters
+    return {name: value for name, value in known.items() if name in parameters and name not in spec}
 
 
 def _check_callback(callback: Any, field: str, names: list[str], optimizer: keras.optimizers.Optimizer) -> None:

@@ -39,6 +39,14 @@ def divide(given: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, options
 
 
+def check(batch_file: str) -> None:
+    """Raises a ValueError if there is no such batch file, or no Slurm on this machine."""
+    if not Path(batch_file).is_file():
+        raise ValueError(f"--slurm={batch_file}: there is no such file. The template is launch/slurm.sbatch.")
+    if shutil.which("sbatch") is None:
+        raise ValueError("--slurm needs sbatch, which is not on this machine: start the sweep on a login node.")
+
+
 def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], max_at_once: int | None) -> int:
     """Submits what is not finished and is in no queue: one array, or one for each stage of a pruned sweep.
 
@@ -48,12 +56,8 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         The exit code.
 
     Raises:
-        ValueError: there is no such batch file, or sbatch refuses the job; contains its message.
+        ValueError: sbatch refuses the job; contains its message.
     """
-    if not Path(batch_file).is_file():
-        raise ValueError(f"--slurm={batch_file}: there is no such file. The template is launch/slurm.sbatch.")
-    if shutil.which("sbatch") is None:
-        raise ValueError("--slurm needs sbatch, which is not on this machine: start the sweep on a login node.")
     count = plan.proposals.get("count", len(plan.runs))
     busy = in_queue(workdir)
     if busy and plan.prune:

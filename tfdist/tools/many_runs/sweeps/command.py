@@ -89,6 +89,8 @@ def main(argv: list[str]) -> int:
         print("\n".join([*plan.runs, f"{len(plan.runs)} runs in {workdir}; none is started."]))
         return 0
     on_cpu = any(config.cluster.gpus == 0 for config in configs)
+    if flags.FLAGS.slurm:
+        array.check(flags.FLAGS.slurm)
     slots = [] if flags.FLAGS.slurm else local.slots(flags.FLAGS.max_at_once, on_cpu=on_cpu)
     stop = local.Stop()
     with local.signals(stop):
@@ -139,6 +141,8 @@ def make_plan() -> tuple[Plan, list[schema.Config]]:
         proposals=proposals.described(fields) if values.suggest else {},
     )
     if values.script:
+        if not Path(plan.script[0]).is_file():
+            raise ValueError(f"--script={values.script}: there is no file {plan.script[0]}.")
         if plan.prune:
             raise ValueError("--prune needs --config: a script cannot be paused after an epoch.")
         configs = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import flags
 
+from tfdist.config import specs
 from tfdist.tools.many_runs.sweeps import ends, local, space
 from tfdist.tools.many_runs.sweeps import plan as plans
 from tfdist.tools.many_runs.sweeps.plan import Plan
@@ -56,18 +57,20 @@ def _made(part: dict[str, Any]) -> tuple[Any, Any]:
     for name, module in (("sampler", optuna.samplers), ("pruner", optuna.pruners)):
         kind = getattr(module, part[name], None)
         if kind is None or not isinstance(kind, type):
-            raise ValueError(f"--{name}={part[name]}: optuna.{name}s has {', '.join(module.__all__)}.")
+            kinds = [each for each in module.__all__ if each[0].isupper() and not each.startswith("Base")]
+            hint = specs.nearest(part[name], kinds)
+            raise ValueError(f"--{name}={part[name]}: there is no such class in optuna.{name}s.{hint}")
         with_seed = name == "sampler" and part[name] not in ("GridSampler", "BruteForceSampler", "PartialFixedSampler")
         found.append(kind(seed=part["seed"]) if with_seed else kind())
     return found[0], found[1]
 
 
-def study(plan: Plan, workdir: Path) -> Any:
-    """Opens the study of the sweep, or begins it."""
+def study(plan: Plan, workdir: Path, draw: int = 0) -> Any:
+    """Opens the study of the sweep, or begins it; with another `draw`, its sampler draws other random numbers."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler, pruner = _made(plan.proposals)
+    sampler, pruner = _made(plan.proposals | {"seed": plan.proposals["seed"] + draw})
     storage = _storage(workdir)
     direction = "maximize" if plan.mode == "max" else "minimize"
     return optuna.create_study(
@@ -116,7 +119,8 @@ def run_here(
     plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: local.Stop, said: Callable[[local.Job, int], None]
 ) -> None:
     """Runs the trials on this machine: those that were interrupted, then new ones until there are as many as wanted."""
-    opened = study(plan, workdir)
+    # After an interruption it does not draw the same numbers again.
+    opened = study(plan, workdir, draw=len(study(plan, workdir).trials))
     numbers: dict[str, int] = {}
     given_up: set[str] = set()
 
@@ -150,7 +154,7 @@ def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -
     Args:
         start: called with the plan, the run's workdir, its command, and a function that says whether to stop it.
     """
-    opened = study(plan, workdir)
+    opened = study(plan, workdir, draw=index)
     mine = next((trial for trial in opened.trials if trial.user_attrs.get(_TASK) == index), None)
     if mine is None:
         mine = opened.ask(_distributions(plan.proposals))

@@ -1,0 +1,137 @@
+"""Callbacks for trackers, each with its real library: one run of the tracker for one run of tfdist."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+
+import keras
+import pytest
+from launching import REPOSITORY, worker_environment
+
+from tfdist.tools.many_runs import trackers
+
+
+def needs(name):
+    """Skips without the library."""
+    missing = importlib.util.find_spec(name) is None
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"pip install 'tfdist[{name}]'"))
+
+
+_BLOCK = 2**15
+LIBRARIES = [needs("mlflow"), needs("wandb"), needs("trackio")]
+
+
+@pytest.fixture
+def at(tmp_path, monkeypatch):
+    """A directory in which the trackers keep their files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    return tmp_path
+
+
+def values(name, folder):
+    """What the tracker has of the run in `folder`: (number of runs, epochs with the loss, config, files of a model)."""
+    if name == "mlflow":
+        import mlflow
+
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        client = mlflow.MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
+        [experiment] = [one for one in client.search_experiments() if one.name == "test"]
+        runs = client.search_runs([experiment.experiment_id])
+        history = client.get_metric_history(runs[0].info.run_id, "loss")
+        models = [one.path for one in client.list_artifacts(runs[0].info.run_id)]
+        assert runs[0].info.status == "FINISHED"
+        return len(runs), [one.step for one in history], runs[0].data.params, models
+    if name == "trackio":
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+
+        runs = trackio.Api().runs("test")
+        rows = SQLiteStorage.get_logs("test", runs[0].name)
+        return len(list(runs)), [row["step"] for row in rows], runs[0].config, list(folder.rglob("*.keras"))
+    return of_wandb(folder)
+
+
+def records(file):
+    """Yields the records of an offline file of wandb: LevelDB's log format, after a header of 7 bytes."""
+    data, place, whole = file.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if _BLOCK - place % _BLOCK < 7:  # Too short for a header.
+            place += _BLOCK - place % _BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # A whole record, or the last part of one.
+            yield whole
+            whole = b""
+
+
+def of_wandb(folder):
+    """Reads the offline files, of which each start has one."""
+    from wandb.proto import wandb_internal_pb2
+
+    ids, steps, config, models = set(), [], {}, []
+    for file in sorted(folder.rglob("run-*.wandb")):
+        for data in records(file):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.run.run_id:
+                ids.add(record.run.run_id)
+                config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+            found = {one.key or one.nested_key[0]: json.loads(one.value_json) for one in record.history.item}
+            steps += [found["_step"]] if "loss" in found else []
+            models += [entry.path for entry in record.artifact.manifest.contents]
+            models += [entry.path for entry in record.request.log_artifact.artifact.manifest.contents]
+    return len(ids), steps, config, models
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_an_interrupted_run_is_one_run_of_the_tracker(at, name):
+    """A process is killed after its second epoch, before its first checkpoint; the next one does all epochs again."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    where = {"project": "test"} if name != "mlflow" else {"experiment": "test"}
+    workdir, config = at / "run", {"learning_rate": {"peak": 0.1}, "model": {"target": "a:b"}}
+    for epochs in (2, 3):
+        callback = getattr(trackers, name)(**where, run_workdir=str(workdir), run_config=config)
+        callback.set_model(model)
+        for epoch in range(epochs):
+            callback.on_epoch_end(epoch, {"loss": 1.0 / (epoch + 1), "val_loss": 2.0})
+        if epochs == 2 and name != "mlflow":
+            callback.finish()  # In place of the end of the process, which a test of one process does not have.
+    callback.on_train_end()
+    count, steps, saved, models = values(name, at)
+    assert (count, steps) == (1, [1, 2, 3])
+    assert saved["learning_rate.peak"] in (0.1, "0.1") and saved["model.target"] == "a:b"
+    assert len(models) == 1
+
+
+CONFIG = """
+from tfdist.configs import line
+def get_config():
+    config = line.get_config()
+    config.callbacks = [{"target": "tfdist.tools.many_runs.trackers:NAME", WHERE}]
+    return config
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_run_on_two_workers_that_pauses(at, name):
+    """Only the chief logs; the workers agree, and a paused run goes on in the same run of the tracker."""
+    where = '"project": "test"' if name != "mlflow" else '"experiment": "test"'
+    (at / "tracked.py").write_text(CONFIG.replace("NAME", name).replace("WHERE", where))
+    words = ["--config=tracked.py", "--workdir=run", "--config.train.epochs=4", "--config.train.steps=none"]
+    command = [sys.executable, "-m", "tfdist.launch", "--workers=2", "--", *words]
+    env = worker_environment() | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path[1:]])}
+    for more, code in (("--config.cluster.pause_epochs=2", 75), ("--config.cluster.pause_epochs=none", 0)):
+        done = subprocess.run([*command, more], cwd=at, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "is not saved in checkpoints" not in done.stderr
+    count, steps, saved, models = values(name, at)
+    assert (count, steps, len(models)) == (1, [1, 2, 3, 4], 1)
+    assert saved["data.batch_size"] in (8, "8")
+    assert json.loads((pathlib.Path(at) / "run" / f"tracker-{name}.json").read_text())["epochs_logged"] == 4
