@@ -29,7 +29,13 @@ _MAX_MISSING = 3
 # Names of files that killed runs leave behind among the checkpoints and in the workdir, and the age in seconds at which
 # the next start removes them.
 _LEFTOVERS = {"*.writing": 0, "*.removing": 0, "*.tmp": 3600, "*.damaged": 7 * 86400}
-_LEFTOVERS_IN_WORKDIR = {"model.writing.keras": 0, "*.tmp": 3600, "tensorboard/*/*.tmp": 3600, ".tfdist-*": 3600}
+_LEFTOVERS_IN_WORKDIR = {
+    "model.writing.keras": 0,
+    "*.tmp": 3600,
+    "tensorboard/*.tmp": 3600,
+    "tensorboard/*/*.tmp": 3600,
+    ".tfdist-*": 3600,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,12 +52,17 @@ def with_defaults(saved: dict[str, Any], defaults: Any) -> dict[str, Any]:
     return filled
 
 
+def affects_weights(name: str) -> bool:
+    """Returns whether a field, by its dotted name, affects the final weights."""
+    return name.partition(".")[0] not in SECTIONS_FREE_TO_CHANGE and name not in FIELDS_FREE_TO_CHANGE
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Returns one line per field that differs between two configs (nested dicts) and affects the final weights."""
     before, after = dict(flatten(old)), dict(flatten(new))
     lines = []
     for name in dict.fromkeys([*before, *after]):
-        if name.partition(".")[0] in SECTIONS_FREE_TO_CHANGE or name in FIELDS_FREE_TO_CHANGE:
+        if not affects_weights(name):
             continue
         first, second = before.get(name, "(absent)"), after.get(name, "(absent)")
         if first != second:

@@ -223,6 +223,15 @@ class Reporter:
         """Writes `text`, in Markdown, for TensorBoard."""
         self._append_events(tensorboard_events.TRAIN, tensorboard_events.text_record, step, tag, text)
 
+    def hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Writes fields of the config, by dotted name, for TensorBoard's HParams."""
+        if self.tensorboard:
+            directory = os.path.dirname(os.path.dirname(next(iter(self.tensorboard.values())).path))
+            try:
+                tensorboard_events.write_hparams(directory, values)
+            except OSError as error:
+                self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
+
     def training_events(self, records: bytes) -> None:
         """Writes records of `tensorboard_events.framed` beside the scalars of training, for TensorBoard."""
         self._append_events(tensorboard_events.TRAIN, lambda: records)

@@ -22,6 +22,7 @@ from tfdist.report import files
 from tfdist.report.files import AppendOnlyFile
 
 TENSORBOARD = "tensorboard"
+_HPARAMS = "events.out.tfevents.0.hparams"
 # The runs.
 TRAIN, EVALUATION = "train", "evaluation"
 _BY_STEP, _BY_EPOCH, _SPEED = "by_step/", "by_epoch/", "speed/"
@@ -160,6 +161,28 @@ def text_record(step: int, tag: str, text: str) -> bytes:
     from tensorboard.plugins.text import summary_v2
 
     return framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_v2.text_pb(tag, text)))
+
+
+def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Writes the values of fields for TensorBoard's HParams, whose metrics are the last scalars of the runs below.
+
+    Args:
+        directory: that holds the directories of the runs.
+        values: by dotted name; others than numbers, texts and booleans are written as texts, None not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.plugins.hparams import summary_v2
+
+    plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()}
+    known = {name: value for name, value in plain.items() if values[name] is not None}
+    events = [
+        event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"),
+        event_pb2.Event(wall_time=time.time(), summary=summary_v2.hparams_pb(known)),
+    ]
+    files.replace_file(os.path.join(directory, _HPARAMS), b"".join(map(framed, events)))
 
 
 def framed(event: Any) -> bytes:

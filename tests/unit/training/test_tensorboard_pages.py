@@ -56,6 +56,14 @@ def test_the_graph_has_the_inputs_the_model_and_the_objective(board, tmp_path):
     assert any(line.startswith("small_cnn") for line in text.splitlines())
 
 
+def test_hparams_shows_fields_and_metrics(board, tmp_path):
+    address, window = board
+    text = window.show(f"{address}/#hparams", "learning_rate.peak", "digits/tensorboard")
+    window.screenshot(tmp_path / "hparams.png")
+    assert "by_epoch/accuracy" in text and "data.batch_size" in text, text
+    assert "cluster.port_base" not in text
+
+
 def test_the_config_is_a_table(board, tmp_path):
     address, window = board
     window.show(f"{address}/#text", "config", "train.epochs", "data.source.target", '"tfdist.zoo.sources:digits"')

@@ -58,6 +58,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     old = run_info.read_config(workdir)
     if resumed_step is None or old != config:
         report.text(resumed_step or run.feed.sizes.first_step, "config", _table(config))
+    report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
     if old is None:  # Otherwise with the next checkpoint.
         run_info.write_config(workdir, config)
     if run.feed.about.saved:
