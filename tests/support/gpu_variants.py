@@ -31,7 +31,8 @@ from tfdist.training.run import Run
 
 # The images on which each shipped config is traced: small ones, if its network allows that. None: its own data.
 _SHAPES = {
-    **{"digits": None, "line": None, "courses.cscs_line": None, "alexnet": (256, 256, 3), "mlp": (28, 28, 1)},
+    **dict.fromkeys(("digits", "line", "char_gpt", "courses.cscs_line")),
+    **{"alexnet": (256, 256, 3), "mlp": (28, 28, 1)},
     **{"mnist": (28, 28, 1), "courses.bsc_mnist": (28, 28, 1), "courses.sctrain_mlp": (28, 28, 1)},
     **{"courses.sctrain_alexnet": (256, 256, 3), "courses.cscs_imagenet": (75, 75, 3)},
     **dict.fromkeys(("cifar", "cifar_fast", "cifar_resnet50", "cifar_resnet50v2", "imagenet"), (32, 32, 3)),

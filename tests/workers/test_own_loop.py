@@ -14,7 +14,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.scripts.field import trial
 
-LOOPS = ("classifier", "gan", "policy", "autoencoder")
+LOOPS = ("classifier", "gan", "policy", "autoencoder", "mean_teacher")
 
 
 def run(place, name, *words, workers=1, devices=1, plain=False):

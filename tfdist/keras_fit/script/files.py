@@ -51,6 +51,7 @@ _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (zipfile.ZipFile, ("extractall", "extract"), "path"),
     (tarfile.TarFile, ("extractall", "extract"), "path"),
     (urllib.request, ("urlretrieve",), "filename"),
+    (np, ("savetxt",), "fname"),  # It has taken `io.open` when NumPy was imported.
     (keras.utils, ("save_img",), "path"),
     (keras.utils, ("plot_model",), "to_file"),
     (tf.io.gfile, ("makedirs", "mkdir", "remove", "rmtree"), "path"),

@@ -101,7 +101,8 @@ def _call_model(model: Any, inputs: tf.Tensor, training: bool) -> tf.Tensor:
             raise
         examples = f"examples of shape {tuple(inputs.shape[1:])}"
         expected = [tuple(one.shape[1:]) for one in getattr(model, "inputs", None) or ()]
-        if expected and expected != [tuple(inputs.shape[1:])]:
+        fits = len(expected) == 1 and tf.TensorShape(expected[0]).is_compatible_with(inputs.shape[1:])
+        if expected and not fits:
             taken = ", ".join(map(str, expected))
             text = f"takes examples of shape {taken}, and the data has {examples}: change config.model or config.data"
         else:

@@ -15,7 +15,7 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
     holds, lists them.
 
     Args:
-        split: "train", "test" or "all", with or without a slice; pieces are assigned at random, always in the same way.
+        split: "train", "test" or "all", with or without a slice; "test" is the end of the text.
         path: the file; variables are expanded.
         length: characters in a piece.
         test_fraction: the part of the pieces in "test".
@@ -48,6 +48,6 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
         "inputs": numbers[: pieces * length].reshape(pieces, length),
         "targets": numbers[1 : pieces * length + 1].reshape(pieces, length),
     }
-    rows, part = splits.by_ratio(split, pieces, test_fraction=test_fraction, source=name)
+    rows, part = splits.by_ratio(split, pieces, test_fraction=test_fraction, source=name, in_order=True)
     classes = [chr(code) for code in known]
     return Arrays({key: values[rows] for key, values in features.items()}, part, len(classes), name, classes=classes)
