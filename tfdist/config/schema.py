@@ -37,12 +37,14 @@ def default_optimizer() -> dict[str, Any]:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Every:
-    """An interval: due at each multiple of `steps` and at each multiple of `epochs`; never if both are None."""
+    """When something is due: at each multiple of `steps` and of `epochs`, and after the epochs `after`."""
 
     steps: int | None = None
     """Optimizer steps, at least 1."""
     epochs: float | None = None
     """Epochs, above 0; fractions are rounded to the nearest whole step."""
+    after: list[int] | None = None
+    """Numbers of epochs, from 1 on, such as [1, 5, 20]."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 import types
 import typing
 from collections.abc import Iterator
@@ -72,6 +73,9 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for every in (*(f"{section}.every" for section in sections), "report.histograms"):
         yield from at_least(f"{every}.steps", 1)
         yield from at_least(f"{every}.epochs", 1e-6)
+        after = operator.attrgetter(f"{every}.after")(config)
+        if not all(type(epoch) is int and epoch >= 1 for epoch in after or ()):
+            yield f"{every}.after must list epochs, numbered from 1. Received: {after!r}"
     profile = config.report.profile
     if profile is not None and not (
         len(profile) == 2 and all(type(step) is int for step in profile) and 1 <= profile[0] <= profile[1]

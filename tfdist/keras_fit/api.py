@@ -14,7 +14,7 @@ generators while they run.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def fit(
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: int = 1,
+    validation_freq: int | Collection[int] = 1,
     workdir: os.PathLike | str | None = None,
     seed: int = 0,
 ) -> Any:
@@ -274,15 +274,24 @@ def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:
 
 
 def _config(
-    model: keras.Model, data: str, batch_size: int, epochs: int, validation_freq: int, shuffle: bool, seed: int
+    model: keras.Model,
+    data: str,
+    batch_size: int,
+    epochs: int,
+    validation_freq: int | Collection[int],
+    shuffle: bool,
+    seed: int,
 ) -> config_lib.Config:
     # In the model's own step, its LossScaleOptimizer scales the loss.
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and not own_setup.overrides(model)
+    when = (
+        {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
+    )
     return config_lib.Config(
         model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
         data=config_lib.Data(source={"kind": data}, batch_size=batch_size, shuffle=shuffle),
         train=config_lib.Train(epochs=epochs, precision="float16" if scaled else "float32"),
-        evaluation=config_lib.Evaluation(every=config_lib.Every(epochs=validation_freq)),
+        evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
         report=config_lib.Report(every=config_lib.Every(epochs=1)),
         seed=seed,
     )

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -307,13 +307,13 @@ def _build(model: keras.Model, element_spec: Any) -> None:
         tf.function(forward, autograph=False).get_concrete_function(element_spec)
 
 
-def check_epochs(epochs: int, initial_epoch: int, validation_freq: int) -> None:
+def check_epochs(epochs: int, initial_epoch: int, validation_freq: int | Collection[int]) -> None:
     """Raises ValueError if one of these arguments of `tfdist.fit` is no whole number, or too small."""
-    given = (epochs, initial_epoch, validation_freq)
-    whole = all(isinstance(one, numbers.Integral) for one in given)
-    if not whole or min(epochs, validation_freq) < 1 or initial_epoch < 0:
+    listed = validation_freq if isinstance(validation_freq, Collection) else [validation_freq]
+    whole = all(isinstance(one, numbers.Integral) for one in (epochs, initial_epoch, *listed))
+    if not whole or min(epochs, *listed, default=1) < 1 or initial_epoch < 0:
         raise ValueError(
-            "epochs and validation_freq must be whole numbers from 1 on, and initial_epoch from 0 on. "
+            "epochs and validation_freq, or what it lists, must be whole numbers from 1 on, and initial_epoch from 0 on. "
             f"Received: epochs={epochs!r}, validation_freq={validation_freq!r}, initial_epoch={initial_epoch!r}"
         )
 

@@ -7,17 +7,17 @@ from tfdist import config as config_lib
 
 
 def next_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> int | None:
-    """Returns the first step after `step` at which an action with the period `every` is due, or None."""
-    periods = []
+    """Returns the first step after `step` at which an action with the interval `every` is due, or None."""
+    due = [epoch * steps_per_epoch for epoch in every.after or ()]
     if every.steps is not None:
-        periods.append(float(every.steps))
+        due.append(_next_multiple(float(every.steps), step))
     if every.epochs is not None:
-        periods.append(max(1.0, every.epochs * steps_per_epoch))
-    return min((_next_multiple(period, step) for period in periods), default=None)
+        due.append(_next_multiple(max(1.0, every.epochs * steps_per_epoch), step))
+    return min((one for one in due if one > step), default=None)
 
 
 def is_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> bool:
-    """Returns whether an action with the period `every` is due after `step`."""
+    """Returns whether an action with the interval `every` is due after `step`."""
     return step > 0 and next_due(every, step - 1, steps_per_epoch) == step
 
 

@@ -20,6 +20,8 @@ def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:
         (Every(steps=1), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
         (Every(steps=5), [5, 10]),
         (Every(epochs=1), [10]),
+        (Every(after=[1, 3]), [10]),
+        (Every(after=[1], steps=6), [6, 10, 12]),
         (Every(epochs=0.5), [5, 10]),
         # 2.5, 5, 7.5, 10, 12.5 steps: each is rounded by itself, halves upwards, so that epochs stay in step.
         (Every(epochs=0.25), [3, 5, 8, 10]),

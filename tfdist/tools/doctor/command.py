@@ -194,7 +194,8 @@ def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding
     end = slurm_requeue.end_time(os.environ, now, limit)
     every = config.evaluation.every
     periods = [every.steps, every.epochs and every.epochs * started.steps_per_epoch]
-    times = max(1, sum(started.total_steps / period for period in periods if period))
+    times = sum(started.total_steps / period for period in periods if period)
+    times = max(1, times + sum(epoch * started.steps_per_epoch <= started.total_steps for epoch in every.after or ()))
     evaluated = times * (started.feed.sizes.evaluation_examples or 0) / config.data.batch_size
     limit = None if end is None else end - now
     return checks.duration(step_seconds, started.total_steps, evaluated, start_seconds, limit)

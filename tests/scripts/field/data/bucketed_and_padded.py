@@ -7,8 +7,6 @@ keras.utils.set_random_seed(7)
 rng = np.random.default_rng(7)
 texts = [rng.integers(1, 20, rng.integers(2, 12)).tolist() for _ in range(37)]
 labels = [len(one) % 2 for one in texts]
-ragged = tf.ragged.constant(texts, dtype=tf.int32)
-ds = tf.data.Dataset.from_tensor_slices((ragged, labels)).map(lambda x, y: (x.to_tensor() if False else x, y))
 ds = tf.data.Dataset.from_generator(
     lambda: zip(texts, labels),
     output_signature=(tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)),
@@ -22,6 +20,6 @@ model = keras.Sequential(
         keras.layers.Dense(1, "sigmoid"),
     ]
 )
-model.compile("adam", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
+model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
 history = model.fit(train, validation_data=test, epochs=2, verbose=0)
 record(history=history.history, predicted=model.predict(test, verbose=0), weights=model.get_weights())
