@@ -24,7 +24,9 @@ PARTS = {
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "report.notify": "tfdist.training.reporting.notice:send",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
-    "train.local_steps": "tfdist.training.step.local_sgd:train_round",
+    "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
+    "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
+    "train.virtual_replicas.report": "tfdist.training.step.variants.virtual_replicas:RepeatReport",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
@@ -132,6 +134,9 @@ class Train:
     part of its per-replica batch; then all replicas average their weights. One step of the run is the whole round, and
     batch_size is its number of examples. Above 1, the result depends on the number of replicas; runs on the same
     topology still repeat and resume bit for bit."""
+    virtual_replicas: int | None = None
+    """Shards into which each global batch is cut: the bits are the same on any number of replicas that divides this one
+    (docs/same-bits.md). Dropout and normalisation belong to a shard. None: not used."""
     asynchronous: bool = False
     """Parameter servers (docs/consistency.md): each worker computes a whole batch and updates the weights without
     waiting for the others. Gradients may be stale, so two runs with the same config differ."""
@@ -216,9 +221,7 @@ class Report:
     summary: bool = False
     """Log the layers of the model with their shapes and parameters at the start, as Keras' `model.summary()`."""
     state_hash: Literal["comparisons", "reports", "none"] = "comparisons"
-    """Write a hash of the state (weights, optimizer, statistics) to metrics.jsonl: "comparisons", after each comparison
-    of the replicas (`consistency.every`, saves, start and end); "reports", after each report as well, which then
-    compares the replicas too; "none" (docs/same-bits.md)."""
+    """Write a hash of the state to metrics.jsonl at each comparison of the replicas; "reports": also at each report."""
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     only, because a GPU then has to finish each step before the next one is launched."""

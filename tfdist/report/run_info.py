@@ -33,6 +33,15 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
     return files.read_json(os.path.join(workdir, CONFIG), "restore it, or remove it to start with this config.")
 
 
+def saved_precision(workdir: str | os.PathLike[str]) -> str | None:
+    """Returns the precision of the run in `workdir`; None if there is no run."""
+    old = read_config(workdir)
+    if old is None:
+        return None
+    train = old.get("train")
+    return train.get("precision", "float32") if isinstance(train, dict) else "float32"
+
+
 def _version(name: str) -> str:
     """Returns the version of a package, also of one that another distribution holds: keras in keras-nightly.
 
@@ -54,10 +63,6 @@ def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) ->
     Returns:
         What it wrote.
     """
-    versions = {}
-    for name in DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = _version(name)
     described = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [sys.executable, *sys.orig_argv[1:]],
@@ -65,12 +70,21 @@ def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) ->
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": versions(),
         "git": git_state("."),
         "code": code_hashes(),
     }
     files.write_json(os.path.join(workdir, ENVIRONMENT), described | extra)
     return described | extra
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of those of `DISTRIBUTIONS` that are installed."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = _version(name)
+    return found
 
 
 def git_state(directory: str) -> dict[str, Any] | None:

@@ -139,8 +139,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = Fals
     run, config, step = tools.run, tools.run.config, state.step
     for extra in tools.extras:
         extra.write_due(step)
-    # Also after the first execution, which is one step: what a model's code does to one replica only shows there.
-    if tools.train_steps.length.executions == 1 or run.comparison_is_due(step):
+    if tools.comparison_is_due(step):
         tools.consistency.check(state)
     improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)

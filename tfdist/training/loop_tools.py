@@ -15,7 +15,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
-from tfdist.training import execution
+from tfdist.training import execution, triggers
 from tfdist.training import run as run_lib
 from tfdist.training.consistency import hashing, replicas
 from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
@@ -41,6 +41,14 @@ class LoopTools:
     extras: list[Any]
     # On what the time of this start is spent.
     ledger: Ledger
+
+    def comparison_is_due(self, step: int) -> bool:
+        """Returns whether the replicas are compared, and their state hashed, after `step`."""
+        run, config = self.run, self.run.config
+        sections = [config.consistency, *([config.report] if config.report.state_hash == "reports" else [])]
+        due = any(triggers.is_due(one.every, step, run.steps_per_epoch) for one in sections)
+        # Also after the first execution, which is one step: what a model's code does to one replica only shows there.
+        return due or run.ends_at(step) or self.train_steps.length.executions == 1
 
 
 def make_tools(
@@ -92,6 +100,7 @@ def _extras(config: config_lib.Config) -> list[str]:
     wanted = {
         "report": options.graph or histograms or options.profile is not None,
         "cluster.pause_epochs": config.cluster.pause_epochs is not None,
+        "train.virtual_replicas.report": config.train.virtual_replicas is not None,
     }
     return [field for field, value in wanted.items() if value]
 

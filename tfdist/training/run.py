@@ -95,13 +95,6 @@ class Run:
         """Returns whether the run ends after `step`: it is the last one, or a callback has requested the end."""
         return step == self.total_steps or self.callbacks.stop()
 
-    def comparison_is_due(self, step: int) -> bool:
-        """Returns whether the replicas are compared, and their state hashed, after `step`."""
-        config = self.config
-        sections = [config.consistency, *([config.report] if config.report.state_hash == "reports" else [])]
-        due = (triggers.is_due(one.every, step, self.steps_per_epoch) for one in sections)
-        return self.ends_at(step) or any(due)
-
     def save_is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is due after `step`, apart from one after an evaluation with the best value."""
         first = step == 0 and self.config.train.nonfinite == "rollback"  # There must be one to roll back to.

@@ -55,17 +55,18 @@ def build_run(
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (plan if cluster is None else cluster).num_replicas)
+    virtual = config.train.virtual_replicas and specs.part("train.virtual_replicas")(config, sizes.replicas)
     if cluster is None:
         cluster = connect(config, plan, inputs, workdir, stop)
     precision_notes = ()
     if config.train.precision == "auto":
-        config, precision_notes = specs.part("train.precision")(config, _saved_precision(workdir), cluster)
-    feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
+        config, precision_notes = specs.part("train.precision")(config, run_info.saved_precision(workdir), cluster)
+    feed = (virtual or inputs.pipeline).make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
     notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
-    return Run(
+    run = Run(
         config=config,
         workdir=workdir,
         cluster=cluster,
@@ -81,6 +82,7 @@ def build_run(
         export=make_export(context.model, feed, inputs),
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
+    return virtual.compose(run) if virtual else run
 
 
 def _open_export(config: config_lib.Config) -> Callable[[keras.Model, Feed, Inputs], Callable[[Path], str]]:
@@ -92,15 +94,6 @@ def _open_export(config: config_lib.Config) -> Callable[[keras.Model, Feed, Inpu
         )
     make_export = specs.part("checkpoint.export_preprocessing")(config)
     return lambda model, feed, inputs: make_export(model, feed.first_examples, inputs.prepare_all)
-
-
-def _saved_precision(workdir: Path) -> str | None:
-    """Returns the precision of the run in `workdir`; None if there is no run."""
-    old = run_info.read_config(workdir)
-    if old is None:
-        return None
-    train = old.get("train")
-    return train.get("precision", "float32") if isinstance(train, dict) else "float32"
 
 
 def connect(

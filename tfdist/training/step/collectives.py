@@ -85,6 +85,26 @@ def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], whe
     tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
 
 
+def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
+    """Calls `function` on every replica until it returns False: bool [], equal on all replicas.
+
+    In cross-replica context: TensorFlow rejects collectives of mirrored replicas in a loop on a replica.
+    """
+
+    def on_all_replicas(strategy: tf.distribute.Strategy, function: Callable) -> None:
+        def run(again: tf.Tensor) -> tuple[tf.Tensor]:
+            again = strategy.extended.call_for_each_replica(_result, args=(function,))
+            return (strategy.experimental_local_results(again)[0],)
+
+        tf.while_loop(lambda again: again, run, (tf.constant(True),), parallel_iterations=1)
+
+    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(function,))
+
+
+def _result(function: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return function()
+
+
 def _call(function: Callable[[], Any]) -> None:
     function()  # Without its result, which may differ between branches.
 

@@ -68,6 +68,7 @@ class PerExampleObjective:
     # The divisor of the summed loss.
     global_batch: int
     micro_batches: int = 1
+    shards: int = 1  # That this replica computes one after another; see variants/shards.py.
     # Runs the micro-batches one after another.
     accumulate: Callable[..., Results] = in_loop
     xla: bool = False
@@ -120,7 +121,7 @@ class PerExampleObjective:
             loss = _average(losses, self.global_batch)
             if self.model.losses:
                 regularization = tf.cast(tf.add_n(self.model.losses), dtype)
-                loss += tf.nn.scale_regularization_loss(regularization) / self.micro_batches
+                loss += tf.nn.scale_regularization_loss(regularization) / (self.micro_batches * self.shards)
                 values = values | {"regularization": tf.fill([num_examples], regularization)}
             loss *= loss_scale
         variables = self.model.trainable_variables

@@ -60,6 +60,16 @@ def begin_evaluation_pass() -> None:
     begin_forward_pass(_EVALUATION)
 
 
+@contextlib.contextmanager
+def as_replica(index: tf.Tensor) -> Iterator[None]:
+    """Traces a forward pass that draws the numbers of replica `index`, int32 []."""
+    _trace.replica = index
+    try:
+        yield
+    finally:
+        _trace.replica = None
+
+
 def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
     """Returns the step count as int32 [2], in host memory; to be called before the loop, in `run_steps`."""
     with tf.device("CPU:0"):
@@ -140,7 +150,9 @@ def _make_stateless(
         # Computed here only: a graph without random numbers would pass it on in each step.
         micro_batch = -1 - batch() if _trace.micro_batch is _EVALUATION else _trace.micro_batch
         micro_batch = tf.convert_to_tensor(micro_batch)
-        arguments = (tf.constant(own_seed), tf.constant(call), words, done, micro_batch, replica_id())
+        replica = getattr(_trace, "replica", None)
+        replica = replica_id() if replica is None else replica
+        arguments = (tf.constant(own_seed), tf.constant(call), words, done, micro_batch, replica)
         with tf.device("CPU:0"):
             return compute_seed(*arguments)
 

@@ -1,0 +1,44 @@
+"""The graph of a step without the features that a field turns on is what it was before they existed, op for op."""
+
+import importlib.metadata
+import sys
+
+import forked
+import pytest
+from launching import worker_environment
+from processes import REPOSITORY
+
+# The number of ops of an execution, and the hash of their types in order, recorded at commit d087032, before there
+# were virtual replicas; for the versions of TensorFlow and Keras with which they were recorded.
+VERSIONS = {"tensorflow": "2.21", "keras": "3.15"}
+RECORDED = "1874 1ca5a15a7463a0a5"
+CODE = """
+import functools, hashlib, pathlib, runpy, sys
+import tensorflow as tf
+from tfdist.training import setup
+from tfdist.training.step import multi_step
+config = runpy.run_path("tests/configs/same_run.py")["get_config"]()
+config.train.nonfinite, config.cluster.logical_devices = "skip", 2
+run = setup.build_run(config, pathlib.Path(sys.argv[1]))
+run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), updates=1)
+arguments = (run.feed.open_training(0, 20), tf.constant(2), tf.constant(0.0, tf.float64))
+graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
+ops = [node.op for node in graph.node] + [node.op for one in graph.library.function for node in one.node_def]
+assert not any(name.startswith("tfdist.training.step.variants") for name in sys.modules)
+print(len(ops), hashlib.sha256(" ".join(ops).encode()).hexdigest()[:16])
+"""
+
+
+def test_the_graph_of_a_usual_step_has_not_changed(tmp_path):
+    versions = {name: importlib.metadata.version(name) for name in VERSIONS}
+    if any(not versions[name].startswith(f"{recorded}.") for name, recorded in VERSIONS.items()):
+        pytest.skip(f"recorded with {VERSIONS}, and not with {versions}")
+    done = forked.run(
+        [sys.executable, "-c", CODE, str(tmp_path)],
+        capture_output=True,
+        env=worker_environment(),
+        cwd=REPOSITORY,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines()[-1] == RECORDED

@@ -1,0 +1,83 @@
+"""Tensors as integers with one power of two a tensor: a sum of integers has the same bits in any order.
+
+An element x of a tensor with the range r, a power of two, becomes the integer round(x * 2^(bits - 4) / r). r is the
+power of two above the largest element of the last step's sum, so no communication is needed to choose it, and a shard's
+elements may be 2^4 times as large. 2^bits times the number of shards is at most 2^30: no sum of int32 overflows. If an
+element of any shard is larger, all replicas learn it from the same sum, and repeat the step with a larger range.
+
+The idea of integers with a scale from the step before is that of SwitchML (arXiv 1903.06701) and IntSGD (2102.08374).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+# Bits for elements that are larger than those of the last step's sum.
+HEADROOM = 4
+# The smallest range, of tensors that are 0.
+_SMALLEST = 2.0**-100
+# Bits of the sums over all shards, by the dtype of the tensors. Those of float64 exceed its mantissa.
+_BITS = {tf.float32: 30, tf.float64: 60}
+# The exponent of float64.
+_EXPONENT = 0x7FF0000000000000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Integers:
+    """How a list of tensors, float32 or float64, is written as integers."""
+
+    dtypes: tuple[tf.DType, ...]
+    # Shards whose integers are added.
+    shards: int
+    # Of the integers of float32 tensors, int32 or int64.
+    integer: tf.DType
+
+    def scales(self, ranges: tf.Tensor) -> tf.Tensor:
+        """Returns the factors, powers of two, of tensors with `ranges`: float64 [tensors] both."""
+        bits = [_BITS[dtype] - math.ceil(math.log2(self.shards)) - HEADROOM for dtype in self.dtypes]
+        return tf.constant([2.0**one for one in bits], tf.float64) / tf.maximum(ranges, _SMALLEST)
+
+    def to_integers(self, values: Sequence[tf.Tensor], ranges: tf.Tensor) -> list[tf.Tensor]:
+        """Returns `values` as integers; they are of use only if `exceeds` is False for their largest elements."""
+        scales = tf.unstack(self.scales(ranges), len(self.dtypes))
+        return [
+            tf.cast(tf.round(value * tf.cast(scale, value.dtype)), tf.int64 if dtype == tf.float64 else self.integer)
+            for value, scale, dtype in zip(values, scales, self.dtypes, strict=True)
+        ]
+
+    def to_floats(self, sums: Sequence[tf.Tensor], ranges: tf.Tensor, bad: tf.Tensor) -> list[tf.Tensor]:
+        """Returns sums of integers as floats; NaN for a tensor whose count in `bad`, int [tensors], is above 0."""
+        factors = tf.unstack(tf.where(bad > 0, tf.constant(math.nan, tf.float64), 1 / self.scales(ranges)))
+        return [
+            tf.cast(total, dtype) * tf.cast(factor, dtype)
+            for total, factor, dtype in zip(sums, factors, self.dtypes, strict=True)
+        ]
+
+
+def largest(values: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the largest absolute element of each tensor, float64 [tensors], and whether one is non-finite, int32.
+
+    The largest element of a tensor that has a non-finite one is returned as 0.
+    """
+    sizes = tf.stack([tf.cast(tf.reduce_max(tf.abs(value)), tf.float64) for value in values])
+    sums = tf.stack([tf.cast(tf.reduce_sum(value * tf.zeros([], value.dtype)), tf.float64) for value in values])
+    finite = tf.math.is_finite(sizes + sums)
+    return tf.where(finite, sizes, tf.zeros_like(sizes)), tf.cast(~finite, tf.int32)
+
+
+def exceeds(sizes: tf.Tensor, ranges: tf.Tensor) -> tf.Tensor:
+    """Returns whether elements of these `sizes` are too large for `ranges`: bool [tensors]."""
+    return sizes > 2.0**HEADROOM * tf.maximum(ranges, _SMALLEST)
+
+
+def range_above(sizes: tf.Tensor) -> tf.Tensor:
+    """Returns the power of two above each of `sizes`, float64 [tensors]; 0 for 0."""
+    return 2.0 * tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(sizes, tf.int64), _EXPONENT), tf.float64)
+
+
+def next_ranges(sums: Sequence[tf.Tensor], ranges: tf.Tensor) -> tf.Tensor:
+    """Returns the ranges of the next step, given the sums of this one: at least half of these, so that few overflow."""
+    sizes, bad = largest(sums)
+    return tf.where(bad > 0, ranges, tf.maximum(range_above(sizes), ranges / 2.0))

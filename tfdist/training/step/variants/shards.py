@@ -1,0 +1,260 @@
+"""The step and the objective of virtual replicas: a replica computes its shards one after another.
+
+All that depends on the batch belongs to a shard, whose shape is the same for any number of replicas: examples, dropout,
+normalisation, and the choice of kernels. What leaves a shard is integers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.data.feed import Batch
+from tfdist.training.step import collectives, train_step
+from tfdist.training.step.context import StepContext
+from tfdist.training.step.per_example import PerExampleObjective
+from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.updates import all_reduce, stages, tables
+from tfdist.training.step.updates.tables import Gradients
+from tfdist.training.step.variants import integers as integers_lib
+from tfdist.training.step.variants.integers import Integers
+
+# Sums of the objective's values are rounded to multiples of 1 / _GRID: float64 adds those exactly up to 2^53 / _GRID.
+_GRID = 2.0**30
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedObjective(PerExampleObjective):
+    """The objective of a config, evaluated shard by shard."""
+
+    def evaluate(self, batch: Batch, mask: tf.Tensor) -> tf.Tensor:
+        """As `PerExampleObjective.evaluate`, for a batch [shards, n, ...] and a mask [shards, n]."""
+
+        def of_shard(shard: tuple[Batch, tf.Tensor], index: tf.Tensor) -> list[tf.Tensor]:
+            seed_generators.begin_evaluation_pass()
+            with seed_generators.as_replica(index):
+                return [_on_grid(PerExampleObjective.evaluate(self, *shard))]
+
+        return _over_shards(of_shard, (batch, mask), self.shards, lambda old, new: [old[0] + new[0]])[0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShardResults:
+    """What the shards of a replica add up to."""
+
+    # float64 [len(names) + 1]: the objective's sums, and the number of examples.
+    sums: tf.Tensor
+    # Of gradients, then of changes of moving statistics.
+    integers: list[tf.Tensor]
+    # The largest element of each tensor: float64 [tensors].
+    sizes: tf.Tensor
+    # Shards whose loss, and then whose tensors, are non-finite: int32 [1 + tensors].
+    bad: tf.Tensor
+
+    def add(self, other: "ShardResults") -> "ShardResults":
+        """Adds the results of another shard."""
+        return ShardResults(
+            sums=self.sums + other.sums,
+            integers=[old + new for old, new in zip(self.integers, other.integers, strict=True)],
+            sizes=tf.maximum(self.sizes, other.sizes),
+            bad=self.bad + other.bad,
+        )
+
+    def pack(self) -> list[tf.Tensor]:
+        """Returns the tensors as a list."""
+        return [self.sums, self.sizes, self.bad, *self.integers]
+
+    @classmethod
+    def unpack(cls, tensors: list[tf.Tensor]) -> "ShardResults":
+        """Returns what `pack` made a list of."""
+        sums, sizes, bad, *integers = tensors
+        return cls(sums=sums, integers=list(integers), sizes=sizes, bad=bad)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedStep:
+    """The training step of virtual replicas; called in `strategy.run`, as `train_step.train_step`."""
+
+    # A replica's shards.
+    count: int
+    integers: Integers
+    # Of the tensors that are summed: float64 [tensors]. Each replica has a copy, and all are equal.
+    ranges: tf.Variable
+    # Steps that were repeated since the start of the run: int64 [].
+    repeated: tf.Variable
+
+    def __call__(self, context: StepContext, shards: Batch) -> tf.Tensor:
+        """Makes one optimizer step on this replica's shards, [count, n, ...]; repeats it if a range was too small.
+
+        Returns:
+            float64 []: 0, available once the update is done.
+        """
+        train_step.check_trainable(context.model)
+
+        def attempt() -> tf.Tensor:
+            before = [(one, tf.identity(one.value)) for one in context.statistics]
+            ranges = tf.identity(self.ranges)
+            found, present = self._forward_backward(context, shards, ranges)
+            too_large = integers_lib.exceeds(found.sizes, ranges)
+            flags = tf.concat([tf.cast(tf.reduce_any(too_large), tf.int32)[tf.newaxis], found.bad], axis=0)
+            *sums, flags = self._sum(context, [*found.integers, tf.cast(flags, self.integers.integer)])
+            repeat = flags[0] > 0
+
+            def finish() -> None:
+                totals = self.integers.to_floats(sums, ranges, flags[2:])
+                self.ranges.assign(integers_lib.next_ranges(totals, ranges))
+                _finish(context, found.sums, flags[1] > 0, totals, present, before)
+
+            collectives.cond_on_all_replicas(repeat, lambda: self._enlarge(context, found.sizes, ranges), finish)
+            return repeat
+
+        collectives.repeat_on_all_replicas(attempt)
+        return train_step.after_update(context, tf.zeros([], tf.float64))
+
+    def _forward_backward(
+        self, context: StepContext, shards: Batch, ranges: tf.Tensor
+    ) -> tuple[ShardResults, list[bool]]:
+        """Returns the results of all shards of this replica, and which variables have a gradient."""
+        present: list[bool] = []
+        loss_scale = tf.constant(1.0) if context.loss_scale is None else tf.identity(context.loss_scale.value)
+
+        def of_shard(shard: Batch, index: tf.Tensor, loss_scale: tf.Tensor, ranges: tf.Tensor) -> list[tf.Tensor]:
+            before = [(one, tf.identity(one.value)) for one in context.statistics]
+            with seed_generators.as_replica(index):
+                sums, gradients, _ = context.objective.forward_backward(shard, loss_scale)
+            present[:] = [one is not None for one in gradients]
+            changes = [_change(tf.cast(one.value, old.dtype), old) / self.integers.shards for one, old in before]
+            for one, old in before:
+                one.assign(old)
+            values = [*_dense(gradients, context.model.trainable_variables), *map(_wide, changes)]
+            sizes, bad = integers_lib.largest(values)
+            bad_loss = tf.cast(~tf.math.is_finite(sums[context.names.index("loss")]), tf.int32)
+            return ShardResults(
+                sums=_on_grid(sums),
+                integers=self.integers.to_integers(values, ranges),
+                sizes=sizes,
+                bad=tf.concat([bad_loss[tf.newaxis], bad], axis=0),
+            ).pack()
+
+        def add(old: list[tf.Tensor], new: list[tf.Tensor]) -> list[tf.Tensor]:
+            return ShardResults.unpack(old).add(ShardResults.unpack(new)).pack()
+
+        return ShardResults.unpack(_over_shards(of_shard, shards, self.count, add, loss_scale, ranges)), present
+
+    def _sum(self, context: StepContext, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums integers over all replicas."""
+        reduction = context.reduction
+        ready = reduction.clock(tensors)
+        sums = all_reduce.sum_over_replicas(tensors, reduction.options)
+        reduction.seconds.assign_add(reduction.clock(sums) - ready)
+        return sums
+
+    def _enlarge(self, context: StepContext, sizes: tf.Tensor, ranges: tf.Tensor) -> None:
+        """Makes the ranges fit the largest elements of all shards; only for a step that is repeated."""
+        place = tf.one_hot(replicas_lib.replica_id(), context.cluster.num_replicas, dtype=tf.float64)
+        # In its own row each replica adds to 0.
+        rows = collectives.sum_differentiable(place[:, tf.newaxis] * sizes)
+        sizes = tf.reduce_max(rows, axis=0)
+        too_large = integers_lib.exceeds(sizes, ranges)
+        self.ranges.assign(tf.where(too_large, integers_lib.range_above(sizes), ranges))
+        # Not the first step of a tensor, whose range is 0.
+        self.repeated.assign_add(tf.cast(tf.reduce_any(too_large & (ranges > 0)), tf.int64))
+
+
+def _finish(
+    context: StepContext,
+    sums: tf.Tensor,
+    bad_loss: tf.Tensor,
+    totals: list[tf.Tensor],
+    present: list[bool],
+    before: list[tuple[keras.Variable, tf.Tensor]],
+) -> None:
+    """Updates weights, moving statistics and totals.
+
+    Args:
+        sums: the objective's sums over this replica's shards.
+        bad_loss: bool []: whether the loss of any shard is non-finite.
+        totals: the sums over all shards of gradients, and the means of the changes of moving statistics.
+        present: which variables have a gradient.
+        before: the moving statistics, with their values before the step.
+    """
+    variables = context.model.trainable_variables
+    for (statistic, old), change in zip(before, totals[len(variables) :], strict=True):
+        statistic.assign(old + tf.cast(change, old.dtype))
+    gradients = [
+        tf.cast(total, variable.dtype) if has else None
+        for total, variable, has in zip(totals, variables, present, strict=False)
+    ]
+    loss = tf.where(bad_loss, tf.constant(math.nan, tf.float64), tf.zeros([], tf.float64))
+    skipped = context.update(stages.Update(gradients=gradients, loss=loss, weight=1.0, statistics=before))
+    train_step.add_to_totals(context, sums, skipped)
+
+
+def update_of_sums(context: StepContext, config: config_lib.Train) -> Callable[[stages.Update], tf.Tensor | None]:
+    """Returns the update of gradients that are summed already: unscale, skip non-finite, clip, apply."""
+    return stages.make_update(
+        context.apply,
+        lambda gradients, flags, statistics, weight: (gradients, flags),
+        skips_nonfinite=config.nonfinite != "stop",
+        loss_scale=context.loss_scale,
+        step_count=context.step_count,
+    )
+
+
+def _over_shards(
+    function: Callable[..., list[tf.Tensor]],
+    shards: Any,
+    count: int,
+    add: Callable[[list[tf.Tensor], list[tf.Tensor]], list[tf.Tensor]],
+    *arguments: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Calls function(shard, index, *arguments) for each shard of a replica, and adds up the results.
+
+    Args:
+        shards: nested tensors [count, n, ...].
+        index: of `function`: int32 [], of the shard in the global batch.
+    """
+    # Not inlined: TensorFlow optimises it by itself, so it is the same in a loop as without one.
+    compute = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+    first = replicas_lib.replica_id() * count
+
+    def run(place: tf.Tensor) -> list[tf.Tensor]:
+        shard = tf.nest.map_structure(lambda value: value[place], shards)
+        return compute(shard, first + place, *arguments)
+
+    totals = run(tf.constant(0))
+    if count == 1:
+        return totals
+    _, totals = tf.while_loop(
+        lambda place, _: place < count,
+        lambda place, totals: (place + 1, add(totals, run(place))),
+        (tf.constant(1), totals),
+        parallel_iterations=1,
+    )
+    return totals
+
+
+def _on_grid(sums: tf.Tensor) -> tf.Tensor:
+    return tf.round(sums * _GRID) / _GRID
+
+
+def _dense(gradients: Gradients, variables: list[keras.Variable]) -> list[tf.Tensor]:
+    """Returns gradients as tensors of float32 or float64: the rows of tables are summed, None becomes 0."""
+    return [
+        _wide(tf.zeros(variable.shape, variable.dtype) if gradient is None else tables.sum_rows(gradient))
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def _change(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+    """Returns the change of a variable, 0 where it has not changed, also of an infinite value."""
+    return tf.where(new == old, tf.zeros_like(old), new - old)
+
+
+def _wide(value: tf.Tensor) -> tf.Tensor:
+    return value if value.dtype == tf.float64 else tf.cast(value, tf.float32)

@@ -1,0 +1,245 @@
+"""`config.train.virtual_replicas`: one training, to the bit, on any number of replicas that divides it.
+
+The global batch is always cut into as many shards of a fixed shape; a replica computes its shards one after another.
+This is the idea of EasyScale (arXiv 2208.14228). docs/same-bits.md has what is equal, and what it costs.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.cluster.devices import onednn
+from tfdist.cluster.devices.replicas import Replicas
+from tfdist.config import batches
+from tfdist.data.feed import Feed, Sizes
+from tfdist.data.pipelines import Distributor, Inputs
+from tfdist.data.stream import ReplicaShard
+from tfdist.report import files, lines, run_info
+from tfdist.report.reporter import Reporter
+from tfdist.training.run import Run
+from tfdist.training.step import layers, normalization
+from tfdist.training.step.variants import shards
+from tfdist.training.step.variants.integers import Integers
+
+# The kernels of TensorFlow may choose their order of sums by the number of threads.
+_THREADS = 1
+_LARGEST = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualReplicas:
+    """Puts together a run whose global batch has a fixed number of shards."""
+
+    config: config_lib.Config
+    # Shards of the global batch.
+    total: int
+    # Shards of a replica.
+    count: int
+
+    def make_feed(
+        self, config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
+    ) -> Feed:
+        """Makes the input of one worker: batches [shards of a replica, examples of a shard, ...]."""
+        local = ReplicaShard(
+            first_replica=shard.first_replica * self.count,
+            local_replicas=shard.local_replicas * self.count,
+            num_replicas=self.total,
+        )
+        distributor = _ByShards(cluster=cluster, count=self.count)
+        feed = inputs.pipeline.make_feed(config, inputs, sizes, local, distributor)
+        evaluation = feed.evaluation
+
+        def evaluate() -> tuple[tf.data.Dataset, int]:
+            dataset, steps = evaluation()
+            return distributor.stacked(dataset), steps
+
+        return dataclasses.replace(feed, evaluation=None if evaluation is None else evaluate)
+
+    def compose(self, run: Run) -> Run:
+        """Returns `run` with the step, the objective and the state of virtual replicas.
+
+        Raises:
+            ValueError: the model computes something of more than one shard; says what.
+        """
+        context, cluster = run.context, run.cluster
+        _check_model(self.config, self.total, context.model)
+        fields = {field.name: getattr(context.objective, field.name) for field in dataclasses.fields(context.objective)}
+        objective = shards.ShardedObjective(**fields | {"shards": self.count})
+        summed = [*context.model.trainable_variables, *context.statistics]
+        integers = Integers(
+            dtypes=tuple(tf.float64 if one.dtype == "float64" else tf.float32 for one in summed),
+            shards=self.total,
+            integer=_integer_type(cluster),
+        )
+        none = tf.VariableAggregation.NONE
+        with cluster.scope():
+            ranges = tf.Variable(
+                tf.zeros([len(summed)], tf.float64), trainable=False, aggregation=none, name="virtual_replicas_ranges"
+            )
+            repeated = tf.Variable(
+                tf.zeros([], tf.int64), trainable=False, aggregation=none, name="virtual_replicas_repeated"
+            )
+        step = shards.ShardedStep(count=self.count, integers=integers, ranges=ranges, repeated=repeated)
+        context = dataclasses.replace(context, objective=objective)
+        return dataclasses.replace(
+            run,
+            context=dataclasses.replace(context, update=shards.update_of_sums(context, self.config.train)),
+            train_step=step,
+            more_variables={**run.more_variables, _RANGES: ranges, _REPEATED: repeated},
+            log=dataclasses.replace(run.log, notes=(*run.log.notes, *self._notes(run))),
+        )
+
+    def _notes(self, run: Run) -> list[str]:
+        threads, cores = tf.config.threading.get_intra_op_parallelism_threads(), len(os.sched_getaffinity(0))
+        local = run.cluster.num_replicas // run.cluster.num_workers
+        notes = [f"config.train.virtual_replicas={self.total}: {one}" for one in _changes(run)]
+        if threads != _THREADS:
+            notes.append(
+                f"config.train.virtual_replicas={self.total}: TensorFlow had started before, with another number of "
+                f"threads than {_THREADS} in an op: bits are equal only where this number and the processor are."
+            )
+        elif run.cluster.device_type == "CPU" and self.count > 1 and cores > local:
+            notes.append(
+                f"config.train.virtual_replicas={self.total}: each shard is computed by one thread, and this worker "
+                f"uses {local} of {cores} cores. --config.cluster.logical_devices={min(cores, local * self.count)} "
+                "computes shards side by side, with the same bits."
+            )
+        return notes
+
+
+def _changes(run: Run) -> Iterator[str]:
+    """Yields what has changed since the last start in the workdir, and changes bits."""
+    if run.workdir is None or not run.cluster.is_chief:
+        return
+    before = files.read_json(run.workdir / run_info.ENVIRONMENT) or {}
+    now = {
+        "the processor": (before.get("processor"), onednn.read_processor().name),
+        "oneDNN": ((before.get(onednn.ENTRY) or {}).get("enabled"), onednn.current(os.environ).enabled),
+    }
+    versions = before.get("versions") or {}
+    now |= {
+        f"the version of {name}": (versions.get(name), found)
+        for name, found in run_info.versions().items()
+        if name in ("tensorflow", "keras", "numpy")
+    }
+    for name, (old, new) in now.items():
+        if old is not None and old != new:
+            yield f"{name} was {old} in the last start and is {new} now: the same steps may have other bits"
+
+
+# The names of its variables in checkpoints.
+_RANGES, _REPEATED = "virtual_replicas/ranges", "virtual_replicas/repeated"
+
+
+def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> VirtualReplicas:
+    """Checks the config, and sets the number of threads of this process, before TensorFlow uses a device.
+
+    Raises:
+        ValueError: the config asks for what depends on the number of replicas, or the number does not divide.
+    """
+    total = config.train.virtual_replicas
+    if problems := list(_problems(config, num_replicas)):
+        raise ValueError(f"config.train.virtual_replicas={total} cannot be used: {'; '.join(problems)}.")
+    batches.check_divisible(config, total)
+    # Too late in a process whose cluster was connected before: `compose` says so.
+    if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
+        with contextlib.suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
+    return VirtualReplicas(config=config, total=total, count=total // num_replicas)
+
+
+def _problems(config: config_lib.Config, num_replicas: int) -> Iterator[str]:
+    total = config.train.virtual_replicas
+    if total > _LARGEST:
+        yield f"it must be at most {_LARGEST}"
+    if total % num_replicas:
+        divisors = [n for n in range(1, total + 1) if total % n == 0]
+        yield f"there are {num_replicas} replicas, and their number must be one of {', '.join(map(str, divisors))}"
+    reasons = (
+        (config.train.local_steps > 1, "train.local_steps", "each replica makes updates of its own"),
+        (config.train.asynchronous, "train.asynchronous", "updates come in no fixed order"),
+        (config.data.pipeline != "stream", "data.pipeline", "TensorFlow divides batches by the number of replicas"),
+        (config.data.shards != "batch", "data.shards", "the examples of a batch depend on the number of workers"),
+        (config.communication.dtype != "float32", "communication.dtype", "integers are sent"),
+    )
+    yield from (f"config.{field} is set, and {reason}" for wrong, field, reason in reasons if wrong)
+
+
+def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> None:
+    shard = config.data.batch_size // (total * config.train.micro_batches)
+    found = []
+    for layer in normalization.normalizations(model):
+        size = getattr(layer, "group_size", None)
+        if layer.synchronized:
+            found.append(f"the layer {layer.name!r} normalises over the global batch (synchronized)")
+        elif size and shard % size:
+            found.append(f"the layer {layer.name!r} normalises over groups of {size} examples, of {shard} in a shard")
+    for layer in layers.of_all_depths(model):
+        own = [one for one in layer.non_trainable_weights if not keras.backend.is_float_dtype(one.dtype)]
+        if own and layer is not model and not type(layer).__module__.startswith("keras."):
+            found.append(f"the layer {layer.name!r} has the state {own[0].name!r} of type {own[0].dtype}, not float")
+    if model.losses and total & (total - 1):
+        found.append("the model has penalties, which are divided exactly by powers of two only")
+    if found:
+        raise ValueError(f"config.train.virtual_replicas={total} cannot be used: {'; '.join(found)}.")
+
+
+def _integer_type(cluster: Replicas) -> tf.DType:
+    """Returns the type in which integers are summed; the numbers are the same.
+
+    On GPUs TensorFlow keeps int32 in host memory, and a MirroredStrategy sums no lists of int32.
+    """
+    mirrored = cluster.num_workers == 1 and cluster.num_replicas > 1
+    return tf.int64 if mirrored or cluster.device_type != "CPU" else tf.int32
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _ByShards:
+    """A `Distributor` whose elements hold all shards of a replica."""
+
+    cluster: Any
+    count: int
+
+    @property
+    def num_workers(self) -> int:
+        return self.cluster.num_workers
+
+    def stacked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset.batch(self.count, drop_remainder=True).prefetch(1)
+
+    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        return self.cluster.distribute(self.stacked(dataset))
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class RepeatReport:
+    """Reports steps that were repeated, between executions; see `LoopTools.extras`."""
+
+    run: Run
+    report: Reporter
+    # Repeated steps that were reported.
+    known: int | None = None
+
+    def boundaries(self, step: int) -> list[int]:
+        """Returns no steps: an execution may end anywhere."""
+        return []
+
+    def write_due(self, step: int) -> None:
+        """Reports the steps that were repeated since the last call."""
+        count = int(self.run.more_variables[_REPEATED].numpy())
+        if self.known is not None and count > self.known:
+            self.report.event(
+                f"{lines.count(count - self.known, 'step')} repeated: a gradient had grown by more than its headroom "
+                f"(docs/same-bits.md); {count} since the start of the run",
+                step,
+            )
+        self.known = count
+
+    def close(self) -> None:
+        """Does nothing."""
