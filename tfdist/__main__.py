@@ -28,7 +28,11 @@ TOOLS = {
         "tfdist.tools.many_runs.compare",
         "Show in what runs differ: fields, metrics, code; curves and a page.",
     ),
-    "cost": ("tfdist.tools.many_runs.cost", "Show what the time of runs was spent on: steps, starts, faults, queue."),
+    "cost": (
+        "tfdist.tools.many_runs.costs.cost",
+        "Show what the time of runs was spent on: steps, starts, faults, queue.",
+    ),
+    "recipes": ("tfdist.tools.many_runs.recipes", "Print what the shipped configs reach, from finished runs' files."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist, or search them."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),

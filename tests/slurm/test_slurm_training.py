@@ -14,6 +14,9 @@ from processes import until
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 from topologies import environments
 
+from tfdist.report import ledger
+from tfdist.tools.many_runs.costs import bills
+
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -213,8 +216,23 @@ def assert_uninterrupted(directory: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_a_job_that_is_stopped_by_a_signal_is_requeued_and_is_the_uninterrupted_run(slurm, tmp_path):
     job, log = submit_long(slurm, tmp_path)
-    stop_by_signal(slurm, job, log, 0)
+    await_progress(slurm, job, log, 0)
+    assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0
+    wait_for_requeue(slurm, job, log)
+    wait_for(lambda: job_state(slurm, job)["JobState"] == "PENDING", log)
+    shown = slurm.run([sys.executable, "-m", "tfdist", "runs", str(tmp_path)], cwd=REPOSITORY).stdout
+    assert shown.splitlines()[2].split()[:2] == [f"{tmp_path}/run", "queued"], shown
+    start_again(slurm, job, log, 1)
+    assert "stopped by SIGUSR1 and saved" in log.read_text()
     assert wait_for_end(slurm, job, log)["Restarts"] == "1"
+    starts = ledger.read_starts(tmp_path / "run")
+    assert [(start["job"], start["end"], start["replicas"]) for start in starts] == [
+        (job, "stopped", 2),
+        (job, "finished", 2),
+    ]
+    bill = bills.of_run(tmp_path / "run", "run")
+    assert sum(bill.seconds.values()) == pytest.approx(starts[1]["now"] - starts[0]["start"], rel=0.01)
+    assert bill.seconds[bills.BETWEEN] > 1 and bill.seconds[bills.AGAIN] == 0
     assert log.read_text().count("resumed from") == 1
     assert_uninterrupted(tmp_path)
 

@@ -16,7 +16,8 @@ from processes import started, until
 
 from tfdist.cluster import interruption
 from tfdist.report import ledger
-from tfdist.tools.many_runs import bills, run_state
+from tfdist.tools.many_runs import run_state
+from tfdist.tools.many_runs.costs import bills
 
 CONFIG = "tests/configs/interrupted.py"
 QUICKLY = "--config.objective.seconds=0.0"

@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +29,8 @@ CAUSES = ("start", "compilation", "steps", "input", "evaluation", "checkpoints",
 _LINE_BYTES = 1536
 _MOST_TEXT = 500
 _EVERY_SECONDS = 1.0
+# Units of ru_maxrss in a MiB: KiB on Linux, bytes on macOS.
+_RSS_UNITS = 1024**2 if sys.platform == "darwin" else 1024
 # Smaller parts of the whole are not named.
 _SMALL = 0.01
 # The last ledger of this process: a script may have several.
@@ -132,6 +136,7 @@ class Ledger:
         values = {"start": self.started, "now": self.since, "first_step": self.first_step, "step": self.step}
         values |= {"steps_done": self.steps_done, "end": self.end, **self.about}
         values["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
+        values["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _RSS_UNITS
         values["joules"] = {name: round(value, 1) for name, value in self.energy().items()}
         line = json.dumps(files.nan_to_null(values | {"text": self.text})).encode()
         if len(line) >= _LINE_BYTES:

@@ -11,7 +11,8 @@ from test_many_runs import write_run
 
 from tfdist.cluster.devices import energy
 from tfdist.report import ledger
-from tfdist.tools.many_runs import accounting, bills, run_state
+from tfdist.tools.many_runs import run_state
+from tfdist.tools.many_runs.costs import accounting, bills
 
 # As sacct 22.05 prints a job that was requeued once, has run twice and waits again.
 SACCT = """\

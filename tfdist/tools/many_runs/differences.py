@@ -68,7 +68,7 @@ def aspects(workdirs: Sequence[Path]) -> list[Aspect]:
         *(Aspect(name, [str(_dict(each, "versions").get(name, "-")) for each in environments]) for name in packages),
         Aspect("data", [_examples(workdir) for workdir in workdirs]),
         Aspect("content of the data", [_hash(workdir) for workdir in workdirs]),
-        Aspect("topology", [_topology(each) for each in environments]),
+        Aspect("topology", [topology(each) for each in environments]),
         Aspect("host of the chief", [str(each.get("host", "-")) for each in environments]),
         Aspect("system", [str(each.get("platform", "-")) for each in environments]),
         Aspect("oneDNN", [_on_or_off(_dict(each, "onednn").get("enabled")) for each in environments]),
@@ -99,7 +99,8 @@ def _hash(workdir: Path) -> str:
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:10] if common else "-"
 
 
-def _topology(environment: dict[str, Any]) -> str:
+def topology(environment: dict[str, Any]) -> str:
+    """Returns the workers and devices of environment.json, without the names of hosts and processes."""
     lines = [line for line in environment.get("workers", []) if isinstance(line, str) and "oneDNN" not in line]
     return "; ".join(_OF_ONE_RUN.sub("", line) for line in lines) or "-"
 

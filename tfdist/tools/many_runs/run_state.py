@@ -65,21 +65,22 @@ def read(workdir: Path) -> RunState:
     records = _records(workdir / metrics_file.METRICS, every_evaluation=not isinstance(metric, str))
     train = _of_kind(records, "train")[-1:]
     evaluations = _of_kind(records, "evaluation")
+    starts = ledger.read_starts(workdir)
+    start = starts[-1] if starts else {}
     newest = max([*train, *evaluations], key=lambda record: record.get("step", 0), default={})
     saved = directory.newest_step(workdir / "checkpoints")
     steps = [value for value in (newest.get("step"), saved, (finished or {}).get("step")) if isinstance(value, int)]
-    step = max(steps, default=None)
-    per_epoch = newest["step"] / newest["epoch"] if newest.get("step") and newest.get("epoch") else None
     owner = workdir_lock.owner(workdir)
     alive = owner is not None and workdir_lock.is_alive(workdir, owner)
-    starts = ledger.read_starts(workdir)
-    start = starts[-1] if starts else {}
+    step = max([*steps, *([start["step"]] if alive and "step" in start else [])], default=None)
+    reported = newest["step"] / newest["epoch"] if newest.get("step") and newest.get("epoch") else None
+    per_epoch = start.get("steps_per_epoch") or reported
     warning = next((record for record in reversed(records) if record["kind"] == "warning"), {})
     return RunState(
         workdir=workdir,
         state=_state(owner is not None, alive, start, finished is not None, records),
         step=step,
-        epoch=newest.get("epoch") if per_epoch is None else step / per_epoch,
+        epoch=newest.get("epoch") if per_epoch is None or step is None else step / per_epoch,
         epochs=_epochs(config, per_epoch),
         best=_values(_best(config, evaluations)),
         last=_values(evaluations[-1] if evaluations else {}),

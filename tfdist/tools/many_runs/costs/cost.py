@@ -18,8 +18,9 @@ from absl import flags
 from tfdist.config import flags as config_flags
 from tfdist.report import files
 from tfdist.tools import tables
-from tfdist.tools.many_runs import accounting, bills, find, selection
-from tfdist.tools.many_runs.bills import Bill
+from tfdist.tools.many_runs import find, selection
+from tfdist.tools.many_runs.costs import accounting, bills
+from tfdist.tools.many_runs.costs.bills import Bill
 from tfdist.tools.pictures import causes, curves, style
 
 USAGE = "DIR... [flags]"

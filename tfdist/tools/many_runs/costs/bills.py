@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.checkpoint import directory
 from tfdist.report import ledger
-from tfdist.tools.many_runs.accounting import JobStart
+from tfdist.tools.many_runs.costs.accounting import JobStart
 
 COUNT, AGAIN = "steps that count", "steps done again"
 QUEUE, OUTSIDE, BETWEEN = "queue", "job outside the run", "between the starts"

@@ -1,0 +1,35 @@
+"""The commands of docs/many-runs.md, run as they stand there."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import forked
+import pytest
+from launching import REPOSITORY, worker_environment
+
+PAGE = REPOSITORY / "docs" / "many-runs.md"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_show_what_it_says(tmp_path):
+    pytest.importorskip("matplotlib")
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    shown = {}
+    for line in "".join(blocks).splitlines():
+        words = shlex.split(line)
+        command = [sys.executable, "-m", "tfdist", *words[1:]]
+        start = forked.run if words[1] == "train" else subprocess.run
+        done = start(command, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=300)
+        assert words[0] == "tfdist" and done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        shown[line] = done.stdout
+    lists = [output.splitlines() for line, output in shown.items() if line.startswith("tfdist runs")]
+    assert [len(lines) for lines in lists] == [4, 3] and "runs/peak=0.2 " in lists[1][2]
+    (compared,) = (output for line, output in shown.items() if "compare" in line)
+    assert "learning_rate.peak  0.05" in re.sub(" +", "  ", compared) and "Equal: " in compared
+    assert "data.batch_size" not in compared and (tmp_path / "runs" / "compare.html").stat().st_size > 100_000
+    cost = json.loads((tmp_path / "runs" / "cost.json").read_text())
+    assert [run["name"] for run in cost["runs"]] == ["peak=0.05", "peak=0.2"] and 0 < cost["all"]["goodput"] < 1
+    assert (tmp_path / "ends.txt").read_text().startswith("told finished at step 22 of 22, loss ")
