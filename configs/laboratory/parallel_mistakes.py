@@ -32,6 +32,10 @@ TITLES = {
     "unscaled rate": "Fewer steps, none of them larger",
 }
 HEADER = ("training", "accuracy", "lowest_of_workers", "weights_apart", "not_seen_in_an_epoch")
+# As they are printed.
+_SHOWN = ("training", "accuracy", "lowest of the workers", "weights apart", "not seen in an epoch", "what happens")
+# Accuracies that differ less than this are seen as one curve.
+_ALIKE = 0.01
 # Of one worker: its batch and its learning rate. Hidden units, and the deviation of the initial weights.
 _BATCH, _RATE, _HIDDEN, _SCALE = 16, 0.1, 32, 0.1
 
@@ -161,7 +165,7 @@ def main(argv: list[str]) -> None:
         workdir=workdir / "workers",
     )
     table = rows(found, chosen, problem.num_examples)
-    print(tables.text(HEADER, table))
+    print(tables.text(_SHOWN, [(*row, TITLES.get(row[0], "one network, the same on all workers")) for row in table]))
     tables.write_csv(workdir / "parallel_mistakes.csv", HEADER, table)
     print(workdir / "parallel_mistakes.csv")
     tests = {name: [each["test"] for each in workers] for name, workers in found.items()}
@@ -182,23 +186,24 @@ def draw(tests: Mapping[str, Sequence[np.ndarray]], table: Sequence[tuple], *, c
         caption: what was trained.
     """
     figure, panels = style.figure(
-        "Mistakes in data-parallel training", caption, columns=3, rows=2, size=(15.0, 8.0), share="xy"
+        "Six usual mistakes", caption, columns=3, rows=2, size=(15.0, 8.0), share="xy"
     )
     rows = {row[0]: row for row in table}
     for axes, (name, meaning) in zip(panels, TITLES.items(), strict=True):
         epochs = np.arange(1, 1 + len(tests[RIGHT][0]))
+        alike = np.ptp(np.array(tests[name]), axis=0).max() < _ALIKE
         axes.plot(epochs, tests[RIGHT][0], color=style.GREY, linestyle="--", label="right")
         for rank, each in enumerate(tests[name]):
-            look = style.series(rank) | {"linewidth": 1.8, "markersize": 5, "alpha": 0.9}
+            width = 1.6 + 1.8 * alike * (len(tests[name]) - 1 - rank)  # So that curves that coincide are all seen.
+            look = style.series(rank) | {"linewidth": width, "markersize": 5, "alpha": 0.9}
             axes.plot(epochs, each, **look, label=f"worker {rank}")
         _, mean, _, apart, missed = rows[name]
         notes = [f"accuracy {mean:.1%}, right {rows[RIGHT][1]:.1%}"]
+        notes += ["all alike"] if alike else []
         notes += [f"weights apart {apart:.2g}"] if apart > 1e-6 else []
-        notes += [f"{missed:.0%} of the examples not seen in an epoch"] if missed > 0.005 else []
-        axes.text(0.97, 0.03, "\n".join(notes), transform=axes.transAxes, ha="right", va="bottom", fontsize=11)
-        axes.set_title(f"{name}\n{meaning}", fontsize=13)
-        axes.set(xlabel="epoch", ylabel="test accuracy", ylim=(-0.25, 1.03))
-        axes.set_yticks(np.linspace(0, 1, 6))  # The space below 0 is for the notes.
+        notes += [f"{missed:.0%} not seen"] if missed > 0.005 else []
+        axes.set_title(f"{name}\n{meaning}\n{'; '.join(notes)}", fontsize=11)
+        axes.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1.03))
         axes.label_outer()
     handles = panels[0].get_legend_handles_labels()[0]
     style.legend(figure, handles)

@@ -33,6 +33,8 @@ HEADER = (
     *("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds"),
     *("examples_per_second", "speedup", "efficiency"),
 )
+# As they are printed.
+_SHOWN = ("replicas", "batch", "first epoch, s", "later epochs, s", "examples/s", "speedup", "efficiency")
 
 
 def define_flags() -> None:
@@ -182,7 +184,7 @@ def main(argv: list[str]) -> None:
 def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
     """Prints and writes tables and pictures; `others` are published studies, which are drawn as well."""
     table, (header, more) = rows(found), more_rows(found)
-    print(tables.text(HEADER, table))
+    print(tables.text(_SHOWN, table))
     short = ("replicas", "fastest epoch", "slowest", *scaling_results.PARTS, *header[2 + len(scaling_results.PARTS) :])
     print(tables.text(short, [(row[0], *rest) for row, rest in zip(table, more, strict=True)]))
     reason = scaling_results.reason(found)

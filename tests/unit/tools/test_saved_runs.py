@@ -76,6 +76,20 @@ def test_files_that_cannot_be_predicted_are_named(tmp_path):
         examples.find([str(tmp_path / "t.csv"), str(tmp_path / "x.npz")])
 
 
+def test_lines_of_text_become_numbers_and_inputs_are_found_by_name(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("ab\n\nb a\n")
+    rows, lines = examples.read_lines(path, [" ", "a", "b"], 4)
+    assert lines == ["ab", "b a"] and rows.tolist() == [[0, 0, 1, 2], [0, 2, 0, 1]]
+    with pytest.raises(ValueError, match="line 1: the text of the training has no 'a'"):
+        examples.read_lines(path, ["b"], 2)
+    np.savez(tmp_path / "two.npz", left=np.zeros((3, 2)), right=np.zeros((3, 5)), more=np.zeros(1))
+    found = examples.read_arrays(tmp_path / "two.npz", {"left": (2,), "right": (None,)})
+    assert {name: value.shape for name, value in found.items()} == {"left": (3, 2), "right": (3, 5)}
+    with pytest.raises(ValueError, match=r"for each input of the model: left \[n, 2\], up \[n, 5\]. It has: left"):
+        examples.read_arrays(tmp_path / "two.npz", {"left": (2,), "up": (5,)})
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with images, a config and a finished run of it."""
@@ -224,3 +238,37 @@ def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     assert [row[:2] for row in read_csv(tmp_path / "new_out.csv")] == [["row", "class"], ["0", "a"], ["1", "b"]]
     assert "accuracy 1.0000: 60 of 60, by their labels" in tfdist(tmp_path, "predict", "runs/rows", "rows.csv")
     assert "has no column 'size'" in tfdist(tmp_path, "predict", "runs/rows", "bad.csv", code=1)
+
+
+TWO_INPUTS = """
+import keras
+import numpy as np
+
+left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
+model = keras.Model([left, right], keras.layers.Dense(1)(keras.layers.Concatenate()([left, right])))
+model.compile("sgd", "mse")
+model.fit([np.zeros((16, 2)), np.zeros((16, 3))], np.zeros(16), batch_size=8, verbose=2)
+"""
+
+
+@pytest.mark.slow
+def test_text_and_several_inputs_are_predicted(tmp_path):
+    (tmp_path / "poem.txt").write_text("the ring adds, and adds again.\n" * 200)
+    tfdist(tmp_path, "new", "poem", "--text=poem.txt")
+    tfdist(tmp_path, "train", "poem/poem.py", "--epochs=8", "--workdir=runs/poem")
+    (tmp_path / "lines.txt").write_text("the ring adds, and add\nthe rin\n")
+    tfdist(tmp_path, "predict", "runs/poem", "lines.txt", "--out=next.csv")
+    found = [row[:2] for row in read_csv(tmp_path / "next.csv")[1:]]
+    assert found == [["the ring adds, and add", "s"], ["the rin", "g"]]
+    (tmp_path / "two.py").write_text(TWO_INPUTS)
+    tfdist(tmp_path, "run", "--workdir=runs/two", "two.py")
+    random = np.random.default_rng(0)
+    arrays = {"right": random.normal(size=(4, 3)), "left": random.normal(size=(4, 2))}
+    np.savez(tmp_path / "two.npz", **arrays)
+    tfdist(tmp_path, "predict", "runs/two", "two.npz", "--out=two.csv")
+    import keras
+
+    kernel, bias = keras.models.load_model(tmp_path / "runs" / "two" / "fit1" / "model.keras").get_weights()
+    expected = np.concatenate([arrays["left"], arrays["right"]], 1) @ kernel + bias
+    found = np.array([[float(value) for value in row[1:]] for row in read_csv(tmp_path / "two.csv")[1:]])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Files to predict as a source of examples: images, .npy and .npz arrays, tables."""
+"""Files to predict as a source of examples: images, .npy and .npz arrays, tables, lines of text."""
 
 import csv
 import os
@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-ARRAYS, TABLES = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq")
+ARRAYS, TABLES, TEXTS = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq"), (".txt",)
 _PARALLEL_IMAGES = 16
 
 
@@ -63,9 +63,11 @@ class ImageFiles:
 class Rows:
     """Rows of an array; see `ImageFiles`."""
 
-    def __init__(self, columns: Mapping[str, np.ndarray], labels: np.ndarray | None = None):
+    def __init__(
+        self, columns: Mapping[str, np.ndarray], labels: np.ndarray | None = None, names: Sequence[str] | None = None
+    ):
         self._columns, self.labels = dict(columns), labels
-        self.names = [str(row) for row in range(len(next(iter(columns.values()))))]
+        self.names = list(names or map(str, range(len(next(iter(columns.values()))))))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -82,7 +84,7 @@ class Rows:
 
 
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
-    """Returns the kind of the files that `words` name, "images", "arrays" or "table", and the files.
+    """Returns the kind of the files that `words` name, "images", "arrays", "table" or "text", and the files.
 
     Args:
         words: files, or folders whose images are taken, those in folders below too.
@@ -103,14 +105,14 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
         else:
             raise ValueError(f"There is no file or folder {os.path.abspath(path)}.")
     suffixes = {path.suffix.lower() for path in found}
-    for kind, known in (("images", IMAGES), ("arrays", ARRAYS), ("table", TABLES)):
+    for kind, known in (("images", IMAGES), ("arrays", ARRAYS), ("table", TABLES), ("text", TEXTS)):
         if suffixes <= {*known}:
             if kind != "images" and len(found) > 1:
                 raise ValueError(f"Give one file of this kind. Received: {', '.join(map(str, found[:3]))}")
             return kind, found
     raise ValueError(
         f"Files must be images ({', '.join(IMAGES)}), or one array ({', '.join(ARRAYS)}), or one table "
-        f"({', '.join(TABLES)}). Received: {', '.join(sorted(suffixes))}"
+        f"({', '.join(TABLES)}), or one text ({', '.join(TEXTS)}). Received: {', '.join(sorted(suffixes))}"
     )
 
 
@@ -133,6 +135,57 @@ def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.n
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
     wanted = f"[n, {', '.join('any' if size is None else str(size) for size in shape or ())}]"
     raise ValueError(f"{path} must have one array {wanted}, or name it {key!r}. It has: {shapes}")
+
+
+def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a .npz file for a model with several inputs.
+
+    Args:
+        path: the file.
+        shapes: name of an input -> shape of an example, None where any size fits.
+
+    Raises:
+        ValueError: an array is missing or does not fit, or their lengths differ.
+    """
+    loaded = np.load(path)
+    arrays = {} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    fitting = {name: arrays[name] for name in shapes if name in arrays and _fits(arrays[name].shape[1:], shapes[name])}
+    if len(fitting) < len(shapes) or len({len(value) for value in fitting.values()}) > 1:
+        wanted = ", ".join(
+            f"{name} [n, {', '.join('any' if size is None else str(size) for size in shape)}]"
+            for name, shape in shapes.items()
+        )
+        found = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items()) or "one array without a name"
+        raise ValueError(
+            f"{path} must be a .npz file with an array for each input of the model: {wanted}. It has: {found}"
+        )
+    return {name: value.astype(np.float32) if value.dtype == np.float64 else value for name, value in fitting.items()}
+
+
+def read_lines(path: Path, characters: Sequence[str], length: int) -> tuple[np.ndarray, list[str]]:
+    """Returns the end of each line of a text, as numbers of its characters, int32 [lines, length], and the lines.
+
+    Shorter lines are filled with spaces at their beginning, or with the first known character.
+
+    Args:
+        path: a file in UTF-8; empty lines are left out.
+        characters: those of the training, in the order of their numbers.
+        length: that the model takes.
+
+    Raises:
+        ValueError: there are no lines, or a character was not in the text of the training.
+    """
+    numbers = {character: number for number, character in enumerate(characters)}
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    for number, line in enumerate(lines, 1):
+        unknown = sorted({*line} - {*characters})
+        if unknown:
+            raise ValueError(f"{path}, line {number}: the text of the training has no {''.join(unknown)!r}.")
+    if not lines:
+        raise ValueError(f"{path} has no lines.")
+    fill = numbers.get(" ", 0)
+    rows = [[fill] * (length - len(line)) + [numbers[each] for each in line[-length:]] for line in lines]
+    return np.array(rows, np.int32), lines
 
 
 def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:

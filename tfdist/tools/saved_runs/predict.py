@@ -1,7 +1,9 @@
 """Predicts with the model of a run, on all devices and workers: `python -m tfdist predict RUN FILES`.
 
-RUN is the workdir of a run. FILES are images, or folders of images; one .npy or .npz file; or one table, .csv, .tsv or
-.parquet, with the columns of the training. They are prepared as in an evaluation of the run.
+RUN is the workdir of a run. FILES are images, or folders of images; one .npy or .npz file; one table, .csv, .tsv or
+.parquet, with the columns of the training; or one .txt file for a run on text: the character after each of its lines
+is predicted. A model with several inputs takes a .npz file with an array for each, by their names. Examples are
+prepared as in an evaluation of the run.
 
     python -m tfdist predict runs/cats photos/ --out=cats.csv
     srun python -m tfdist predict runs/cats photos/ --out=cats.csv --checkpoint=best
@@ -83,8 +85,17 @@ def batch_size(saved: SavedRun) -> int:
 
 def caller(saved: SavedRun, model: Any) -> Callable[[Mapping[str, Any]], Any]:
     """Returns call(batch) -> the outputs of `model` for the prepared batch."""
+    if several(model):
+        import keras
+
+        return lambda batch: model(keras.tree.map_structure(lambda one: batch[one.name], model.input), training=False)
     key = saved.input_key()
     return lambda batch: model(batch[key], training=False)
+
+
+def several(model: Any) -> bool:
+    """Returns whether a model has several inputs, which are known by name."""
+    return len(getattr(model, "inputs", None) or ()) > 1
 
 
 def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
@@ -97,8 +108,15 @@ def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
 
     from tfdist.tools.saved_runs import examples, weights
 
-    key, (kind, files) = saved.input_key(), examples.find(words)
-    shape = weights.input_shape(model)
+    kind, files = examples.find(words)
+    if several(model):
+        return examples.Rows(examples.read_arrays(files[0], {each.name: each.shape[1:] for each in model.inputs}))
+    key, shape = saved.input_key(), weights.input_shape(model)
+    if kind == "text":
+        if not shape or len(shape) != 1 or not shape[0] or any(len(name) != 1 for name in saved.classes or ["no"]):
+            raise ValueError(f"{saved.workdir} was not trained on a text file: give images, a .npz file or a table.")
+        rows, lines = examples.read_lines(files[0], saved.classes, shape[0])
+        return examples.Rows({key: rows}, names=lines)
     if kind == "arrays":
         stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
         return examples.Rows({key: examples.read_array(files[0], key, stored)})
@@ -174,7 +192,8 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
         if damage:
             raise ValueError(damage) from None
         raise
-    return found, source
+    after_lines = found.ndim == 3 and examples.find(words)[0] == "text"
+    return found[:, -1] if after_lines else found, source
 
 
 def is_classifier(saved: SavedRun, outputs: np.ndarray) -> bool:
@@ -225,7 +244,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
     if is_classifier(saved, outputs):
         count = max(2, outputs.shape[1])
         classes = meaning.class_names(saved.classes, count)
-    first = "row" if source.names[:1] == ["0"] else "file"
+    first = {"0": "row"}.get(source.names[0], "line" if words[0].endswith(".txt") else "file")
     header, rows = table(source.names, outputs, classes, first)
     if classes is None and saved.label_column and len(header) == 2:
         header = [first, saved.label_column]
