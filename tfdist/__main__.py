@@ -28,6 +28,7 @@ TOOLS = {
         "tfdist.tools.many_runs.compare",
         "Show in what runs differ: fields, metrics, code; curves and a page.",
     ),
+    "why": ("tfdist.tools.saved_runs.same_bits.why", "Say from which step on two runs differ, and why."),
     "cost": (
         "tfdist.tools.many_runs.costs.cost",
         "Show what the time of runs was spent on: steps, starts, faults, queue.",

@@ -185,9 +185,7 @@ def draw(tests: Mapping[str, Sequence[np.ndarray]], table: Sequence[tuple], *, c
         table: of `HEADER`.
         caption: what was trained.
     """
-    figure, panels = style.figure(
-        "Six usual mistakes", caption, columns=3, rows=2, size=(15.0, 8.0), share="xy"
-    )
+    figure, panels = style.figure("Six usual mistakes", caption, columns=3, rows=2, size=(15.0, 8.0), share="xy")
     rows = {row[0]: row for row in table}
     for axes, (name, meaning) in zip(panels, TITLES.items(), strict=True):
         epochs = np.arange(1, 1 + len(tests[RIGHT][0]))

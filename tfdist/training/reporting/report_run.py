@@ -71,6 +71,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         "in an op": tf.config.threading.get_intra_op_parallelism_threads(),  # 0: as many as cores.
         "between ops": tf.config.threading.get_inter_op_parallelism_threads(),
     }
+    described["replicas"] = {"all": run.cluster.num_replicas, "workers": run.cluster.num_workers}
     described["config"] = config
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":

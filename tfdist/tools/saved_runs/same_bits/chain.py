@@ -1,0 +1,89 @@
+"""What metrics.jsonl says of a run: the starts, each with what it was made of, and the hashes of the states."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.config import diff
+from tfdist.report import metrics_file
+
+# Entries of an environment record whose values may change bits, besides config, code, git and versions.
+_MACHINE = ("python", "processor", "threads", "onednn", "gpu", "replicas")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A start of a run."""
+
+    # The step after which it began.
+    step: int
+    # Name -> value: "config.seed", "code.my_lab.py", "data.'image' of the train split", "versions.keras", "processor".
+    facts: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The starts and states of a run, in the order of metrics.jsonl."""
+
+    workdir: Path
+    starts: tuple[Start, ...]
+    # (step, hash).
+    states: tuple[tuple[int, str], ...]
+    # The functions that made the hashes.
+    functions: frozenset[str]
+
+    def by_step(self) -> dict[int, str]:
+        """Returns the last hash of each step, in the order of the steps."""
+        return dict(sorted(dict(self.states).items()))
+
+    def changed_between_steps(self) -> list[int]:
+        """Returns the steps after which the state had two hashes: something else than a step has changed it."""
+        pairs = zip(self.states, self.states[1:], strict=False)
+        return [step for (step, value), (next_step, other) in pairs if step == next_step and value != other]
+
+
+def read(workdir: Path) -> Chain:
+    """Reads the records of a workdir.
+
+    Raises:
+        ValueError: there are none, or the file cannot be read.
+    """
+    records = metrics_file.read_records(workdir / metrics_file.METRICS)
+    states = [one for one in records if one.get("kind") == "state"]
+    if not states:
+        raise ValueError(
+            f"{workdir / metrics_file.METRICS} has no hashes of states: give the workdir of a run that this version of "
+            'tfdist has trained, without config.report.state_hash="none".'
+        )
+    return Chain(
+        workdir=workdir,
+        starts=tuple(_starts(records)),
+        states=tuple((one["step"], one["hash"]) for one in states),
+        functions=frozenset(one["function"] for one in states),
+    )
+
+
+def _starts(records: list[dict[str, Any]]) -> Iterator[Start]:
+    step, facts = 0, {}
+    for record in records:
+        kind = record.get("kind")
+        if kind == metrics_file.START:
+            step = record["step"]
+        elif kind == "environment":
+            facts = dict(_environment(record))
+        elif kind == "data":  # Follows the environment of its start.
+            yield Start(step=step, facts=facts | {f"data.{name}": one for name, one in record["hashes"].items()})
+
+
+def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in diff.flatten(record.get("config") or {}):
+        yield f"config.{name}", value
+    for part in ("code", "versions", "git"):
+        yield from ((f"{part}.{name}", value) for name, value in (record.get(part) or {}).items())
+    for name in _MACHINE:
+        value = record.get(name)
+        if isinstance(value, dict):
+            yield from ((f"{name}.{key}", one) for key, one in value.items() if key != "reason")
+        elif value is not None:
+            yield name, value
