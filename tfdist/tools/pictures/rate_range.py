@@ -23,5 +23,5 @@ def draw(found: Any, *, caption: str) -> Any:
     low, high = min(found.smoothed), max(found.smoothed[: len(found.smoothed) // 2])
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
     axes.set_ylim(low - 0.15 * (high - low), high + 0.5 * (high - low))
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower left")
     return figure

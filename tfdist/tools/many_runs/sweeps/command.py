@@ -1,9 +1,9 @@
 """Trains with many values of fields or flags, one run each: `python -m tfdist sweep --set FIELD=VALUES ...`.
 
     tfdist sweep --config=digits --set learning_rate.peak=0.05,0.1,0.2 --set seed=0..3 --workdir=sweeps/digits
-    tfdist sweep --config=... --random=20 --set optimizer.weight_decay=log(1e-5,1e-2) --set seed=0..2 --workdir=...
+    tfdist sweep --config=... --random=20 --set "optimizer.weight_decay=log(1e-5,1e-2)" --set seed=0..2 --workdir=...
     tfdist sweep --script="my_script.py --epochs=3" --set lr=0.1,0.01 --workdir=sweeps/mine
-    tfdist sweep --config=... --set ... --workdir=... --slurm=launch/slurm.sbatch --nodes=1 --max_at_once=8
+    tfdist sweep --config=... --set ... --workdir=... --slurm=launch/slurm.sbatch --nodes=1 --max-at-once=8
 
 VALUES are a list (0.1,0.2), a range of whole numbers (0..4), or with --random=N an interval to draw from:
 log(1e-5,1e-2), uniform(0,1), int(16,256). Without --random every combination is one run. The directory of a run has the
