@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import shlex
 import signal
@@ -130,8 +131,10 @@ def test_the_better_half_goes_on_and_the_decision_is_kept(tmp_path):
 @pytest.mark.unit
 def test_options_of_sbatch_are_told_apart():
     given = ["--config=x", "--nodes=2", "--gpus_per_node", "4", "--exclusive", "--max_at_once=8"]
-    assert array.divide(given) == (["--config=x", "--max_at_once=8"], ["--nodes=2", "--gpus_per_node=4", "--exclusive"])
+    assert array.divide(given) == (["--config=x", "--max_at_once=8"], ["--nodes=2", "--gpus-per-node=4", "--exclusive"])
     assert array.ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    given = array.with_defaults(["--nodes=2", "--job-name=mine"], pathlib.Path("/sweeps/lr"))
+    assert given == ["--nodes=2", "--job-name=mine", "--output=/sweeps/lr/slurm-%A_%a.log"]
 
 
 def test_what_is_wrong_is_said_before_anything_starts(tmp_path):

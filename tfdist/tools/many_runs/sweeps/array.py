@@ -30,10 +30,11 @@ def divide(given: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(given)
     while words:
         word = words.pop(0)
-        name, equals, _ = word.partition("=")
+        name, equals, value = word.partition("=")
         if name[:2] == "--" and name[2:].replace("_", "-") in OPTIONS:
-            value = "" if equals or not words or words[0].startswith("-") else f"={words.pop(0)}"
-            options.append(f"{word}{value}")
+            if not equals and words and not words[0].startswith("-"):
+                equals, value = "=", words.pop(0)
+            options.append(f"{name.replace('_', '-')}{equals}{value}")
         else:
             own.append(word)
     return own, options
@@ -71,6 +72,7 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         return 0
     stages = [None] if not plan.prune else [*plan.prune, None]
     submitted = files.read_json(str(workdir / FILE)) or {"jobs": []}
+    batch = [*with_defaults(options, workdir), str(Path(batch_file).absolute())]
     before = None
     for epochs in stages:
         task = ["python", "-m", "tfdist.tools.many_runs.sweeps.task", f"--workdir={workdir}", "--index=%a"]
@@ -78,7 +80,7 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         limit = f"%{max_at_once}" if max_at_once else ""
         after = [] if before is None else [f"--dependency=afterany:{before}"]
         array = f"--array={ranges(left)}{limit}"
-        command = ["sbatch", "--parsable", array, *after, *options, batch_file, *task, *until]
+        command = ["sbatch", "--parsable", array, *after, *batch, *task, *until]
         before = _sbatch(command, plan.directory)
         submitted["jobs"].append(before)
         files.write_json(str(workdir / FILE), submitted)
@@ -86,6 +88,13 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         print(f"job {before}: {len(left)} of {count} runs{stage}")
     print(f"squeue --me shows them, tfdist runs {workdir} their results. The same command again submits what is left.")
     return 0
+
+
+def with_defaults(options: Sequence[str], workdir: Path) -> list[str]:
+    """Returns the options of sbatch, with the name of the sweep and a log in its workdir where they name none."""
+    defaults = {"--job-name": workdir.name, "--output": str(workdir / "slurm-%A_%a.log")}
+    given = {option.partition("=")[0] for option in options}
+    return [*options, *(f"{name}={value}" for name, value in defaults.items() if name not in given)]
 
 
 def _is_over(plan: Plan, workdir: Path, name: str) -> bool:
