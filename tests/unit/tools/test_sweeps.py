@@ -79,6 +79,7 @@ def test_names_are_readable_and_different():
     assert space.names(rows) == ["peak=0.1_batch_size=8", "peak=0.1_batch_size=16"]
     both = space.grid([space.parse("train.steps=1"), space.parse("report.every.steps=-2")])
     assert space.names(both) == ["train.steps=1_every.steps=-2"]
+    assert space.names([{"model.filters": "[16, 32]"}]) == ["filters=16-32"]
     names = space.names([{"a": "{'target': 'x'}"}, {"a": "{'target': [x]}"}, {"a": "x" * 300}])
     assert len(set(names)) == 3 and all(len(name) < 60 and "/" not in name for name in names)
 

@@ -28,7 +28,7 @@ from absl import flags
 from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import interruption
 from tfdist.config import flags as config_flags
-from tfdist.config import schema
+from tfdist.config import saved_run, schema
 from tfdist.config.command_line import words
 from tfdist.tools import tables
 from tfdist.tools.many_runs.sweeps import array, ends, halving, local, proposals, space, validation
@@ -174,7 +174,10 @@ def _workdir() -> Path:
     values = flags.FLAGS
     if values.script and not values.workdir:
         raise ValueError("--script needs --workdir, the directory of the sweep.")
-    return Path(values.workdir or f"sweeps/{config_flags.config_name()}").expanduser().absolute()
+    name = "" if values.script else config_flags.config_name()
+    if name and Path(config_flags.config_file()).name == saved_run.FILE:  # The workdir of a run was given.
+        name = Path(config_flags.config_file()).absolute().parent.name
+    return Path(values.workdir or f"sweeps/{name}").expanduser().absolute()
 
 
 def run_here(plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: local.Stop) -> int:

@@ -162,7 +162,8 @@ def _short(fields: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _label(value: str) -> str:
-    plain = re.sub(r"[^\w.+-]+", "-", value).rstrip("-") or "empty"
+    plain = re.sub(r"[^\w.+-]+", "-", value).rstrip("-")
+    plain = (plain if value.startswith("-") else plain.lstrip("-")) or "empty"
     return plain if len(plain) <= _LONGEST_LABEL else f"{plain[:_LONGEST_LABEL]}-{_digest(value)}"
 
 
