@@ -71,7 +71,8 @@ def test_a_long_line_and_damaged_lines(tmp_path):
     path = tmp_path / "starts.jsonl"
     (start,) = ledger.read_starts(tmp_path)
     assert start["end"] == "failed" and path.stat().st_size % 512 == 0
-    path.write_text('{"seconds": 3}\n' + path.read_text() + '{"start": 1, "seco')
+    odd = '{"start": "x", "now": [], "seconds": {"start": "y"}, "step": "z"}\n'
+    path.write_text('{"seconds": 3}\n' + odd + path.read_text() + '{"start": 1, "seco')
     assert len(ledger.read_starts(tmp_path)) == 1 and ledger.read_starts(tmp_path / "missing") == []
 
 

@@ -1,5 +1,6 @@
 """In what runs differ: fields of their configs, code, versions, data, machines. Imports no TensorFlow."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -55,12 +56,8 @@ def in_words(values: dict[str, Any], most: int) -> list[str]:
 
 
 def aspects(workdirs: Sequence[Path]) -> list[Aspect]:
-    """Returns what environment.json, data.json and the newest checkpoint say of each run, "-" where they do not.
-
-    Raises:
-        ValueError: a file is damaged.
-    """
-    environments = [files.read_json(workdir / run_info.ENVIRONMENT) or {} for workdir in workdirs]
+    """Returns what environment.json, data.json and the newest checkpoint say of each run, "-" where they do not."""
+    environments = [_read(workdir / run_info.ENVIRONMENT) for workdir in workdirs]
     packages = dict.fromkeys(name for each in environments for name in _dict(each, "versions"))
     return [
         Aspect("code", [_code(each) for each in environments]),
@@ -75,6 +72,13 @@ def aspects(workdirs: Sequence[Path]) -> list[Aspect]:
     ]
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file; {} if there is none, or it is damaged."""
+    with contextlib.suppress(ValueError):
+        return files.read_json(path) or {}
+    return {}
+
+
 def _dict(values: dict[str, Any], name: str) -> dict[str, Any]:
     found = values.get(name)
     return found if isinstance(found, dict) else {}
@@ -86,7 +90,7 @@ def _code(environment: dict[str, Any]) -> str:
 
 
 def _examples(workdir: Path) -> str:
-    return str((files.read_json(workdir / "data.json") or {}).get("examples", "-"))
+    return str(_read(workdir / "data.json").get("examples", "-"))
 
 
 def _hash(workdir: Path) -> str:
@@ -94,7 +98,7 @@ def _hash(workdir: Path) -> str:
     step = directory.newest_step(workdir / "checkpoints")
     if step is None:
         return "-"
-    manifest = files.read_json(directory.step_path(workdir / "checkpoints", step) / "manifest.json") or {}
+    manifest = _read(directory.step_path(workdir / "checkpoints", step) / "manifest.json")
     common = _dict(_dict(_dict(manifest, "state"), "data"), "common")
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:10] if common else "-"
 

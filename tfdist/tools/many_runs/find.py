@@ -54,7 +54,8 @@ def read_all(paths: Sequence[Path]) -> tuple[list[RunState], list[str]]:
         try:
             runs.append(run_state.read(workdir))
         except Exception as error:  # A damaged file may hold anything.
-            text = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+            known = isinstance(error, ValueError | OSError)
+            text = str(error) if known else f"a file holds what no run writes ({type(error).__name__}: {error})."
             problems.append(f"{workdir} is passed over: {text}")
     return with_queue(runs), problems
 

@@ -49,13 +49,13 @@ def main(argv: list[str]) -> int:
     named = zip(runs, names, strict=True)
     found = {run.workdir: bills.of_run(run.workdir, name, jobs, state=run.state) for run, name in named}
     problems += [
-        f"{workdir} has no starts.jsonl: an earlier release." for workdir, bill in found.items() if bill is None
+        f"{workdir} has no starts.jsonl: see docs/many-runs.md." for workdir, bill in found.items() if bill is None
     ]
     for line in problems:
         print(f"tfdist cost: {line}", file=sys.stderr)
     known = [bill for bill in found.values() if bill is not None]
     if not known:
-        print(f"tfdist cost: there is no run with a ledger in {' '.join(map(str, paths))}.", file=sys.stderr)
+        print(f"tfdist cost: no run has starts.jsonl below: {' '.join(map(str, paths))}", file=sys.stderr)
         return 1
     whole = bills.total(known, "all")
     if len(known) > 1:
