@@ -11,7 +11,7 @@ y = (x[:, 0] > x[:, 1]).astype("int32")
 
 def build():
     model = keras.Sequential([keras.layers.Dense(6, "relu"), keras.layers.Dense(2, "softmax")])
-    model.compile(keras.optimizers.RMSprop(0.01), "sparse_categorical_crossentropy", ["accuracy"])
+    model.compile(keras.optimizers.RMSprop(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
@@ -29,4 +29,4 @@ while total < 6:
     losses += history.history["loss"] + history.history["val_loss"]
     total = history.epoch[-1] + 1
     model.save(path)
-record(losses=losses, total=total, weights=model.get_weights(), slots=[v.numpy() for v in model.optimizer.variables])
+record(losses=losses, total=total, weights=model.get_weights())
