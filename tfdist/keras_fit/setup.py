@@ -311,7 +311,7 @@ def check_epochs(epochs: int, initial_epoch: int, validation_freq: int | Collect
     """Raises ValueError if one of these arguments of `tfdist.fit` is no whole number, or too small."""
     listed = validation_freq if isinstance(validation_freq, Collection) else [validation_freq]
     whole = all(isinstance(one, numbers.Integral) for one in (epochs, initial_epoch, *listed))
-    if not whole or min(epochs, *listed, default=1) < 1 or initial_epoch < 0:
+    if not whole or min([epochs, *listed]) < 1 or initial_epoch < 0:
         raise ValueError(
             "epochs and validation_freq (or what it lists) must be whole numbers from 1 on, initial_epoch from 0 on. "
             f"Received: epochs={epochs!r}, validation_freq={validation_freq!r}, initial_epoch={initial_epoch!r}"
