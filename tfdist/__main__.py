@@ -28,6 +28,7 @@ TOOLS = {
         "tfdist.tools.many_runs.compare",
         "Show in what runs differ: fields, metrics, code; curves and a page.",
     ),
+    "verify": ("tfdist.tools.saved_runs.same_bits.verify", "Train parts of a finished run again, and compare hashes."),
     "why": ("tfdist.tools.saved_runs.same_bits.why", "Say from which step on two runs differ, and why."),
     "cost": (
         "tfdist.tools.many_runs.costs.cost",

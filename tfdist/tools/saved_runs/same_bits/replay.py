@@ -1,0 +1,76 @@
+"""Trains steps of a finished run again, from its checkpoints, and hashes the states."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tfdist import config as config_lib
+from tfdist.checkpoint import directory, restore
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.training import loop_tools, setup
+from tfdist.training.consistency import hashing, start
+from tfdist.training.loop_tools import LoopTools
+from tfdist.training.run import Run
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A run that was built again; made by `open_replay`."""
+
+    run: Run
+    tools: LoopTools
+    # The directory of the checkpoints of the run that is replayed.
+    checkpoints: Path
+    # The values of all variables before the first step.
+    initial: Mapping[str, np.ndarray]
+
+    def restore(self, step: int) -> str:
+        """Restores the state after `step`, of its checkpoint, or before the first step for 0; returns its hash.
+
+        Raises:
+            DamagedCheckpointError: the checkpoint is damaged.
+            ValueError: it is of another model or optimizer.
+        """
+        path = directory.step_path(self.checkpoints, step)
+        if step == 0 and not path.is_dir():
+            for name, array in self.initial.items():
+                checkpoint_format.tf_variable(self.run.variables[name]).assign(array)
+        else:
+            restore.restore(self.run.cluster, checkpoint_format.verify(path), self.run.variables)
+        return self.hash()
+
+    def train(self, step: int, stops: list[int]) -> dict[int, str]:
+        """Trains on from the state after `step`; returns the hash of the state after each of `stops`, in order."""
+        batches, found = self.run.feed.open_training(step, self.run.total_steps), {}
+        for stop in stops:
+            while step < stop:
+                step += self.tools.train_steps(batches, stop - step).steps
+            found[stop] = self.hash()
+        return found
+
+    def hash(self) -> str:
+        """Returns the hash of the present state."""
+        return hashing.as_text(int(self.tools.consistency.hash_all().numpy()[0, 0]))
+
+    def data(self) -> dict[str, str]:
+        """Returns the hashes of the data, as metrics.jsonl has them."""
+        found = start.hash_examples(self.run.feed.examples(start.EXAMPLES))
+        return {name: hashing.as_text(value) for name, value in found.common.items()}
+
+
+def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> Replay:
+    """Builds the run of a config again, with an empty directory as its workdir.
+
+    Raises:
+        ValueError: as `setup.build_run`.
+        OSError: as `setup.build_run`.
+    """
+    run = setup.build_run(config, scratch)
+    return Replay(
+        run=run,
+        tools=loop_tools.make_silent_tools(run),
+        checkpoints=checkpoints,
+        initial=checkpoint_format.snapshot(run.variables),
+    )

@@ -1,0 +1,155 @@
+"""Checks a finished run by training parts of it again: `python -m tfdist verify DIR --intervals=5`.
+
+DIR is the workdir of a run of a config. The data and every kept checkpoint are hashed and compared with metrics.jsonl.
+Then random intervals between two kept checkpoints, or the start and the first one, are trained again, and all hashes in
+them are compared. Nothing in DIR changes. The number of replicas must be that of the run, except with virtual replicas.
+
+    tfdist verify runs/digits --intervals=2
+"""
+
+import itertools
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from tfdist.checkpoint import directory
+from tfdist.cluster.devices import onednn
+from tfdist.config import flags as config_flags
+from tfdist.config import tensorflow_log
+from tfdist.report import run_info
+from tfdist.tools.saved_runs import saved as saved_lib
+from tfdist.tools.saved_runs.same_bits import chain as chain_lib
+from tfdist.tools.saved_runs.same_bits.chain import Chain
+from tfdist.tools.saved_runs.saved import SavedRun
+
+USAGE = "DIR [flags]"
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_integer("intervals", 5, "Intervals between checkpoints to train again.", lower_bound=0)
+    flags.DEFINE_integer("seed", None, "Chooses the intervals. Default: another choice each time.")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; returns the program's name and the directory."""
+    rest = config_flags.parse_words(argv)
+    if len(rest) != 2:
+        sys.exit("tfdist verify: give the workdir of one run, such as runs/digits.")
+    return rest
+
+
+def main(argv: list[str]) -> int:
+    """Prints what was checked; returns 0 if all hashes are equal, 1 if one is not, 2 if the run cannot be checked."""
+    try:
+        saved = saved_lib.open_run(argv[1])
+        chain = chain_lib.read(saved.workdir)
+        check(saved, chain)
+    except ValueError as error:
+        print(f"tfdist verify: {error}", file=sys.stderr)
+        return 2
+    tensorflow_log.announce()
+    onednn.choose(os.environ, saved.workdir)
+    for line in other_machine(chain):
+        print(f"tfdist verify: {line}: the same steps may have other hashes here", file=sys.stderr)
+    seed = random.SystemRandom().randrange(2**31) if flags.FLAGS.seed is None else flags.FLAGS.seed
+    intervals = all_intervals(saved, chain)
+    chosen = sorted(random.Random(seed).sample(intervals, min(flags.FLAGS.intervals, len(intervals))))
+    with tempfile.TemporaryDirectory() as scratch:
+        wrong = list(differences(saved, chain, chosen, Path(scratch)))
+    for line in wrong:
+        print(line)
+    shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
+    print(f"trained again: the steps {shown}; {len(chosen)} of {len(intervals)} intervals, chosen by --seed={seed}")
+    noticed = len(chosen) / len(intervals) if intervals else 0.0
+    print(
+        f"A run that was changed in one of its {len(intervals)} intervals would be noticed with a probability of "
+        f"{noticed:.0%}; one whose kept checkpoints or first examples are others, with 100%."
+    )
+    print("different" if wrong else "all hashes are equal")
+    return 1 if wrong else 0
+
+
+def check(saved: SavedRun, chain: Chain) -> None:
+    """Checks that the steps of a run can be trained again here.
+
+    Raises:
+        ValueError: they cannot; says why.
+    """
+    config = saved.config
+    if config is None:
+        raise ValueError(f"{saved.workdir} is of a script, whose model and data cannot be built again.")
+    if config.callbacks:
+        raise ValueError(f"{saved.workdir} has callbacks, which may change what is trained between steps.")
+    if config.train.nonfinite == "rollback":
+        raise ValueError(
+            f'{saved.workdir} has train.nonfinite="rollback": after a rollback its steps depend on others.'
+        )
+    starts = {start.facts.get("replicas.workers") for start in chain.starts}
+    if config.train.virtual_replicas is None and starts != {1}:
+        raise ValueError(
+            f"{saved.workdir} was trained by several workers, and this command is one: their sums have other bits. "
+            "Runs with config.train.virtual_replicas can be checked on any number of replicas."
+        )
+
+
+def other_machine(chain: Chain) -> Iterator[str]:
+    """Yields what of this machine differs from that of the run, and changes bits."""
+    facts = chain.starts[-1].facts
+    now = {"processor": onednn.read_processor().name, "onednn.enabled": onednn.current(os.environ).enabled}
+    versions = run_info.versions()
+    now |= {f"versions.{name}": versions.get(name) for name in ("tensorflow", "keras", "numpy")}
+    for name, value in now.items():
+        if name in facts and facts[name] != value:
+            yield f"{name} was {facts[name]} and is {value} here"
+
+
+def all_intervals(saved: SavedRun, chain: Chain) -> list[tuple[int, int]]:
+    """Returns the pairs of steps between which a run can be trained again: the start, and the kept checkpoints."""
+    recorded = chain.by_step()
+    steps = sorted({*directory.steps(saved.checkpoints), *([0] if 0 in recorded else [])} & recorded.keys())
+    return list(itertools.pairwise(steps))
+
+
+def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], scratch: Path) -> Iterator[str]:
+    """Yields a line for each hash of data, checkpoints and `chosen` intervals that is not the recorded one."""
+    from tfdist.tools.saved_runs.same_bits import replay as replay_lib
+
+    recorded = chain.by_step()
+    replay = replay_lib.open_replay(saved.config, saved.checkpoints, scratch)
+    facts = chain.starts[-1].facts
+    for name, value in replay.data().items():
+        yield from _compare(f"data: {name}", value, facts.get(f"data.{name}"))
+    steps = directory.steps(saved.checkpoints)
+    for step in sorted(steps):
+        if step not in recorded:
+            yield f"checkpoint of step {step}: metrics.jsonl has no hash of it"
+        yield from _restore(replay, step, recorded)
+    for first, last in chosen:
+        problem = list(_restore(replay, first, recorded))
+        if problem:
+            yield from () if first in steps else problem
+            continue
+        for step, value in replay.train(first, [one for one in recorded if first < one <= last]).items():
+            found = list(_compare(f"after step {step}, trained again from {first}", value, recorded[step]))
+            yield from found
+            if found:
+                break  # All later ones differ, too.
+
+
+def _restore(replay: Any, step: int, recorded: dict[int, str]) -> Iterator[str]:
+    try:
+        yield from _compare(f"state of step {step}", replay.restore(step), recorded.get(step))
+    except ValueError as error:
+        yield f"state of step {step}: {error}"
+
+
+def _compare(what: str, found: str, expected: str | None) -> Iterator[str]:
+    if expected is not None and found != expected:
+        yield f"{what}: {found}, and metrics.jsonl has {expected}"
