@@ -49,7 +49,10 @@ _BATCH = re.compile(r"\b(\d+)xREPLICAS\b")
 _FILE = re.compile(r"(?<![\w/])(docs/courses|launch)/[\w/.]+")
 _LOG = "course.log"
 # Copied by `course files`.
-_FILES = ("docs/notebooks/digits.ipynb", *(f"docs/courses/jean_zay_{name}.py" for name in ("data", "fit", "loop")))
+_FILES = (
+    "docs/notebooks/digits.ipynb",
+    *(f"docs/courses/{name}.py" for name in ("line_exercise", "jean_zay_data", "jean_zay_fit", "jean_zay_loop")),
+)
 
 
 def define_flags() -> None:

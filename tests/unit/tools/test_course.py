@@ -411,3 +411,21 @@ def test_task_trains_and_finds_all_its_answers(name, number, answers, tmp_path):
     rows = [re.split(r" {2,}", line.strip()) for line in table[2 : 2 + answers]]
     assert all(row[-1] not in ("-", "not printed") for row in rows), table
     assert rows[0][1] == rows[0][2], "the number of parameters is the page's"
+
+
+def test_the_exercise_by_hand_says_what_is_missing_and_is_right_when_the_gaps_are_filled(tmp_path):
+    text = (REPOSITORY / "docs" / "courses" / "line_exercise.py").read_text()
+    filled = {
+        "    return weights\n": "    return np.broadcast_to(weights[0], weights.shape)\n",
+        "    return gradients\n": "    return np.broadcast_to(gradients.mean(0), gradients.shape)\n",
+        "    return ids\n": "    return ids[worker::WORKERS]\n",
+    }
+    printed = []
+    for gap, solution in [("", ""), *filled.items()]:
+        assert text.count(gap) == 1 or not gap
+        text = text.replace(gap, solution) if gap else text
+        (tmp_path / "exercise.py").write_text(text)
+        done = subprocess.run([sys.executable, tmp_path / "exercise.py"], capture_output=True, text=True, timeout=60)
+        printed.append([line.endswith("right") for line in done.stdout.splitlines()[:3]])
+    assert printed == [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
+    assert float(re.search(r"differ by at most (\S+);", done.stdout)[1]) < 1e-12
