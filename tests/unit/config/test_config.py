@@ -389,6 +389,7 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
     [
         ([], "Missing --config: give a config file, such as configs/digits.py, or the workdir of a run"),
         (["--config="], "Missing --config: give a config file"),
+        (["digitz"], "There is no config file, no config of tfdist and no run 'digitz'. Did you mean digits?"),
         (["--config"], "Missing --config: give a config file"),
         (["--confg=base.py"], "There is no flag --confg. Did you mean --config? "),
         (["--config=bas"], "Did you mean --config=base.py?"),

@@ -66,6 +66,14 @@ def check_file(argv: Sequence[str]) -> None:
     if len(given) > 1:
         sys.exit(f"--config is given {len(given)} times: give one config file. Received: {' '.join(given)}")
     path = words.config_path(argv[1:])
+    names = [word for word in words.free(argv[1:]) if word[:1] != "-"]
+    if not path and names:
+        near = text.closest(names[0], [file.stem for file in configs.FOLDER.glob("*.py")], 0.5)
+        hint = f" Did you mean {near}?" if near else ""
+        sys.exit(
+            f"There is no config file, no config of tfdist and no run {names[0]!r}.{hint} Give a config file, such as "
+            "configs/digits.py, or the workdir of a run."
+        )
     if not path:
         sys.exit("Missing --config: give a config file, such as configs/digits.py, or the workdir of a run.")
     problem = file_problem(path)

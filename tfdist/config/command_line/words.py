@@ -86,8 +86,12 @@ def complete(words: Sequence[str]) -> list[str]:
             return [*words[:index], f"--config={configs.find(word)}", *words[index + 1 :]]
     if "config" not in flags.FLAGS:
         return words
-    free = [word for word, before in zip(words, ["", *words], strict=False) if not _takes_a_value(before)]
-    return saved_run.with_flags(words, free, trains="allow_config_changes" in flags.FLAGS)
+    return saved_run.with_flags(words, free(words), trains="allow_config_changes" in flags.FLAGS)
+
+
+def free(words: Sequence[str]) -> list[str]:
+    """Returns the words that are not the value of the flag before them; flags are among them."""
+    return [word for word, before in zip(words, ["", *words], strict=False) if not _takes_a_value(before)]
 
 
 def _with_long_epochs(words: Sequence[str]) -> list[str]:
