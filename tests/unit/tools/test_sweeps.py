@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 
-import forked
 import numpy as np
 import pytest
 from launching import REPOSITORY, weights, worker_environment
@@ -204,7 +203,15 @@ def test_twelve_runs_over_two_slots_killed_twice_and_finished(tmp_path):
     assert len(list(tmp_path.glob("sweep/*/finished.json"))) == 12
     assert json.loads((first / plans.OVERRIDES).read_text()) == {"learning_rate.peak": "0.05", "seed": "0"}
     alone = [sys.executable, "-m", "tfdist.main", *DIGITS, "--config.seed=2", "--config.learning_rate.peak=0.1"]
-    forked.run([*alone, f"--workdir={tmp_path}/alone"], cwd=REPOSITORY, env=worker_environment(), check=True)
+    # On as many cores as a run of the sweep has: sums over more threads are rounded otherwise.
+    cores = set(sorted(os.sched_getaffinity(0))[: len(os.sched_getaffinity(0)) // 2 or 1])
+    subprocess.run(
+        [*alone, f"--workdir={tmp_path}/alone"],
+        cwd=REPOSITORY,
+        env=worker_environment() | {"PYTHONPATH": str(REPOSITORY)},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        check=True,
+    )
     for name, value in weights(tmp_path / "alone").items():
         np.testing.assert_array_equal(value, weights(tmp_path / "sweep" / "peak=0.1_seed=2")[name])
 

@@ -11,6 +11,7 @@ import sys
 import keras
 import pytest
 from launching import REPOSITORY, worker_environment
+from processes import until
 
 from tfdist.tools.many_runs import trackers
 
@@ -72,13 +73,17 @@ def records(file):
 
 
 def of_wandb(folder):
-    """Reads the offline files, of which each start has one."""
+    """Reads the offline files, of which each start has one, once wandb's own process has written their ends."""
     from wandb.proto import wandb_internal_pb2
 
+    def parsed(file):
+        return [wandb_internal_pb2.Record.FromString(data) for data in records(file)]
+
+    for file in folder.rglob("run-*.wandb"):
+        until(lambda file=file: any(one.HasField("exit") for one in parsed(file)), 60)
     ids, steps, config, models = set(), [], {}, []
     for file in sorted(folder.rglob("run-*.wandb")):
-        for data in records(file):
-            record = wandb_internal_pb2.Record.FromString(data)
+        for record in parsed(file):
             if record.run.run_id:
                 ids.add(record.run.run_id)
                 config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
