@@ -85,19 +85,21 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
 
 
 def test_a_lost_worker_and_a_divergence_are_told(tmp_path):
-    lost, bad, told = tmp_path / "lost", tmp_path / "bad", tmp_path / "told.json"
-    with server() as (address, posted):
-        options = ["--config.checkpoint.every.steps=8", f"--config.report.notify={address}"]
-        command = topologies.command(lost, *options, config=CONFIG)
-        with started([command] * 2, topologies.environments(2)) as processes:
-            wait_for_steps(lost)
-            processes[1].send_signal(signal.SIGKILL)
-            output = processes[0].communicate(timeout=120)[0].decode()
-        assert processes[0].returncode == interruption.EXIT_PEER_LOST, output
-        assert [(each["state"], each["workdir"]) for each in posted] == [("lost", str(lost))]
-        assert "worker 1 (host" in posted[0]["text"] and "is lost" in posted[0]["text"]
-    run = run_state.read(lost)
-    assert run.state == "lost" and "worker 1 (host" in run.trouble
+    bad, told = tmp_path / "bad", tmp_path / "told.json"
+    for victim in (1, 0):  # The chief tells of the loss of another worker, and that one of the chief's.
+        lost = tmp_path / f"lost{victim}"
+        with server() as (address, posted):
+            options = ["--config.checkpoint.every.steps=8", f"--config.report.notify={address}"]
+            command = topologies.command(lost, *options, config=CONFIG)
+            with started([command] * 2, topologies.environments(2)) as processes:
+                wait_for_steps(lost)
+                processes[victim].send_signal(signal.SIGKILL)
+                output = processes[1 - victim].communicate(timeout=120)[0].decode()
+            assert processes[1 - victim].returncode == interruption.EXIT_PEER_LOST, output
+            assert [(each["state"], each["workdir"]) for each in posted] == [("lost", str(lost))], output
+            assert f"worker {victim} (host" in posted[0]["text"] and "is lost" in posted[0]["text"]
+        run = run_state.read(lost)
+        assert run.state == "lost" and (victim == 0 or "worker 1 (host" in run.trouble)
     options = [
         QUICKLY,
         "--config.learning_rate.peak=1e30",
