@@ -80,6 +80,10 @@ class Ledger:
         finally:
             self.enter(before)
 
+    def execution(self) -> contextlib.AbstractContextManager[None]:
+        """Counts the time of a block, an execution of training steps, to "steps"; of the first to "compilation"."""
+        return self.during("steps" if self.steps_done else "compilation")
+
     def executed(self, step: int, steps: int, wait_seconds: float) -> None:
         """Notes that an execution of `steps` steps has ended after `step`, in which so long was waited for data."""
         with self.lock:

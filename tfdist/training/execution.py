@@ -77,11 +77,6 @@ class StepRunner:
             self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
         return Execution(steps=steps, totals=totals)
 
-    @property
-    def cause(self) -> str:
-        """What the time of the next execution is spent on; see `ledger.CAUSES`."""
-        return "steps" if self.length.executions else "compilation"
-
     def pop_time_fractions(self) -> list[tuple[float, float, float]]:
         """Returns each worker's fractions of time for input, compute and communication since the last call.
 

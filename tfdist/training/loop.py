@@ -4,10 +4,8 @@ import math
 import time
 
 from tfdist.cluster import interruption
-from tfdist.config import user_code
 from tfdist.training import checkpointing, evaluate, triggers
 from tfdist.training.consistency import bad_examples, hashing, nonfinite, start
-from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import ending, report_run
@@ -41,31 +39,16 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
             print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
         return interruption.EXIT_STOPPED
     tools, state = checkpointing.open_run(run)
-    for line in changes:
-        tools.report.event(f"changed: config.{line}", state.step)
-    with ending.recorded(tools, state):
-        return _check_and_train(tools, state, allow_config_changes)
-
-
-def _check_and_train(tools: LoopTools, state: TrainingState, allow_config_changes: bool) -> int:
-    """Checks that the workers start from the same data and state, and trains; returns the exit code of `train`."""
-    run = tools.run
-    try:
-        with bad_examples.explain_errors(run):
-            data = start.hash_examples(run.feed.examples(start.EXAMPLES))
-            start.check_start(run.cluster, data, state.to_json())
-            tools.report.data({name: hashing.as_text(value) for name, value in data.common.items()})
-            for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
-                tools.report.warning(text)
-            tools.consistency.check(state)
-            return _train_or_stop(tools, state)
-    except ReplicaMismatchError:
-        checkpointing.save_mismatch(tools, state)
-        raise
-    except SystemExit as end:
-        if run.is_script:
-            raise  # A script may end itself in a callback that all workers run.
-        raise user_code.refuse_exit(end) from end
+    with ending.recorded(tools, state), bad_examples.explain_errors(run):
+        for line in changes:
+            tools.report.event(f"changed: config.{line}", state.step)
+        data = start.hash_examples(run.feed.examples(start.EXAMPLES))
+        start.check_start(run.cluster, data, state.to_json())
+        tools.report.data({name: hashing.as_text(value) for name, value in data.common.items()})
+        for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
+            tools.report.warning(text)
+        tools.consistency.check(state)
+        return _train_or_stop(tools, state)
 
 
 def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
@@ -96,7 +79,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         begin_execution(run, state)
         batches = run.feed.iterator_at(batches, state.step)
         started = time.perf_counter()
-        with tools.ledger.during(tools.train_steps.cause):
+        with tools.ledger.execution():
             execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
         seconds = time.perf_counter() - started
         state.step += execution.steps

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import specs
+from tfdist.config import specs, user_code
 from tfdist.training import checkpointing
 from tfdist.training.consistency.nonfinite import DivergedError
+from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState
 
@@ -29,7 +30,10 @@ _NAME_SECONDS = 3.0
 
 @contextlib.contextmanager
 def recorded(tools: LoopTools, state: TrainingState) -> Iterator[None]:
-    """Closes the files of the run after the block, records how the start has ended, and gives notice of it."""
+    """Closes the files of the run after the block, records how the start has ended, and gives notice of it.
+
+    Saves the chief's state after a replica mismatch. A SystemExit of a config's code is an error.
+    """
     peer_loss.call_before_exit(lambda text: _record(tools, state, "lost", text))
     end, text = "failed", ""
     try:
@@ -37,7 +41,11 @@ def recorded(tools: LoopTools, state: TrainingState) -> Iterator[None]:
         end = "stopped" if tools.run.stop.saving else "finished"
     except BaseException as error:
         end, text = _describe(error, tools)
-        raise
+        if isinstance(error, ReplicaMismatchError):
+            checkpointing.save_mismatch(tools, state)
+        if isinstance(error, SystemExit) and not tools.run.is_script:
+            raise user_code.refuse_exit(error) from error
+        raise  # A script may end itself in a callback that all workers run.
     finally:
         with tools.ledger.during("checkpoints"):
             checkpointing.close(tools)
