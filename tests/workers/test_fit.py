@@ -147,7 +147,7 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
         ("weights_twice", r"either class_weight or sample_weight"),
         ("single", r"has single examples: pass batch_size"),
         ("endless", r"never ends: pass steps_per_epoch"),
-        ("generator", r"length of a generator is unknown: pass steps_per_epoch"),
+        ("generator", r"The generator has not ended after 4\.\d GB: pass steps_per_epoch"),
         ("split", r"validation_split=0\.1 needs arrays: pass validation_data\. Received: .*Dataset"),
         ("epochs", r"whole numbers from 1 on.* Received: epochs=0"),
         ("epochs_as_text", r"whole numbers from 1 on.* Received: epochs='3'"),

@@ -25,6 +25,9 @@ from tfdist.keras_fit.adapters import base, epoch_gate
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
 from tfdist.keras_fit.adapters.epoch_gate import EpochGate
 
+# Of the batches of a generator without a number of steps, which are kept in memory.
+_MOST_BYTES = 4_000_000_000
+
 
 def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAdapter:
     """Returns the adapter for a `keras.utils.PyDataset`; see `make_adapter.make_data_adapter`."""
@@ -176,13 +179,15 @@ def _numpy_batch(batch: Any) -> Any:
 
 def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     """Returns the adapter for an iterator over batches; see `make_adapter.make_data_adapter`."""
-    if options.steps is None:
-        raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
+    steps = options.steps
+    if steps is None:
+        drawn = _draw_all(generator)
+        steps, generator = len(drawn), iter(drawn)
     samples = [_numpy_batch(batch) for batch in itertools.islice(generator, 2)]
     if not samples:
         raise ValueError("The generator has no batches.")
     spec = data_adapter_utils.get_tensor_spec(samples)
-    watch, gate = _NonfiniteBatches(), EpochGate(options.steps)
+    watch, gate = _NonfiniteBatches(), EpochGate(steps)
 
     def watched() -> Iterator[Any]:
         batches = itertools.chain(samples, map(_numpy_batch, generator))
@@ -201,7 +206,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     waiting.threading.private_threadpool_size = epoch_gate.THREADS
     return BatchAdapter(
         stream=lambda start, stop: dataset.with_options(waiting).skip(start),
-        steps=options.steps,
+        steps=steps,
         gate=gate,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
         element_spec=dataset.element_spec,
@@ -211,3 +216,21 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
         resume_caveat="a generator must return the same batches in every start and on every worker; a resumed run "
         "reads and skips the batches of finished steps",
     )
+
+
+def _draw_all(generator: Iterator) -> list[Any]:
+    """Returns the batches of a generator to its end, which tells their number.
+
+    Raises:
+        ValueError: they are too large to be kept in memory, perhaps because there is no end.
+    """
+    drawn, size = [], 0
+    for batch in generator:
+        drawn.append(batch)
+        size += sum(np.asarray(part).nbytes for part in keras.tree.flatten(batch))
+        if size > _MOST_BYTES:
+            raise ValueError(
+                f"The generator has not ended after {size / 1e9:.1f} GB: pass steps_per_epoch (or validation_steps, or "
+                "steps)."
+            )
+    return drawn
