@@ -36,7 +36,7 @@ def get_config(path: str | None = None) -> c.Config:
             prepare={"target": "tfdist.zoo.prepare:identity"},
             evaluation_split="test[:1024]" if tests > 1024 else "test",
             batch_size=12,
-            evaluation_batch_size=128,
+            evaluation_batch_size=96,
         ),
         objective={
             "target": "tfdist.zoo.objectives:keras_loss",

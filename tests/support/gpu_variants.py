@@ -31,7 +31,7 @@ from tfdist.training.run import Run
 
 # The images on which each shipped config is traced: small ones, if its network allows that. None: its own data.
 _SHAPES = {
-    **dict.fromkeys(("digits", "line", "char_gpt", "courses.cscs_line")),
+    **dict.fromkeys(("digits", "digits28", "line", "char_gpt", "courses.cscs_line")),
     **{"alexnet": (256, 256, 3), "mlp": (28, 28, 1)},
     **{"mnist": (28, 28, 1), "courses.bsc_mnist": (28, 28, 1), "courses.sctrain_mlp": (28, 28, 1)},
     **{"courses.sctrain_alexnet": (256, 256, 3), "courses.cscs_imagenet": (75, 75, 3)},

@@ -33,7 +33,7 @@ REPLICAS = (1, 2, 4, 8)
 STEPS = 2
 # Config -> the images on which it is trained here: small ones, if its network allows that. None: its own data.
 IMAGES: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(("digits", "line", "char_gpt", "courses.cscs_line")),
+    **dict.fromkeys(("digits", "digits28", "line", "char_gpt", "courses.cscs_line")),
     **dict.fromkeys(("mlp", "mnist", "courses.bsc_mnist", "courses.sctrain_mlp"), (28, 28, 1)),
     **dict.fromkeys(("cifar", "cifar_fast"), (32, 32, 3)),
     **dict.fromkeys(("alexnet", "courses.sctrain_alexnet"), (67, 67, 3)),
