@@ -24,7 +24,7 @@ def test_completion_lists_commands_and_config_files(monkeypatch):
     assert completion.words(["completion", "z"], COMMANDS) == ["zsh"]
     assert completion.words(["course", "p"], COMMANDS) == ["piz_daint"]
     assert completion.words(["train", "--config=conf"], COMMANDS) == ["--config=configs/"]
-    assert completion.words(["train", "configs/dig"], COMMANDS) == ["configs/digits.py"]
+    assert completion.words(["train", "configs/digits."], COMMANDS) == ["configs/digits.py"]
     assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []
     assert completion.words(["run", "--"], COMMANDS) == ["--logical_devices=", "--subprocesses=", "--workdir="]
     assert completion.words(["run", "tests/scripts/auto"], COMMANDS) == ["tests/scripts/autoencoder.py"]
@@ -35,7 +35,7 @@ def test_bash_completes_flags_and_fields_after_an_equals_sign():
         tfdist() {{ {shlex.quote(sys.executable)} -m tfdist "$@"; }}
         complete() {{ :; }}
         eval "$(tfdist completion bash)"
-        for line in "tfdist sc" "tfdist scaling --ep" "tfdist train --config=configs/dig" \\
+        for line in "tfdist sc" "tfdist scaling --ep" "tfdist train --config=configs/digits." \\
             "tfdist train configs/digits.py --config.train.ep"; do
             COMP_LINE="$line"; COMP_POINT=${{#line}}; _tfdist; printf '<%s>\n' "${{COMPREPLY[@]}}"
         done

@@ -115,7 +115,9 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
 
 def awaited(absent: Mapping[int, str], size: int, addresses: Sequence[str], seconds: float) -> str:
     """Returns the line that says which workers are missing so far; rank -> reason, "" if it is not known yet."""
-    which = _ranks(sorted(absent)) if len(absent) > 1 and not addresses else "; ".join(_with_reasons(absent, addresses))
+    which = (
+        _ranks(sorted(absent)) if len(absent) > 1 and not addresses else "; ".join(_with_reasons(absent, addresses, 3))
+    )
     return (
         f"waiting up to {seconds:g} s for {len(absent)} of {size} workers: {which}. A worker that is missing has not "
         "started yet, ended with an error, or cannot be reached"
@@ -201,10 +203,10 @@ def _ranks(ranks: Sequence[int], workers: Mapping[int, dict] | None = None) -> s
     return f"rank{'s' if len(ranks) > 1 else ''} {hostlist.ranges(ranks)}{at}"
 
 
-def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str]) -> list[str]:
-    """Returns a line for each rank; of many ranks, a line for each reason, with the hosts in Slurm's notation."""
+def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str], most: int = _MOST_NAMED) -> list[str]:
+    """Returns a line for each rank; of more than `most`, a line for each reason, with the hosts in Slurm's notation."""
     ranks = sorted(reasons)
-    if len(ranks) <= _MOST_NAMED or not addresses:
+    if len(ranks) <= most or not addresses:
         return [f"{worker_name(rank, addresses)}: {reasons[rank]}" for rank in ranks]
     by_reason = collections.defaultdict(list)
     for rank in ranks:
