@@ -50,7 +50,7 @@ def test_matrices_decay_and_scales_do_not(model):
     assert {v.name for v in model.trainable_variables if not optimizer._use_weight_decay(v)} == {"gamma"}
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_two_workers_learn_a_text_as_one_does_and_only_the_chief_writes(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("abcde " * 400)
