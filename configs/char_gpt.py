@@ -4,8 +4,8 @@
     python -m tfdist.main --config=configs/char_gpt.py:FILE
 
 on the help texts of Python, 0.7 MB which come with it, or on any text in UTF-8. After nanoGPT's setting for CPUs: 4
-layers of width 128, 64 characters, batches of 12, 2,000 steps. The last tenth of the text is for evaluation, of which
-1,024 pieces are used at most. After each evaluation the model writes some lines.
+layers of width 128, 64 characters, batches of 12, 2,000 steps. The evaluation uses the last tenth of the text, at most
+1,024 pieces of it. After each evaluation the model writes some lines.
 """
 
 import importlib.util

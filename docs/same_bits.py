@@ -26,7 +26,7 @@ NETWORKS = {
     "mnist": ({"target": "tfdist.zoo.models:mnist_cnn"}, (28, 28, 1), 64),
     "resnet20": ({"target": "tfdist.zoo.models:cifar_resnet", "depth": 20}, (32, 32, 3), 64),
 }
-# Steps of one round take about so many seconds.
+# Seconds that the steps of one round take, about.
 _SECONDS = 2.0
 
 

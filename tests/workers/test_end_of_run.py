@@ -86,7 +86,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
 
 def test_a_lost_worker_and_a_divergence_are_told(tmp_path):
     bad, told = tmp_path / "bad", tmp_path / "told.json"
-    for victim in (1, 0):  # The chief tells of the loss of another worker, and that one of the chief's.
+    for victim in (1, 0):  # The chief reports the loss of worker 1; worker 1 reports the loss of the chief.
         lost = tmp_path / f"lost{victim}"
         with server() as (address, posted):
             options = ["--config.checkpoint.every.steps=8", f"--config.report.notify={address}"]

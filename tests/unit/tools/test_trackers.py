@@ -73,7 +73,7 @@ def records(file):
 
 
 def of_wandb(folder):
-    """Reads the offline files, of which each start has one, once wandb's own process has written their ends."""
+    """Reads the offline files, one for each start, after wandb's own process has finished them."""
     from wandb.proto import wandb_internal_pb2
 
     def parsed(file):

@@ -219,7 +219,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
 
 
 def _draw_all(generator: Iterator) -> list[Any]:
-    """Returns the batches of a generator to its end, which tells their number.
+    """Reads a generator to its end, and returns its batches.
 
     Raises:
         ValueError: they are too large to be kept in memory, perhaps because there is no end.

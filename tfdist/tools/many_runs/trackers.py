@@ -9,7 +9,6 @@ the model. Nothing is sent over the network unless you ask for it. A script pass
 """
 
 import importlib.util
-import json
 import os
 import tempfile
 import uuid
@@ -20,6 +19,7 @@ from typing import Any
 import keras
 
 from tfdist.config import diff
+from tfdist.report import files
 
 # What the trackers take as the value of a parameter, in characters.
 _LONGEST_VALUE = 500
@@ -53,7 +53,7 @@ class Tracker(keras.callbacks.Callback):
 
     def log(self, values: Mapping[str, float], epoch: int) -> None:
         """Logs the values after `epoch` epochs."""
-        raise NotImplementedError
+        self.handle.log(dict(values), step=epoch)
 
     def upload(self, path: str) -> None:
         """Adds the file of the model."""
@@ -61,7 +61,11 @@ class Tracker(keras.callbacks.Callback):
 
     def finish(self) -> None:
         """Ends the tracker's run."""
-        raise NotImplementedError
+        self.handle.finish()
+
+    def run_name(self) -> str | None:
+        """Returns the name of the workdir, for the tracker's run; None without a workdir."""
+        return None if self._workdir is None else Path(self._workdir).name
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the values of the epoch, unless the tracker has them from before an interruption."""
@@ -99,7 +103,7 @@ class Tracker(keras.callbacks.Callback):
     def _read(self) -> dict[str, Any]:
         path = self._path()
         try:
-            return {} if path is None else json.loads(path.read_text())
+            return {} if path is None else files.read_json(path) or {}
         except (OSError, ValueError):
             return {}
 
@@ -107,7 +111,7 @@ class Tracker(keras.callbacks.Callback):
         path = self._path()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"run_id": self.run_id, "epochs_logged": self.epochs_logged}))
+            files.write_json(path, {"run_id": self.run_id, "epochs_logged": self.epochs_logged})
 
 
 class _MLflow(Tracker):
@@ -125,7 +129,7 @@ class _MLflow(Tracker):
             return run_id
         found = self.handle.get_experiment_by_name(self._experiment)
         of = found.experiment_id if found else self.handle.create_experiment(self._experiment)
-        made = self.handle.create_run(of, run_name=Path(self._workdir).name if self._workdir else None).info.run_id
+        made = self.handle.create_run(of, run_name=self.run_name()).info.run_id
         for name, value in config.items():
             self.handle.log_param(made, name.replace("[", ".").replace("]", ""), value)
         return made
@@ -153,7 +157,7 @@ class _WandB(Tracker):
         self.handle = wandb.init(
             project=self._project,
             id=made,
-            name=Path(self._workdir).name if self._workdir else None,
+            name=self.run_name(),
             resume="allow",
             mode=self._mode,
             dir=self._workdir,
@@ -162,18 +166,12 @@ class _WandB(Tracker):
         )
         return made
 
-    def log(self, values: Mapping[str, float], epoch: int) -> None:
-        self.handle.log(dict(values), step=epoch)
-
     def upload(self, path: str) -> None:
         import wandb
 
         artifact = wandb.Artifact(f"model-{self.run_id}", type="model")
         artifact.add_file(path)
         self.handle.log_artifact(artifact)
-
-    def finish(self) -> None:
-        self.handle.finish()
 
 
 class _Trackio(Tracker):
@@ -185,12 +183,9 @@ class _Trackio(Tracker):
         import trackio
 
         # Runs have names, which are their ids.
-        made = run_id or f"{Path(self._workdir).name if self._workdir else 'run'}-{uuid.uuid4().hex[:6]}"
+        made = run_id or f"{self.run_name() or 'run'}-{uuid.uuid4().hex[:6]}"
         self.handle = trackio.init(project=self._project, name=made, resume="allow", config=dict(config), embed=False)
         return made
-
-    def log(self, values: Mapping[str, float], epoch: int) -> None:
-        self.handle.log(dict(values), step=epoch)
 
     def upload(self, path: str) -> None:
         import trackio
@@ -199,9 +194,6 @@ class _Trackio(Tracker):
         own = os.path.join(os.path.dirname(path), f"{self.run_id}.keras")
         os.rename(path, own)
         trackio.save(own, project=self._project)
-
-    def finish(self) -> None:
-        self.handle.finish()
 
 
 def mlflow(
