@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import itertools
 import json
 import os
 import pathlib
@@ -9,7 +10,6 @@ import signal
 import threading
 import time
 
-import psutil
 import pytest
 import topologies
 from processes import started, until
@@ -56,17 +56,18 @@ def wait_for_steps(workdir: pathlib.Path, count: int = 1) -> None:
 
 
 def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
-    seldom = "--config.checkpoint.every.steps=90"
+    seldom = ("--config.train.steps=960", "--config.checkpoint.every.steps=900")
     with server() as (address, posted):
-        options = [seldom, OFTEN, f"--config.report.notify={address}"]
+        options = [*seldom, OFTEN, f"--config.report.notify={address}"]
         command = topologies.command(tmp_path, *options, config=CONFIG)
         with started([command], topologies.environments(1)) as (process,):
-            born = psutil.Process(process.pid).create_time()
+            born = time.time() - ledger.process_age(process.pid)
             until(lambda: (tmp_path / "starts.jsonl").exists() and ledger.read_starts(tmp_path)[-1]["step"] > 0, 120)
             assert run_state.read(tmp_path).state == "running"
             (tmp_path / "SAVE").touch()
             wait_for_steps(tmp_path)
-            assert process.poll() is None and not (tmp_path / "SAVE").exists()
+            until(lambda: not (tmp_path / "SAVE").exists(), 60)
+            assert process.poll() is None
             (tmp_path / "STOP").touch()
             output = process.communicate(timeout=120)[0].decode()
         seconds = time.time() - born
@@ -75,7 +76,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
     assert len(saved(tmp_path)) == 2 and run_state.read(tmp_path).state == "stopped"
     (message,) = posted
     assert message["state"] == "stopped" and message["workdir"] == str(tmp_path)
-    assert message["text"].startswith(f"{tmp_path.name} stopped at step {message['step']} of 96")
+    assert message["text"].startswith(f"{tmp_path.name} stopped at step {message['step']} of 960")
     (start,) = ledger.read_starts(tmp_path)
     assert start["end"] == "stopped" and start["step"] == message["step"] == start["steps_done"]
     parts = sum(start["seconds"].values())
@@ -118,14 +119,14 @@ def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
     outside = 0.0
     for kills in (1, 2):
         with started([command], topologies.environments(1)) as (process,):
-            born = psutil.Process(process.pid).create_time()
+            born = time.time() - ledger.process_age(process.pid)
             wait_for_steps(tmp_path, kills + 1)
             process.send_signal(signal.SIGKILL)
             outside += time.time() - born
             process.communicate(timeout=60)
     assert run_state.read(tmp_path).state == "lost"
     with started([command], topologies.environments(1)) as (process,):
-        born = psutil.Process(process.pid).create_time()
+        born = time.time() - ledger.process_age(process.pid)
         output = process.communicate(timeout=120)[0].decode()
         outside += time.time() - born
     assert process.returncode == 0, output
@@ -134,12 +135,13 @@ def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
     assert bill.starts == 3 and bill.state == "finished"
     starts = ledger.read_starts(tmp_path)
     assert [start["end"] for start in starts] == ["", "", "finished"]
-    assert starts[-1]["step"] == 96 and starts[1]["first_step"] <= starts[0]["step"]
+    assert starts[-1]["step"] == 96
     assert sum(bill.seconds.values()) == pytest.approx(starts[-1]["now"] - starts[0]["start"], rel=0.01)
     whole = sum(bill.replica_seconds.values())
     # A line is up to a second old when its process is killed.
     assert 0.9 * outside - 3 < whole < outside + 0.1, (outside, starts)
-    repeated = sum(start["steps_done"] for start in starts) - 96
-    assert (bill.seconds["steps done again"] > 0) == (repeated > 0)
+    # The last line of a killed start may not know its last steps, also some that a checkpoint has kept.
+    repeated = any(before["step"] > after["first_step"] for before, after in itertools.pairwise(starts))
+    assert (bill.seconds["steps done again"] > 0) == repeated
     assert 0 < bill.goodput < 1
     assert os.listdir(tmp_path).count("starts.jsonl") == 1

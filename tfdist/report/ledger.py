@@ -148,6 +148,19 @@ class Ledger:
         return line.ljust(_LINE_BYTES - 1) + b"\n"
 
 
+def process_age(pid: int | None = None) -> float:
+    """Returns the seconds since a process was started, by default this one.
+
+    Raises:
+        psutil.NoSuchProcess: it has ended.
+    """
+    started = psutil.Process(pid).create_time()
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return time.time() - started
+    # On Linux psutil adds the time of the boot, in whole seconds, to a precise time since the boot.
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (started - psutil.boot_time())
+
+
 def open_ledger(
     workdir: str | os.PathLike[str] | None,
     step: int,
@@ -165,7 +178,7 @@ def open_ledger(
     global _last
     if _last is not None:
         _last.close()
-    began = psutil.Process().create_time() if _last is None else _last.since
+    began = time.time() - process_age() if _last is None else _last.since
     ledger = Ledger(about=about, energy=energy, started=began, since=began, first_step=step, step=step)
     _last = ledger
     energy()

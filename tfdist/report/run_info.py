@@ -114,7 +114,7 @@ def code_hashes() -> dict[str, str]:
     here, package = os.path.join(os.getcwd(), ""), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found, libraries = {}, os.path.join(sys.prefix, "")
     modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-    for path in sorted({os.path.abspath(path) for path in modules if path}):
+    for path in sorted({os.path.abspath(path) for path in modules if path and os.path.isfile(path)}):
         if path.startswith(here) and not path.startswith((libraries, os.path.join(package, ""))):
             found[os.path.relpath(path)] = _hash_of_files([path])
     own = [os.path.join(folder, name) for folder, _, names in os.walk(package) for name in names]

@@ -34,8 +34,8 @@ def write_starts(workdir, *starts):
 
 
 def test_each_moment_has_one_cause(tmp_path):
-    began = time.time()
     book = ledger.open_ledger(tmp_path, 5, {"replicas": 1})
+    opened = time.time()
     for cause in ("compilation", "steps", "evaluation"):
         with book.during(cause):
             time.sleep(0.02)
@@ -49,7 +49,7 @@ def test_each_moment_has_one_cause(tmp_path):
     (start,) = ledger.read_starts(tmp_path)
     seconds = start["seconds"]
     assert sum(seconds.values()) == pytest.approx(start["now"] - start["start"], abs=0.01)
-    assert start["start"] < began and start["now"] >= began
+    assert start["start"] <= opened < start["now"]
     assert seconds["checkpoints"] >= 0.03 and seconds["input"] == pytest.approx(0.005, abs=0.001)
     assert seconds["fault"] >= 0.02 and seconds["steps"] >= 0.01
     assert (start["first_step"], start["step"], start["steps_done"], start["end"]) == (5, 9, 4, "lost")
@@ -62,6 +62,16 @@ def test_each_moment_has_one_cause(tmp_path):
     while any(thread.name == "tfdist-ledger" for thread in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_the_age_of_a_process_is_precise():
+    before = time.time()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        after = time.time()
+        age = ledger.process_age(process.pid)
+        now = time.time()
+        process.kill()
+    assert now - after - 0.02 <= age <= now - before + 0.02  # Linux tells the start in hundredths of a second.
 
 
 def test_a_long_line_and_damaged_lines(tmp_path):
