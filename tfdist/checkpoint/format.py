@@ -31,6 +31,8 @@ from tfdist.report import files
 FORMAT = 1
 # Prefix of arrays that hold the state of callbacks, not variables.
 CALLBACKS = "callbacks/"
+# Prefix of variables of reports: `config.report` may change when a run is resumed, so either side may lack them.
+REPORTS = "report/"
 # A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
 # of NFS. Seconds between two looks.
 _STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
@@ -244,13 +246,14 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
 
 
 def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
-    """Checks that a checkpoint holds exactly `variables`.
+    """Checks that a checkpoint holds exactly `variables`, apart from those of reports.
 
     Raises:
         ValueError: the checkpoint belongs to another model or optimizer; lists the variables that differ.
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
-    found = {name: array for name, array in saved.arrays.items() if not name.startswith(CALLBACKS)}
+    expected = {name: array for name, array in expected.items() if not name.startswith(REPORTS)}
+    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS))}
     problems = [f"{name} is missing in the checkpoint" for name in expected if name not in found]
     problems += [f"{name} is not in this model" for name in found if name not in expected]
     problems += [

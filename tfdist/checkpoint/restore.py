@@ -62,7 +62,7 @@ def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> Non
         DamagedCheckpointError: on the chief, the files changed since they were verified.
     """
     checkpoint_format.check_variables(saved, variables)
-    for name, array in read(workers, saved, variables):
+    for name, array in read(workers, saved, [name for name in variables if name in saved.arrays]):
         checkpoint_format.tf_variable(variables[name]).assign(array)
 
 

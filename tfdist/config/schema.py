@@ -22,6 +22,8 @@ PARTS = {
     "data.cache": "tfdist.data.cache:add_cache",
     "data.shards": "tfdist.data.fixed_shards:divide",
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
+    "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
+    "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:NoiseScaleReport",
     "report.notify": "tfdist.training.reporting.notice:send",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
@@ -225,6 +227,10 @@ class Report:
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     only, because a GPU then has to finish each step before the next one is launched."""
+    noise_scale: int | None = None
+    """Report the gradient noise scale (arXiv 1812.06162), the batch beyond which more examples a step save few steps
+    (docs/noise-scale.md): its average over so many steps, such as 100. None: it is not measured. Needs two
+    replicas or train.micro_batches."""
     notify: str | None = None
     """A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
     worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""

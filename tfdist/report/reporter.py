@@ -8,7 +8,8 @@ A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in s
                 fractions of input, compute and communication; of more than 16 workers only those with the smallest,
                 the median and the largest communication), `slowest_worker` (the rank that the others wait for),
                 `seconds` and `steps` (of the interval), `epoch` (fractional), `skipped` (updates skipped since
-                the start of the run, if config.train.nonfinite is "skip")
+                the start of the run, if config.train.nonfinite is "skip"), `noise_scale`, `gradient_square` and
+                `gradient_variance` (if config.report.noise_scale is set, docs/noise-scale.md)
     evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
     state       `hash`: 16 hexadecimal digits of the state after `step`, by the function `function`; `examples`: [first,
                 end), the places in the order of the run of the examples since the record before (docs/same-bits.md)
@@ -42,6 +43,7 @@ RESERVED = {
     *("kind", "time", "step", "steps", "epoch", "seconds", "text", "workers"),
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
+    *("noise_scale", "gradient_square", "gradient_variance"),
 }
 
 # A loss of more than this part of the loss of a guess is that of a model that has learned nothing.
@@ -69,6 +71,8 @@ class Reporter:
     guessed_loss: float | None = None
     # (step, hash) of the last state that was recorded.
     last_state: tuple[int, str] | None = None
+    # Each returns further values of a report of training, by name.
+    measured: list[Callable[[], dict[str, float]]] = dataclasses.field(default_factory=list)
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
@@ -146,6 +150,7 @@ class Reporter:
         if len(worker_shares) > 1:
             shares = shares_lib.recorded(worker_shares)
             workers = {"worker_shares": shares, "slowest_worker": shares_lib.slowest(worker_shares)}
+        rates |= {name: value for function in self.measured for name, value in function().items()}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars(tensorboard_events.TRAIN, step, values, rates, speeds, steps=steps)

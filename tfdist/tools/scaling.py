@@ -8,6 +8,10 @@ compilation, is a separate column.
 Replicas are workers on this machine, logical CPU devices of one process, or, within a Slurm allocation (sbatch or
 salloc, without srun), tasks of a Slurm step. Finished trainings are not repeated: run the same command to resume.
 `python -m tfdist plot DIR DIR` draws several studies in one picture.
+
+The trainings measure the gradient noise scale (docs/noise-scale.md), the batch beyond which more examples a step save
+few steps. With it and the seconds of a step the time to a target is predicted: relative to the first number of
+replicas, or in seconds from a run that ended at the target (--target_run).
 """
 
 import json
@@ -21,10 +25,10 @@ from typing import Any
 from absl import flags
 
 from tfdist.config import flags as config_flags
-from tfdist.config import schema
+from tfdist.config import schema, validate
 from tfdist.config.command_line import words
 from tfdist.report import reporter, run_info
-from tfdist.tools import child_runs, measure, scaling_results, tables
+from tfdist.tools import child_runs, measure, scaling_results, tables, time_to_target
 from tfdist.tools.pictures import scaling as pictures
 from tfdist.tools.pictures import style
 from tfdist.tools.scaling_results import Point, Study
@@ -35,6 +39,9 @@ HEADER = (
 )
 # As they are printed.
 _SHOWN = ("replicas", "batch", "first epoch, s", "later epochs, s", "examples/s", "speedup", "efficiency")
+
+# Steps over which the noise scale is averaged.
+_NOISE_STEPS = 100
 
 
 def define_flags() -> None:
@@ -49,16 +56,21 @@ def define_flags() -> None:
         "weak: config.data.batch_size per replica; strong: the same global batch for all numbers.",
     )
     flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not measured.", lower_bound=2)
+    flags.DEFINE_float("noise_scale", None, "Noise scale in examples, for predictions. Default: measured; 0: none.", 0)
+    flags.DEFINE_string("target_run", None, "Workdir of a run that measured the noise scale and ended at its target.")
     flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-scaling for a config NAME.py.")
     scaling_results.define_published()
 
 
 def measure_one(
-    arguments: Sequence[str], batch_size: int, *, replicas: int, epochs: int, backend: str, to: Path
+    arguments: Sequence[str], batch_size: int, *, replicas: int, epochs: int, backend: str, to: Path, noise: bool
 ) -> Point:
     """Trains `epochs` epochs on `replicas` replicas in the folder `to`, and reads its reports.
 
     There are no evaluations and no callbacks, which may need an evaluation or stop the training.
+
+    Args:
+        noise: whether the noise scale is measured.
 
     Raises:
         ValueError: the training failed, or wrote fewer than two reports.
@@ -72,6 +84,7 @@ def measure_one(
         "report.every.epochs": 1,
         "report.every.steps": "none",
         "report.tensorboard": "false",
+        "report.noise_scale": _NOISE_STEPS if noise else "none",
         "checkpoint.every.epochs": "none",
         "checkpoint.every.steps": "none",
         "checkpoint.best_metric": "none",
@@ -95,6 +108,7 @@ def measure_one(
             name: value for name, value in lines[-1].items() if name not in reporter.RESERVED and value is not None
         },
         shares=shares(lines[1:], replicas),
+        noise_scale=lines[-1].get("noise_scale"),
     )
 
 
@@ -168,17 +182,24 @@ def main(argv: list[str]) -> None:
     config = values["config"].value
     backend = child_runs.choose_backend(values.by, os.environ)
     others = [scaling_results.read_published(each) for each in values.published]
+    # One replica measures none without micro-batches, and its log would say so.
+    reached = None if values.target_run is None else time_to_target.read(Path(values.target_run).expanduser())
+    noise = values.noise_scale is None and reached is None and not validate.noise_scale_problem(config)
     points = []
     for replicas in parse_replicas(values.replicas):
         own = config.data.batch_size * (replicas if values.batch == "weak" else 1)
         print(f"{replicas} replica(s) by {backend}, batch {own} ...", flush=True)
         to = workdir / f"{values.batch}-{replicas}"
         arguments = words.config_arguments(sys.argv[1:])
-        points.append(measure_one(arguments, own, replicas=replicas, epochs=values.epochs, backend=backend, to=to))
+        measures = noise and replicas * config.train.micro_batches > 1
+        options = {"replicas": replicas, "epochs": values.epochs, "backend": backend, "to": to, "noise": measures}
+        points.append(measure_one(arguments, own, **options))
     first = workdir / f"{values.batch}-{points[0].replicas}"
     described = describe(config, values.batch, values.epochs, backend, first)
     found = Study(name=config.model.get("name") or name, described=described, points=points)
     show(workdir, found, others)
+    if values.noise_scale != 0:
+        print(time_to_target.describe(points, values.noise_scale, reached))
 
 
 def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:

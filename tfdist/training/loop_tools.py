@@ -99,6 +99,7 @@ def _extras(config: config_lib.Config) -> list[str]:
     histograms = options.histograms.steps is not None or options.histograms.epochs is not None
     wanted = {
         "report": options.graph or histograms or options.profile is not None,
+        "report.noise_scale.report": options.noise_scale is not None,
         "cluster.pause_epochs": config.cluster.pause_epochs is not None,
         "train.virtual_replicas.report": config.train.virtual_replicas is not None,
     }

@@ -1,7 +1,8 @@
-"""Other training steps than `train_step`, each chosen by a field of `config.train`; no other module imports them.
+"""Other training steps than `train_step`, each chosen by a field of the config; no other module imports them.
 
 local_sgd.py          `local_steps`: replicas update by themselves, then average
 virtual_replicas.py   `virtual_replicas`: the same bits on any number of replicas; puts the run together
 shards.py             its step and its objective: a replica computes its shards one after another
 integers.py           its sums: gradients as integers with one power of two a tensor
+noise_scale.py        `report.noise_scale`: measures the gradient noise scale
 """

@@ -1,0 +1,79 @@
+"""Predictions of the time to a target from a noise scale."""
+
+import json
+
+import pytest
+
+from tfdist.tools import time_to_target
+from tfdist.tools.scaling_results import Point
+
+
+def a_point(replicas, batch, seconds, noise=None):
+    """One of a study of 6,400 examples, with `seconds` per epoch."""
+    return Point(
+        replicas=replicas,
+        batch_size=batch,
+        first_epoch_seconds=9.0,
+        later_epoch_seconds=[seconds],
+        examples=6400,
+        noise_scale=noise,
+    )
+
+
+# With a noise scale of 300: 1 + 300 / B is 4, 2.5 and 1.75.
+REACHED = time_to_target.Reached(steps=500, batch_size=200, noise_scale=300.0)
+POINTS = [a_point(1, 100, 64.0), a_point(2, 200, 40.0, 280.0), a_point(4, 400, 32.0, 320.0)]
+
+
+def test_steps_follow_the_equation_of_the_paper():
+    most = {"measured_steps": 4000, "measured_batch": 100}
+    assert time_to_target.steps_to_target(300, 100, **most) == 4000
+    assert time_to_target.steps_to_target(300, 300, **most) == pytest.approx(2000)
+    assert time_to_target.steps_to_target(300, 1e9, **most) == pytest.approx(1000, rel=1e-6)
+    # Far below the noise scale, twice the batch needs half the steps.
+    halves = [time_to_target.steps_to_target(1e9, batch, **most) for batch in (50, 100, 200)]
+    assert halves == pytest.approx([8000, 4000, 2000], rel=1e-6)
+
+
+def test_the_mean_over_a_run_predicts_the_sum_over_its_steps():
+    scales, batch, other = [10.0, 50.0, 400.0, 1000.0], 64, 512
+    predicted = sum((1 + scale / other) / (1 + scale / batch) for scale in scales)
+    mean = time_to_target.average(scales, batch)
+    found = time_to_target.steps_to_target(mean, other, measured_steps=len(scales), measured_batch=batch)
+    assert found == pytest.approx(predicted) and min(scales) < mean < max(scales)
+
+
+def test_times_are_relative_or_in_seconds():
+    relative = time_to_target.predict(POINTS, 300.0, None)
+    assert [one.steps for one in relative] == pytest.approx([1, 2.5 / 4, 1.75 / 4])
+    assert [one.step_seconds for one in relative] == pytest.approx([1.0, 1.25, 2.0])
+    known = time_to_target.predict(POINTS, 300.0, REACHED)
+    assert [one.steps for one in known] == pytest.approx([800, 500, 350])
+    assert [one.seconds for one in known] == pytest.approx([800, 625, 700])
+
+
+def test_the_description_names_the_soonest_and_says_what_is_missing():
+    text = time_to_target.describe(POINTS, None, REACHED)
+    assert text.startswith("Noise scale: 300 examples.") and "Soonest at a target: 2 replicas, 1.28 times" in text
+    rows = [line.split() for line in text.splitlines()[3:6]]
+    assert [(row[0], row[1], row[3], row[4]) for row in rows] == [
+        ("1", "100", "800", "800"),
+        ("2", "200", "500", "625"),
+        ("4", "400", "350", "700"),
+    ]
+    assert time_to_target.measured_noise_scale(POINTS) == 300.0
+    assert "relative" in time_to_target.describe(POINTS, None, None)
+    missing = time_to_target.describe(POINTS[:1], None, None)
+    assert "was not measured" in missing and "--noise_scale" in missing
+
+
+def test_a_run_that_reached_its_target_is_read(tmp_path):
+    lines = [{"kind": "train", "step": 50 * n, "noise_scale": scale} for n, scale in enumerate((40, None, 60), 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "config.json").write_text(json.dumps({"data": {"batch_size": 50}}))
+    found = time_to_target.read(tmp_path)
+    assert (found.steps, found.batch_size) == (150, 50)
+    assert found.noise_scale == pytest.approx((40 / 1.8 + 60 / 2.2) / (1 / 1.8 + 1 / 2.2))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "train", "step": 50}) + "\n")
+    with pytest.raises(ValueError, match=r"no reports of a noise scale: train it with config\.report\.noise_scale=100"):
+        time_to_target.read(tmp_path)

@@ -1,0 +1,145 @@
+"""Predicts the time to a target, such as an accuracy, for several batches, from the noise scale. No TensorFlow.
+
+A run with the global batch B needs S_min (1 + B_noise / B) steps to its target (McCandlish et al., arXiv 1812.06162,
+equation 2.11), if each batch has its best learning rate. S_min is the number of steps with a very large batch. With
+B = B_noise, a run needs twice as many, and twice the examples of one with a very small batch.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.report import metrics_file, run_info
+from tfdist.tools import tables
+from tfdist.tools.scaling_results import Point
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A run that reached its target."""
+
+    steps: int
+    batch_size: int
+    # Of the whole run, in examples; see `average`.
+    noise_scale: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of one number of replicas; steps are relative to the first number if no run has reached the target."""
+
+    replicas: int
+    batch_size: int
+    steps: float
+    # Of one step, as measured.
+    step_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Until the target."""
+        return self.steps * self.step_seconds
+
+
+def average(scales: Sequence[float], batch_size: float) -> float:
+    """Returns the mean of the noise scales in the course of a run, for predictions with other batches.
+
+    A step at a noise scale N makes as much progress as 1 / (1 + N / B) steps without noise (equation 2.7 of the paper).
+    Weighted by this progress, the mean gives the sum over the steps of (1 + N / B') / (1 + N / B) as the predicted
+    steps with a batch B'.
+
+    Args:
+        scales: at equal intervals of steps.
+        batch_size: B, of that run.
+    """
+    progress = [1 / (1 + scale / batch_size) for scale in scales]
+    return sum(scale * one for scale, one in zip(scales, progress, strict=True)) / sum(progress)
+
+
+def read(workdir: Path) -> Reached:
+    """Reads a run that ended at its target.
+
+    Raises:
+        ValueError: it has no reports of a noise scale.
+    """
+    records = metrics_file.read_records(workdir / metrics_file.METRICS)
+    lines = [record for record in records if record.get("kind") == "train"]
+    scales = [line["noise_scale"] for line in lines if line.get("noise_scale") is not None]
+    config = run_info.read_config(workdir)
+    if not scales or config is None:
+        raise ValueError(
+            f"--target_run={workdir} has no reports of a noise scale: train it with config.report.noise_scale=100 on "
+            "two replicas, or with config.train.micro_batches=2."
+        )
+    batch = config["data"]["batch_size"]
+    return Reached(steps=lines[-1]["step"], batch_size=batch, noise_scale=average(scales, batch))
+
+
+def steps_to_target(noise_scale: float, batch_size: float, *, measured_steps: float, measured_batch: float) -> float:
+    """Returns the predicted steps to a target with a batch, given those that were measured with another.
+
+    Args:
+        noise_scale: in examples.
+        batch_size, measured_batch: examples per step.
+        measured_steps: to the same target with `measured_batch`.
+    """
+    return measured_steps * (1 + noise_scale / batch_size) / (1 + noise_scale / measured_batch)
+
+
+def measured_noise_scale(points: Sequence[Point]) -> float | None:
+    """Returns the median of the noise scales that the trainings have measured; None: no training has measured one."""
+    found = [point.noise_scale for point in points if point.noise_scale is not None]
+    return statistics.median(found) if found else None
+
+
+def predict(points: Sequence[Point], noise_scale: float, reached: Reached | None) -> list[Prediction]:
+    """Returns the prediction for each point.
+
+    Args:
+        noise_scale: in examples.
+        reached: a run that reached the target; None: steps and seconds are relative.
+    """
+    steps, batch = (1.0, points[0].batch_size) if reached is None else (reached.steps, reached.batch_size)
+    return [
+        Prediction(
+            replicas=point.replicas,
+            batch_size=point.batch_size,
+            steps=steps_to_target(noise_scale, point.batch_size, measured_steps=steps, measured_batch=batch),
+            step_seconds=point.epoch_seconds * point.batch_size / point.examples,
+        )
+        for point in points
+    ]
+
+
+def describe(points: Sequence[Point], noise_scale: float | None, reached: Reached | None) -> str:
+    """Returns the noise scale as a sentence, and the predictions as a table.
+
+    Args:
+        noise_scale: in examples; None: that of `reached` or, without one, of the points.
+        reached: see `predict`.
+    """
+    if noise_scale is None:
+        noise_scale = measured_noise_scale(points) if reached is None else reached.noise_scale
+    if noise_scale is None:
+        return (
+            "The noise scale was not measured, so the time to a target is not predicted: it needs a training on two "
+            "replicas or with config.train.micro_batches, or set --noise_scale (docs/noise-scale.md)."
+        )
+    found = predict(points, noise_scale, reached)
+    unit = "relative" if reached is None else "predicted"
+    times = [one.seconds / (found[0].seconds if reached is None else 1.0) for one in found]
+    shown_time = "time to target, relative" if reached is None else "s to target, predicted"
+    header = ("replicas", "batch", "s per step", f"steps to target, {unit}", shown_time, "times as fast")
+    rows = [
+        (one.replicas, one.batch_size, one.step_seconds, one.steps, time, found[0].seconds / one.seconds)
+        for one, time in zip(found, times, strict=True)
+    ]
+    best = min(found, key=lambda one: one.seconds)
+    soonest = f"{best.replicas} replica{'s' * (best.replicas > 1)}"
+    return (
+        f"Noise scale: {tables.shown(float(noise_scale))} examples. Far below it, twice the global batch needs half "
+        "the steps to a target; far above it, steps hardly fall further.\n"
+        f"{tables.text(header, rows)}\n"
+        f"Soonest at a target: {soonest}, {tables.shown(found[0].seconds / best.seconds)} times as fast as "
+        f"{found[0].replicas}. docs/noise-scale.md says how far measured steps were from such predictions."
+    )
