@@ -26,7 +26,8 @@ import numpy as np
 from absl import app, flags
 
 from tfdist import config as c
-from tfdist.tools import child_runs, tables, time_to_target
+from tfdist.tools import child_runs, tables
+from tfdist.tools.many_runs import time_to_target
 
 # Steps over which the noise scale is averaged.
 AVERAGE = 30
@@ -111,10 +112,10 @@ class StopAt(keras.callbacks.Callback):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """A training: steps to the target, infinite if it was not reached, and the noise scales of its reports."""
+    """A training: steps to the target, infinite if it was not reached, and its mean noise scale."""
 
     steps: float
-    scales: list[float]
+    noise_scale: float
 
 
 def steps_to(target: float, evaluations: Sequence[tuple[int, float]]) -> float:
@@ -157,10 +158,10 @@ def train(task: Task, source: dict[str, Any], batch: int, rate: float, expected:
                 raise
         evaluations = [(one["step"], one["accuracy"]) for one in child_runs.reports(to, "evaluation")]
         steps = steps_to(task.target, evaluations)
-        scales = [one["noise_scale"] for one in child_runs.reports(to) if one.get("noise_scale") is not None]
-        known.write_text(json.dumps({"steps": None if math.isinf(steps) else steps, "scales": scales}))
-    found = json.loads(known.read_text())
-    return Result(math.inf if found["steps"] is None else found["steps"], found["scales"])
+        known.write_text(json.dumps({"steps": None if math.isinf(steps) else steps}))
+    steps = json.loads(known.read_text())["steps"]
+    parts = time_to_target.means(child_runs.reports(to), AVERAGE)
+    return Result(math.inf if steps is None else steps, time_to_target.average(parts, batch))
 
 
 def compare(task: Task, source: dict[str, Any], workdir: Path) -> None:
@@ -183,7 +184,7 @@ def compare(task: Task, source: dict[str, Any], workdir: Path) -> None:
             best, rate = found, 2 * rate
         rate /= 2
         measured = mean([one.steps for one in best])
-        own = statistics.mean(time_to_target.average(one.scales, batch) for one in best)
+        own = mean([one.noise_scale for one in best])
         if first is None:
             first, expected = (measured, own), measured
         spread = [min(one.steps for one in best), max(one.steps for one in best)]

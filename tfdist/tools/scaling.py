@@ -28,7 +28,8 @@ from tfdist.config import flags as config_flags
 from tfdist.config import schema, validate
 from tfdist.config.command_line import words
 from tfdist.report import reporter, run_info
-from tfdist.tools import child_runs, measure, scaling_results, tables, time_to_target
+from tfdist.tools import child_runs, measure, scaling_results, tables
+from tfdist.tools.many_runs import time_to_target
 from tfdist.tools.pictures import scaling as pictures
 from tfdist.tools.pictures import style
 from tfdist.tools.scaling_results import Point, Study
@@ -98,6 +99,7 @@ def measure_one(
             f"{to} has the reports of {len(lines)} epoch(s), but two are needed: the first is not measured. Remove "
             "that folder and run the command again."
         )
+    parts = time_to_target.means(lines, _NOISE_STEPS)[1:]
     return Point(
         replicas=replicas,
         batch_size=batch_size,
@@ -108,7 +110,7 @@ def measure_one(
             name: value for name, value in lines[-1].items() if name not in reporter.RESERVED and value is not None
         },
         shares=shares(lines[1:], replicas),
-        noise_scale=lines[-1].get("noise_scale"),
+        noise_scale=time_to_target.average(parts, batch_size) if parts else None,
     )
 
 

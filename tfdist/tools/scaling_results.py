@@ -32,7 +32,7 @@ class Point:
     values: dict[str, float] = dataclasses.field(default_factory=dict)
     # Fractions of the later epochs in the order of `PARTS`, 0 to 1, means over the workers; None: not measured.
     shares: list[float] | None = None
-    # The gradient noise scale at the end, in examples; None: not measured, or larger than what can be measured.
+    # The gradient noise scale of the later epochs, in examples; None: not measured; inf: larger than they can tell.
     noise_scale: float | None = None
 
     @property

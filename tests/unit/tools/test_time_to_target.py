@@ -1,11 +1,14 @@
 """Predictions of the time to a target from a noise scale."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 
-from tfdist.tools import time_to_target
+from tfdist.tools.many_runs import time_to_target
 from tfdist.tools.scaling_results import Point
+from tfdist.training.step.variants import noise_scale
 
 
 def a_point(replicas, batch, seconds, noise=None):
@@ -36,11 +39,39 @@ def test_steps_follow_the_equation_of_the_paper():
 
 
 def test_the_mean_over_a_run_predicts_the_sum_over_its_steps():
-    scales, batch, other = [10.0, 50.0, 400.0, 1000.0], 64, 512
+    parts, batch, other = [(2.0, 20.0), (1.0, 50.0), (0.1, 40.0), (0.05, 50.0)], 64, 512
+    scales = [variance / square for square, variance in parts]
     predicted = sum((1 + scale / other) / (1 + scale / batch) for scale in scales)
-    mean = time_to_target.average(scales, batch)
-    found = time_to_target.steps_to_target(mean, other, measured_steps=len(scales), measured_batch=batch)
+    mean = time_to_target.average(parts, batch)
+    found = time_to_target.steps_to_target(mean, other, measured_steps=len(parts), measured_batch=batch)
     assert found == pytest.approx(predicted) and min(scales) < mean < max(scales)
+
+
+def test_a_noise_scale_that_is_too_large_to_be_measured_makes_steps_inverse_to_the_batch():
+    unknown = time_to_target.average([(-0.1, 20.0), (0.05, 30.0)], 64)
+    assert unknown == math.inf
+    assert time_to_target.steps_to_target(unknown, 128, measured_steps=1000, measured_batch=64) == 500
+    assert "larger than these trainings can tell" in time_to_target.describe(POINTS, unknown, None)
+
+
+def reports_of(numbers, average_steps):
+    """Reports every two steps, of (|G|^2, tr(Sigma)) of single steps, averaged as a step averages them."""
+    lines, averages = [], np.zeros(3)
+    for step, pair in enumerate(numbers, 1):
+        averages += (np.array([*pair, 1.0]) - averages) / average_steps
+        if step % 2 == 0:
+            line = {"kind": "train", "step": step, "steps": 2, "loss": 1.0}
+            lines.append(line | noise_scale.values(averages.tolist()))
+    return lines
+
+
+def test_the_means_of_an_interval_do_not_hold_the_steps_before_it():
+    # The gradient falls to a thousandth: its average over 10 steps is still that of the beginning.
+    numbers = [(8.0, 90.0), (4.0, 60.0), (8e-3, 5.0), (8e-3, 5.0), (2e-3, 4.0), (4e-3, 6.0)]
+    lines = reports_of(numbers, 10)
+    assert lines[-1]["gradient_square"] > 1.0
+    expected = [[(9 * a + 10 * b) / 19 for a, b in zip(*numbers[i : i + 2], strict=True)] for i in (0, 2, 4)]
+    np.testing.assert_allclose(time_to_target.means(lines, 10), expected, rtol=1e-9)
 
 
 def test_times_are_relative_or_in_seconds():
@@ -68,12 +99,13 @@ def test_the_description_names_the_soonest_and_says_what_is_missing():
 
 
 def test_a_run_that_reached_its_target_is_read(tmp_path):
-    lines = [{"kind": "train", "step": 50 * n, "noise_scale": scale} for n, scale in enumerate((40, None, 60), 1)]
+    lines = reports_of([(2.0, 20.0)] * 4 + [(1.0, 60.0)] * 4, 10)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "config.json").write_text(json.dumps({"data": {"batch_size": 50}}))
+    config = {"data": {"batch_size": 50}, "report": {"noise_scale": 10}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     found = time_to_target.read(tmp_path)
-    assert (found.steps, found.batch_size) == (150, 50)
-    assert found.noise_scale == pytest.approx((40 / 1.8 + 60 / 2.2) / (1 / 1.8 + 1 / 2.2))
+    assert (found.steps, found.batch_size) == (8, 50)
+    assert found.noise_scale == pytest.approx((10 / 1.2 + 60 / 2.2) / (1 / 1.2 + 1 / 2.2))
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "train", "step": 50}) + "\n")
     with pytest.raises(ValueError, match=r"no reports of a noise scale: train it with config\.report\.noise_scale=100"):
         time_to_target.read(tmp_path)

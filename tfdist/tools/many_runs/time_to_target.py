@@ -6,9 +6,11 @@ B = B_noise, a run needs twice as many, and twice the examples of one with a ver
 """
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfdist.report import metrics_file, run_info
 from tfdist.tools import tables
@@ -41,19 +43,45 @@ class Prediction:
         return self.steps * self.step_seconds
 
 
-def average(scales: Sequence[float], batch_size: float) -> float:
-    """Returns the mean of the noise scales in the course of a run, for predictions with other batches.
+def means(lines: Sequence[Mapping[str, Any]], average_steps: int) -> list[tuple[float, float]]:
+    """Returns the means of |G|^2 and of tr(Sigma) in the interval of each report, without the steps before it.
+
+    The reports have averages over about `average_steps` steps. While the gradient falls by powers of ten, these are
+    those of long ago, so what was in the average at the report before is subtracted.
+
+    Args:
+        lines: the reports of a training, in order.
+        average_steps: its `config.report.noise_scale`.
+    """
+    decay, count, before, found = 1.0 - 1.0 / average_steps, 0, (0.0, 0.0), []
+    for line in lines:
+        square, variance = line.get("gradient_square"), line.get("gradient_variance")
+        if square is None or variance is None:
+            continue
+        count += line["steps"]
+        kept, whole = decay ** line["steps"], 1.0 - decay**count
+        now = (square * whole, variance * whole)
+        first, second = ((new - kept * old) / (1.0 - kept) for new, old in zip(now, before, strict=True))
+        found.append((first, second))
+        before = now
+    return found
+
+
+def average(parts: Sequence[tuple[float, float]], batch_size: float) -> float:
+    """Returns the mean noise scale over a run, for predictions with other batches; inf: larger than it can tell.
 
     A step at a noise scale N makes as much progress as 1 / (1 + N / B) steps without noise (equation 2.7 of the paper).
     Weighted by this progress, the mean gives the sum over the steps of (1 + N / B') / (1 + N / B) as the predicted
     steps with a batch B'.
 
     Args:
-        scales: at equal intervals of steps.
+        parts: |G|^2 and tr(Sigma) at equal intervals of steps, as `means` returns them.
         batch_size: B, of that run.
     """
-    progress = [1 / (1 + scale / batch_size) for scale in scales]
-    return sum(scale * one for scale, one in zip(scales, progress, strict=True)) / sum(progress)
+    norms = [square + variance / batch_size for square, variance in parts]
+    noise = sum(variance / norm for (_, variance), norm in zip(parts, norms, strict=True))
+    progress = sum(square / norm for (square, _), norm in zip(parts, norms, strict=True))
+    return noise / progress if progress > 0 else math.inf
 
 
 def read(workdir: Path) -> Reached:
@@ -64,25 +92,28 @@ def read(workdir: Path) -> Reached:
     """
     records = metrics_file.read_records(workdir / metrics_file.METRICS)
     lines = [record for record in records if record.get("kind") == "train"]
-    scales = [line["noise_scale"] for line in lines if line.get("noise_scale") is not None]
     config = run_info.read_config(workdir)
-    if not scales or config is None:
+    steps = None if config is None else config.get("report", {}).get("noise_scale")
+    parts = means(lines, steps) if steps else []
+    if not parts:
         raise ValueError(
             f"--target_run={workdir} has no reports of a noise scale: train it with config.report.noise_scale=100 on "
             "two replicas, or with config.train.micro_batches=2."
         )
     batch = config["data"]["batch_size"]
-    return Reached(steps=lines[-1]["step"], batch_size=batch, noise_scale=average(scales, batch))
+    return Reached(steps=lines[-1]["step"], batch_size=batch, noise_scale=average(parts, batch))
 
 
 def steps_to_target(noise_scale: float, batch_size: float, *, measured_steps: float, measured_batch: float) -> float:
     """Returns the predicted steps to a target with a batch, given those that were measured with another.
 
     Args:
-        noise_scale: in examples.
+        noise_scale: in examples; inf: steps are inverse to the batch.
         batch_size, measured_batch: examples per step.
         measured_steps: to the same target with `measured_batch`.
     """
+    if math.isinf(noise_scale):
+        return measured_steps * measured_batch / batch_size
     return measured_steps * (1 + noise_scale / batch_size) / (1 + noise_scale / measured_batch)
 
 
@@ -136,8 +167,13 @@ def describe(points: Sequence[Point], noise_scale: float | None, reached: Reache
     ]
     best = min(found, key=lambda one: one.seconds)
     soonest = f"{best.replicas} replica{'s' * (best.replicas > 1)}"
+    known = (
+        "larger than these trainings can tell"
+        if math.isinf(noise_scale)
+        else f"{tables.shown(float(noise_scale))} examples"
+    )
     return (
-        f"Noise scale: {tables.shown(float(noise_scale))} examples. Far below it, twice the global batch needs half "
+        f"Noise scale: {known}. Far below it, twice the global batch needs half "
         "the steps to a target; far above it, steps hardly fall further.\n"
         f"{tables.text(header, rows)}\n"
         f"Soonest at a target: {soonest}, {tables.shown(found[0].seconds / best.seconds)} times as fast as "
