@@ -102,16 +102,14 @@ class LearningRate:
     """The highest learning rate, at least 0; if `scaling` is not "none", for a global batch of `reference_batch_size`.
     None: the `learning_rate` in `optimizer`, or the default of its function, such as 0.001 of keras.optimizers:Adam."""
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
-    """schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks to
-    set."""
+    """schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
     """"none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
     square root of that factor. With train.local_steps > 1, batch_size / local_steps is used instead of batch_size."""
     reference_batch_size: int = 256
     """Examples, above 0; used if `scaling` is not "none"."""
     warmup_epochs: float = 0.0
-    """Epochs in which the learning rate increases linearly from near 0 to its peak (arXiv 1706.02677). 0: no
-    warm-up."""
+    """Epochs in which the learning rate rises linearly from near 0 to its peak (arXiv 1706.02677). 0: no warm-up."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -159,8 +157,7 @@ class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
     implementation: Literal["auto", "nccl", "ring"] = "auto"
-    """"nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if the replicas are
-    GPUs."""
+    """"nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if replicas are GPUs."""
     bytes_per_pack: int | None = None
     """Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
     while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 8 MB with the ring."""
@@ -228,9 +225,7 @@ class Report:
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     only, because a GPU then has to finish each step before the next one is launched."""
     noise_scale: int | None = None
-    """Report the gradient noise scale (arXiv 1812.06162), the batch beyond which more examples a step save few steps
-    (docs/noise-scale.md): its average over so many steps, such as 100. None: it is not measured. Needs two
-    replicas or train.micro_batches."""
+    """Steps over which the gradient noise scale is averaged, such as 100 (docs/noise-scale.md). None: not measured."""
     notify: str | None = None
     """A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
     worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""
