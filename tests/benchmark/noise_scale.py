@@ -31,8 +31,9 @@ from tfdist.tools.many_runs import time_to_target
 
 # Steps over which the noise scale is averaged.
 AVERAGE = 30
-# Evaluations and reports until the expected end of a training, which may be as many times longer.
-EVALUATIONS, LONGEST = 25, 4
+# Evaluations and reports until the expected end of a training, and how many times longer the first one of a batch may
+# be; the others may be so many times longer than the shortest before.
+EVALUATIONS, LONGEST, LONGER = 25, 4, 1.3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ TASKS = {
         batches=(32, 128, 512, 2048),
         rate=0.02,
         steps=3000,
-        seeds=2,
+        seeds=1,
         settings={
             "model": {"target": "tests.benchmark.noise_scale:network"},
             "data.prepare.scale": 1 / 255,
@@ -129,11 +130,14 @@ def steps_to(target: float, evaluations: Sequence[tuple[int, float]]) -> float:
     return math.inf
 
 
-def train(task: Task, source: dict[str, Any], batch: int, rate: float, expected: float, seed: int, to: Path) -> Result:
+def train(
+    task: Task, source: dict[str, Any], batch: int, rate: float, seed: int, to: Path, expected: float, most: float
+) -> Result:
     """Trains once, unless `to` holds the result; a training that diverges does not reach the target.
 
     Args:
         expected: steps until the target.
+        most: the training ends after these steps.
     """
     known = to / "result.json"
     if not known.exists():
@@ -145,7 +149,7 @@ def train(task: Task, source: dict[str, Any], batch: int, rate: float, expected:
             "evaluation.every.epochs": "none",
             "evaluation.every.steps": every,
             "report.every.steps": every,
-            "train.steps": LONGEST * every * EVALUATIONS,
+            "train.steps": max(every, round(most)),
             "callbacks": [{"target": "tests.benchmark.noise_scale:StopAt", "accuracy": task.target}],
             "data.source": source,
             "seed": seed,
@@ -173,15 +177,16 @@ def compare(task: Task, source: dict[str, Any], workdir: Path) -> None:
                 first[1], batch, measured_steps=first[0], measured_batch=task.batches[0]
             )
         best: list[Result] = []
+        most = LONGEST * max(expected, EVALUATIONS)
         while True:
             folder = workdir / f"batch{batch}-rate{rate:g}"
             seeds = range(task.seeds)
-            found = [train(task, source, batch, rate, expected, seed, folder / f"seed{seed}") for seed in seeds]
+            found = [train(task, source, batch, rate, seed, folder / f"seed{seed}", expected, most) for seed in seeds]
             steps = mean([one.steps for one in found])
             print(f"batch {batch}, rate {rate:g}: {steps:.0f} steps", flush=True)
             if best and steps >= mean([one.steps for one in best]):
                 break
-            best, rate = found, 2 * rate
+            best, rate, most = found, 2 * rate, min(most, LONGER * steps)
         rate /= 2
         measured = mean([one.steps for one in best])
         own = mean([one.noise_scale for one in best])

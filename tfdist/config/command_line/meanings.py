@@ -28,8 +28,9 @@ class _WithFields:
         self._text = text
 
     def __get__(self, instance: object, owner: type) -> str:
+        form = {"initial_indent": " " * 4, "subsequent_indent": " " * 8, "break_on_hyphens": False}  # Names of pages.
         lines = [
-            textwrap.fill(f"{field}: {meaning}", 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
+            textwrap.fill(f"{field}: {meaning}", 100, **form)
             for field, meaning in of_fields().get(owner.__name__, {}).items()
         ]
         return "\n".join([f"{self._text}", "", "Fields:", *lines])
