@@ -51,7 +51,7 @@ def test_a_noise_scale_that_is_too_large_to_be_measured_makes_steps_inverse_to_t
     unknown = time_to_target.average([(-0.1, 20.0), (0.05, 30.0)], 64)
     assert unknown == math.inf
     assert time_to_target.steps_to_target(unknown, 128, measured_steps=1000, measured_batch=64) == 500
-    assert "larger than these trainings can tell" in time_to_target.describe(POINTS, unknown, None)
+    assert "larger than was measured" in time_to_target.describe(POINTS, unknown, None)
 
 
 def reports_of(numbers, average_steps):
@@ -94,6 +94,7 @@ def test_the_description_names_the_soonest_and_says_what_is_missing():
     ]
     assert time_to_target.measured_noise_scale(POINTS) == 300.0
     assert "relative" in time_to_target.describe(POINTS, None, None)
+    assert "Soonest at a target: 1 replica. " in time_to_target.describe(POINTS, 1.0, None)
     missing = time_to_target.describe(POINTS[:1], None, None)
     assert "was not measured" in missing and "--noise_scale" in missing
 

@@ -158,24 +158,20 @@ def describe(points: Sequence[Point], noise_scale: float | None, reached: Reache
         )
     found = predict(points, noise_scale, reached)
     unit = "relative" if reached is None else "predicted"
-    times = [one.seconds / (found[0].seconds if reached is None else 1.0) for one in found]
+    until = [one.seconds / (found[0].seconds if reached is None else 1.0) for one in found]
     shown_time = "time to target, relative" if reached is None else "s to target, predicted"
     header = ("replicas", "batch", "s per step", f"steps to target, {unit}", shown_time, "times as fast")
     rows = [
         (one.replicas, one.batch_size, one.step_seconds, one.steps, time, found[0].seconds / one.seconds)
-        for one, time in zip(found, times, strict=True)
+        for one, time in zip(found, until, strict=True)
     ]
     best = min(found, key=lambda one: one.seconds)
-    soonest = f"{best.replicas} replica{'s' * (best.replicas > 1)}"
-    known = (
-        "larger than these trainings can tell"
-        if math.isinf(noise_scale)
-        else f"{tables.shown(float(noise_scale))} examples"
-    )
+    times = f", {tables.shown(found[0].seconds / best.seconds)} times as fast as {found[0].replicas}"
+    size = "larger than was measured" if math.isinf(noise_scale) else f"{tables.shown(float(noise_scale))} examples"
     return (
-        f"Noise scale: {known}. Far below it, twice the global batch needs half "
-        "the steps to a target; far above it, steps hardly fall further.\n"
+        f"Noise scale: {size}. Far below it, twice the global batch needs half the steps to a target; far above it, "
+        "steps hardly fall further.\n"
         f"{tables.text(header, rows)}\n"
-        f"Soonest at a target: {soonest}, {tables.shown(found[0].seconds / best.seconds)} times as fast as "
-        f"{found[0].replicas}. docs/noise-scale.md says how far measured steps were from such predictions."
+        f"Soonest at a target: {best.replicas} replica{'s' * (best.replicas > 1)}{times * (best is not found[0])}. "
+        "docs/noise-scale.md says how far measured steps were from such predictions."
     )
