@@ -22,7 +22,9 @@ def call_with_losses(model: keras.Model, x: Any, rows: Rows, *, training: bool) 
 
     The mean of a number of `add_loss` over the replicas, weighted by examples, is that of one device.
     """
-    predictions, losses = call(model, x, training=training), model.losses
+    with rows_lib.current(rows):
+        predictions = call(model, x, training=training)
+    losses = model.losses
     reductions.tell_added(losses, rows)
     return predictions, [loss if loss.shape.rank else reductions.shared(loss, rows) for loss in losses]
 

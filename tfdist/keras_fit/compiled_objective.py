@@ -84,7 +84,11 @@ class CompiledObjective:
         return {name: compiled_model.as_keras(value) for name, value in logs.items()}
 
     def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the same values for an epoch."""
+        """Returns the same values for an epoch. Keras' means of the losses get theirs, for `get_metrics_result()`."""
+        for metric in self.model.metrics:
+            if metric.name in self.names:
+                metric.total.assign(logs[metric.name])
+                metric.count.assign(1.0)
         return logs
 
     def finalise_weights(self) -> None:

@@ -20,6 +20,7 @@ from tfdist.keras_fit import optimizer_branches
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import reductions, shard_layers, shard_losses
+from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.training import api as trainer
 
 
@@ -30,7 +31,6 @@ def patched() -> Iterator[None]:
         for owner, name, method in (
             (keras.optimizers.Optimizer, "apply", _apply),
             (keras.optimizers.LossScaleOptimizer, "apply", _apply),
-            (keras.metrics.Mean, "update_state", _update_mean),
             (keras.Variable, "assign", _assign),
             (type(tf.function(keras.Model)), "__call__", _call_function),
             (tf.GradientTape, "gradient", _gradient),
@@ -40,6 +40,7 @@ def patched() -> Iterator[None]:
             (tf.GradientTape, "__exit__", _exit),
         ):
             stack.enter_context(replaced(owner, name, functools.partial(replica_step.call_in_step, method)))
+        stack.enter_context(replaced(keras.metrics.Mean, "update_state", _update_mean))
         yield
 
 
@@ -75,11 +76,15 @@ def _apply(step: ReplicaStep, original: Callable, optimizer: Any, grads: Any, tr
     return step.apply_gradients(optimizer, functools.partial(original, optimizer), list(grads), trainable_variables)
 
 
-def _update_mean(step: ReplicaStep, original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
+def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Gives a scalar the weight of the shard: the scalars of all replicas count like one of the global batch."""
+    rows = rows_lib.rows_now()
+    if rows is None or sample_weight is not None:
+        return original(metric, values, sample_weight)
     values = keras.ops.convert_to_tensor(values)
-    if sample_weight is None and len(values.shape) == 0:
-        values, sample_weight = reductions.shared(values, step.rows), step.rows.weight
+    if len(values.shape) == 0:
+        reductions.tell_metric(metric.name, values, rows)
+        values, sample_weight = reductions.shared(values, rows), rows.weight
     return original(metric, values, sample_weight)
 
 
