@@ -68,7 +68,9 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     described["processor"] = onednn.read_processor().name
     described["threads"] = {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "in an op": tf.config.threading.get_intra_op_parallelism_threads(),  # 0: as many as cores.
+        # 0: as many as cores.
+        "in an op": tf.config.threading.get_intra_op_parallelism_threads()
+        or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or 0),
         "between ops": tf.config.threading.get_inter_op_parallelism_threads(),
     }
     described["replicas"] = {"all": run.cluster.num_replicas, "workers": run.cluster.num_workers}

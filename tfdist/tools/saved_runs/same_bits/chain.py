@@ -20,6 +20,8 @@ class Start:
     step: int
     # Name -> value: "config.seed", "code.my_lab.py", "data.'image' of the train split", "versions.keras", "processor".
     facts: Mapping[str, Any]
+    # The config, as JSON values; {}: not recorded.
+    config: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,14 @@ class Chain:
     def by_step(self) -> dict[int, str]:
         """Returns the last hash of each step, in the order of the steps."""
         return dict(sorted(dict(self.states).items()))
+
+    def hashes(self, step: int) -> list[str]:
+        """Returns the hashes of the state after `step`, without repetitions, in their order."""
+        return list(dict.fromkeys(value for place, value in self.states if place == step))
+
+    def start_at(self, step: int) -> Start | None:
+        """Returns the start that made the steps after `step`."""
+        return next((one for one in reversed(self.starts) if one.step <= step), None)
 
     def changed_between_steps(self) -> list[int]:
         """Returns the steps after which the state had two hashes: something else than a step has changed it."""
@@ -65,15 +75,16 @@ def read(workdir: Path) -> Chain:
 
 
 def _starts(records: list[dict[str, Any]]) -> Iterator[Start]:
-    step, facts = 0, {}
+    step, facts, config = 0, {}, {}
     for record in records:
         kind = record.get("kind")
         if kind == metrics_file.START:
             step = record["step"]
         elif kind == "environment":
-            facts = dict(_environment(record))
+            facts, config = dict(_environment(record)), record.get("config") or {}
         elif kind == "data":  # Follows the environment of its start.
-            yield Start(step=step, facts=facts | {f"data.{name}": one for name, one in record["hashes"].items()})
+            data = {f"data.{name}": one for name, one in record["hashes"].items()}
+            yield Start(step=step, facts=facts | data, config=config)
 
 
 def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,39 +1,32 @@
-"""Says from which report on two runs differ, and what could be the cause: `python -m tfdist why A B`.
+"""Says from which step on two runs differ, and what is the cause: `python -m tfdist why A B`.
 
 A and B are workdirs. Compared are the hashes of the states in metrics.jsonl, and what each start was made of: config,
-code, data, versions, machine. Nothing is computed again.
+code, data, versions, machine. Then both are trained again side by side on this machine, from the newest checkpoint of a
+common state on, until they differ; the step that differs is taken apart. Nothing in A and B changes.
 
     tfdist why runs/digits runs/digits-again
 """
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from absl import flags
 
 from tfdist.config import flags as config_flags
+from tfdist.tools.saved_runs.same_bits import causes, first_difference, sentences
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
 from tfdist.tools.saved_runs.same_bits.chain import Chain
+from tfdist.tools.saved_runs.same_bits.task import ReplayError
 
 USAGE = "DIR DIR [flags]"
-# Fields that change no state, but when it is looked at or where it is.
-_WITHOUT_EFFECT = (
-    *("config.report.", "config.evaluation.", "config.consistency.", "config.checkpoint.", "config.cluster."),
-    *("config.train.call_seconds", "config.data.cache", "config.data.evaluation_", "git."),
-)
-# Beginnings of names -> what they are, in the order in which they are shown.
-_GROUPS = {
-    "config.": "config",
-    "code.": "code",
-    "data.": "data",
-    "replicas": "replicas",
-    "versions.": "versions",
-    "": "machine",
-}
 
 
 def define_flags() -> None:
-    """Defines no flags."""
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_bool("replay", True, "Train both again, to find the step. False: compare what was recorded.")
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -46,8 +39,13 @@ def parse(argv: list[str]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Prints what differs; returns 0 if all common reports are equal, 1 if not, 2 if runs cannot be compared."""
+    return compare(*argv[1:], replay=flags.FLAGS.replay)
+
+
+def compare(first_dir: str, second_dir: str, *, replay: bool) -> int:
+    """As `main`; `replay`: whether the runs are trained again if they differ."""
     try:
-        first, second = (chain_lib.read(Path(word).expanduser()) for word in argv[1:])
+        first, second = (chain_lib.read(Path(os.path.abspath(os.path.expanduser(d)))) for d in (first_dir, second_dir))
     except ValueError as error:
         print(f"tfdist why: {error}", file=sys.stderr)
         return 2
@@ -55,15 +53,38 @@ def main(argv: list[str]) -> int:
         names = [", ".join(sorted(one.functions)) for one in (first, second)]
         print(f"tfdist why: the hashes are of different functions, {names[0]} and {names[1]}.", file=sys.stderr)
         return 2
-    print(f"A  {first.workdir}\nB  {second.workdir}")
+    print(f"A  {first_dir}\nB  {second_dir}")
     equal, line = states(first, second)
-    print(line)
+    print(line, flush=True)
     for name, one in (("A", first), ("B", second)):
         for step in one.changed_between_steps():
             print(f"In {name} the state changed after step {step} without a step: by an evaluation or a callback.")
-    for line in causes(first, second):
-        print(line)
+    interval = first_difference.find_interval(first, second) if replay else None
+    if interval is None:
+        for line in causes.lines(first, second):
+            print(line)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            for line in _train_again(first, second, interval, Path(scratch)):
+                print(line, flush=True)
     return 0 if equal else 1
+
+
+def _train_again(first: Chain, second: Chain, interval: first_difference.Interval, scratch: Path) -> Iterator[str]:
+    """Trains both runs again, and yields what that shows."""
+    where = "the start" if interval.checkpoints == (None, None) else f"the checkpoint after step {interval.first}"
+    yield f"trained again, side by side, from {where}"
+    tried = None
+    try:
+        chains = (first, second)
+        tasks = [first_difference.task_of(chains, index, interval, scratch / name) for index, name in enumerate("AB")]
+        outcome = first_difference.search(chains, tasks, interval)
+        yield from sentences.describe(outcome)
+        if outcome.difference is not None:
+            tried = causes.try_out(chains, interval, outcome.difference, scratch)
+    except ReplayError as error:
+        yield f"They could not be trained again: {error}"
+    yield from causes.lines(first, second, tried)
 
 
 def states(first: Chain, second: Chain) -> tuple[bool, str]:
@@ -83,42 +104,3 @@ def states(first: Chain, second: Chain) -> tuple[bool, str]:
         f"Equal up to step {before[-1]}; the states after step {different} differ. The first step that differs is one "
         f"of {before[-1] + 1} to {different}."
     )
-
-
-def causes(first: Chain, second: Chain) -> Iterator[str]:
-    """Yields a line for each fact that differs between the runs; first those that can change a state."""
-    differing = {
-        name: (_values(first, name), _values(second, name))
-        for name in dict.fromkeys(name for one in (first, second) for start in one.starts for name in start.facts)
-    }
-    differing = {name: pair for name, pair in differing.items() if pair[0] != pair[1]}
-    effective = {name: pair for name, pair in differing.items() if not name.startswith(_WITHOUT_EFFECT)}
-    if not effective:
-        yield (
-            "Nothing that was recorded and can change a state differs: config, code, data, versions, machine, "
-            "replicas. What is not recorded: faults of a device, random numbers without a seed, files that code reads."
-        )
-    for group, title in _GROUPS.items():
-        for name in [name for name in effective if name.startswith(group)]:
-            yield _line(title, name.removeprefix(group if group.endswith(".") else ""), effective.pop(name))
-    others = sorted(name for name in differing if name.startswith(_WITHOUT_EFFECT))
-    if others:
-        yield f"differ, too, and change no state: {', '.join(others)}"
-
-
-def _values(chain: Chain, name: str) -> list[tuple[int, Any]]:
-    """Returns the values of a fact, with the step from which each applies."""
-    found: list[tuple[int, Any]] = []
-    for start in chain.starts:
-        value = start.facts.get(name)
-        if not found or found[-1][1] != value:
-            found.append((start.step, value))
-    return found
-
-
-def _line(title: str, name: str, pair: tuple[list[tuple[int, Any]], list[tuple[int, Any]]]) -> str:
-    texts = []
-    for values in pair:
-        parts = [f"{value!r}" + (f" from step {step} on" if step else "") for step, value in values]
-        texts.append(", ".join(parts) or "nothing")
-    return f"{title:<9} {name}: A {texts[0]}; B {texts[1]}"

@@ -1,0 +1,171 @@
+"""The recorded facts in which two runs differ, and which of them cause the first difference. Imports no TensorFlow."""
+
+import copy
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.tools.saved_runs.same_bits import code, first_difference
+from tfdist.tools.saved_runs.same_bits.chain import Chain
+from tfdist.tools.saved_runs.same_bits.first_difference import Difference, Interval
+from tfdist.tools.saved_runs.same_bits.task import Replayed, ReplayError
+
+# Fields that change no state, but when it is looked at or where it is.
+_WITHOUT_EFFECT = (
+    *("config.report.", "config.evaluation.", "config.consistency.", "config.checkpoint.", "config.cluster."),
+    *("config.train.call_seconds", "config.data.cache", "config.data.evaluation_", "git."),
+)
+# Those of them that decide what happens between steps: an evaluation may change the state.
+_BETWEEN_STEPS = ("config.evaluation.", "config.data.evaluation_", "config.checkpoint.every.")
+# Beginnings of names -> what they are, in the order in which they are shown.
+_GROUPS = {
+    "config.": "config",
+    "code.": "code",
+    "data.": "data",
+    "replicas": "replicas",
+    "versions.": "versions",
+    "": "machine",
+}
+# Facts that `first_difference.task_of` takes together.
+_TOGETHER = ("threads.", "replicas.", "onednn.", "code.")
+_MOST_TRIED = 12
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Which differing facts cause the first difference, as far as they were tried alone."""
+
+    causes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def differing(first: Chain, second: Chain) -> dict[str, tuple[list[tuple[int, Any]], list[tuple[int, Any]]]]:
+    """Returns the facts that differ: name -> of each run, its values, with the step from which each applies."""
+    names = dict.fromkeys(name for one in (first, second) for start in one.starts for name in start.facts)
+    pairs = {name: (_values(first, name), _values(second, name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _values(chain: Chain, name: str) -> list[tuple[int, Any]]:
+    found: list[tuple[int, Any]] = []
+    for start in chain.starts:
+        value = start.facts.get(name)
+        if not found or found[-1][1] != value:
+            found.append((start.step, value))
+    return found
+
+
+def lines(first: Chain, second: Chain, tried: Tried | None = None) -> Iterator[str]:
+    """Yields a line for each fact that differs between the runs; first those that can change a state.
+
+    Args:
+        tried: which are causes and which are not; None: not known.
+    """
+    tried, found = tried or Tried(), differing(first, second)
+    effective = {
+        name: pair for name, pair in found.items() if name in tried.causes or not name.startswith(_WITHOUT_EFFECT)
+    }
+    if not effective:
+        yield (
+            "Nothing that was recorded and can change a state differs: config, code, data, versions, machine, "
+            "replicas. What is not recorded: faults of a device, random numbers without a seed, files that code reads."
+        )
+    shown = {name: pair for name, pair in effective.items() if name in tried.causes}
+    for title, names in (("cause", shown), ("", {n: p for n, p in effective.items() if n not in shown})):
+        for group, kind in _GROUPS.items():
+            for name in [name for name in names if name.startswith(group)]:
+                note = " (not the cause of the first difference)" if name in tried.others else ""
+                text = _line(kind, name.removeprefix(group if group.endswith(".") else ""), names.pop(name))
+                if name.startswith("code."):
+                    text += code.first_line_that_differs((first, second), name)
+                yield f"{title}{': ' * bool(title)}{text}{note}"
+    others = sorted(name for name in found if name not in effective)
+    if others:
+        yield f"differ, too, and change no state: {', '.join(others)}"
+
+
+def _line(title: str, name: str, pair: tuple[list[tuple[int, Any]], list[tuple[int, Any]]]) -> str:
+    texts = []
+    for values in pair:
+        parts = [f"{value!r}" + (f" from step {step} on" if step else "") for step, value in values]
+        texts.append(", ".join(parts) or "nothing")
+    return f"{title:<9} {name}: A {texts[0]}; B {texts[1]}"
+
+
+def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference, scratch: Path) -> Tried:
+    """Finds which of the differing facts cause the first difference: A is trained again with B's value of each.
+
+    A single group of facts needs no trial: nothing else differs between the two runs that were trained again.
+    """
+    ours, theirs = (one.start_at(interval.first).facts for one in chains)
+    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
+    between = difference.kind == "between"
+    names = [
+        name
+        for name in names
+        if name.startswith(("config.", *_TOGETHER))
+        and (not name.startswith("code.") or code.is_kept(chains, name))
+        and (not name.startswith(_WITHOUT_EFFECT) or (between and name.startswith(_BETWEEN_STEPS)))
+    ]
+    groups = _grouped(names)
+    if len(groups) == 1:
+        return Tried(causes=tuple(groups[0]))
+    causes: list[str] = []
+    others: list[str] = []
+    for number, group in enumerate(groups[:_MOST_TRIED]):
+        facts = _with_values(chains, interval, group)
+        try:
+            task = first_difference.task_of(chains, 0, interval, scratch / f"trial{number}", facts)
+            same = _hash_at(task, difference) == difference.expected
+        except ReplayError:  # A field that does not go with the others of A.
+            continue
+        (others if same else causes).extend(group)
+    return Tried(causes=tuple(causes), others=tuple(others))
+
+
+def _grouped(names: list[str]) -> list[list[str]]:
+    """Returns the facts that are tried together: those of a function whose target differs, threads, replicas."""
+    heads = [name.removesuffix("target") for name in names if name.endswith(".target")]
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        head = next((one for one in (*heads, *_TOGETHER) if name.startswith(one)), name)
+        groups.setdefault(head, []).append(name)
+    return list(groups.values())
+
+
+def _with_values(chains: Sequence[Chain], interval: Interval, names: Collection[str]) -> dict[str, Any]:
+    """Returns facts of A with B's values of `names`."""
+    ours, theirs = (one.start_at(interval.first) for one in chains)
+    facts = {name: theirs.facts.get(name) for name in names if not name.startswith("config.")}
+    config = copy.deepcopy(dict(ours.config))
+    for name in names:
+        if name.startswith("config."):
+            _put(config, theirs.config, name.split(".")[1:])
+    return facts | {"config": config}
+
+
+def _put(config: dict[str, Any], other: Mapping[str, Any], path: list[str]) -> None:
+    *sections, leaf = path
+    for section in sections:
+        config, other = config.setdefault(section, {}), other.get(section) or {}
+    if leaf in other:
+        config[leaf] = other[leaf]
+    else:
+        config.pop(leaf, None)
+
+
+def _hash_at(task: Any, difference: Difference) -> str | None:
+    """Trains a task again, and returns the hash of its state where the difference is; None: it did not get there."""
+    place = "after" if difference.kind == "step" else "before"
+    run = Replayed("A with a value of B", task)
+    try:
+        while True:
+            event = run.event()
+            if event[:2] == (place, difference.step):
+                return event[2]
+            if event[0] == "ended" or event[1] > difference.step:
+                return None
+            run.go()
+    finally:
+        run.close()

@@ -1,0 +1,196 @@
+"""Trains a run again from a checkpoint, one step after another, as another process asks: the process that does so.
+
+The run resumes in a scratch directory by the loop that trained it, so evaluations, callbacks, saves and rollbacks
+happen where they did. Before and after each step it sends the hash of the state, and waits for a command.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.cluster.devices import onednn
+from tfdist.config import config_dict, tensorflow_log
+from tfdist.report import run_info
+from tfdist.tools.saved_runs.same_bits.task import LOG, Task
+
+# Of Keras, what only writes or sends; and trackers. They change no state, and their files and servers are the run's.
+_ONLY_WRITE = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard", "ProgbarLogger")
+_TRACKERS = "tfdist.tools.many_runs.trackers:"
+
+
+class Ended(Exception):
+    """The other process has asked for the end."""
+
+
+def serve(connection: Connection, task: Task) -> None:
+    """Trains `task`, and answers commands; the body of the process. See `task.Replayed` for what is sent."""
+    log = os.open(task.scratch / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    try:
+        _prepare(task)
+        with contextlib.suppress(Ended):
+            _train(connection, task)
+    except BaseException as error:  # An exit, too: the other process says what happened.
+        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            connection.send(("failed", -1, f"{type(error).__name__}: {error}"))
+    finally:
+        sys.stdout.flush()
+        os._exit(0)  # TensorFlow's teardown may take seconds.
+
+
+def _prepare(task: Task) -> None:
+    """Makes this process one in which the run's steps have their bits, before TensorFlow is imported."""
+    os.environ.pop("TFDIST_NOTIFY", None)
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # Two of these processes may share a GPU.
+    if task.threads:
+        os.environ["TF_NUM_INTRAOP_THREADS"] = str(task.threads)
+    if task.onednn is not None:
+        os.environ[onednn.VARIABLE] = str(int(task.onednn))
+    sys.path[:0] = task.modules
+    if task.directory is not None:
+        os.chdir(task.directory)  # Paths in a config are relative to it.
+    tensorflow_log.announce()
+    onednn.choose(os.environ)
+    if task.checkpoint is not None:
+        target = task.scratch / "checkpoints" / task.checkpoint.name
+        if not target.is_dir():
+            shutil.copytree(task.checkpoint, target)
+
+
+def _config(task: Task) -> Any:
+    config = config_dict.from_saved(dict(task.config))
+    config.callbacks = [one for one in config.callbacks if not _only_writes(one["target"])]
+    config.cluster = type(config.cluster)(logical_devices=task.replicas)
+    config.report = type(config.report)(tensorboard=False, step_times=config.report.step_times)
+    config.checkpoint.export = False
+    return config
+
+
+def _only_writes(target: str) -> bool:
+    return target.startswith(_TRACKERS) or (target.startswith("keras.") and target.endswith(_ONLY_WRITE))
+
+
+def _train(connection: Connection, task: Task) -> None:
+    from tfdist.training import checkpointing, loop, setup
+    from tfdist.training import run as run_lib
+    from tfdist.training.consistency import hashing, start
+
+    run = setup.build_run(_config(task), task.scratch)
+    run = dataclasses.replace(run, log=run_lib.Log(console="nothing"))
+    tools, state = checkpointing.open_run(run)
+    try:
+        found = start.hash_examples(run.feed.examples(start.EXAMPLES)).common
+        facts = {f"data.{name}": hashing.as_text(one) for name, one in found.items()}
+        facts |= {f"code.{name}": one for name, one in run_info.code_hashes().items()}
+        connection.send(("facts", state.step, facts))
+        served = _Served(connection=connection, tools=tools, state=state, steps=tools.train_steps)
+        tools.train_steps = served
+        loop.train_loop(tools, state)
+        served.pause("before")
+        connection.send(("ended", state.step, ""))
+    finally:
+        checkpointing.close(tools)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Served:
+    """Stands in for the runner of training steps: one step in each execution, and commands before and after it."""
+
+    connection: Connection
+    tools: Any
+    state: Any
+    # The run's own runner.
+    steps: Any
+    # The values of all variables before the last step.
+    before: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    # What `inside_step.record` found in the last step, by part and name.
+    found: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Any:
+        """Runs one step; as `execution.StepRunner`."""
+        self.pause("before")
+        self.before = self._snapshot()
+        done = self.steps(iterator, 1, first)
+        self.pause("after", 1)
+        return done
+
+    @property
+    def length(self) -> Any:
+        """As of the run's own runner."""
+        return self.steps.length
+
+    def pop_time_fractions(self) -> list[tuple[float, float, float]]:
+        """As of the run's own runner."""
+        return self.steps.pop_time_fractions()
+
+    def pause(self, place: str, done: int = 0) -> None:
+        """Sends the hash of the state "before" or "after" a step, and answers commands until one is "go"."""
+        from tfdist.training.consistency import hashing
+
+        value = hashing.as_text(int(self.tools.consistency.hash_all().numpy()[0, 0]))
+        self.connection.send((place, self.state.step + done, value))
+        for command, argument in self._commands():
+            self.connection.send(getattr(self, command)(argument))
+
+    def _commands(self) -> Iterator[tuple[str, Any]]:
+        while True:
+            try:
+                command, argument = self.connection.recv()
+            except EOFError:
+                raise Ended from None
+            if command == "go":
+                return
+            if command == "end":
+                raise Ended
+            yield command, argument
+
+    def variables(self, _: Any) -> dict[str, str]:
+        """Returns a hash of each variable now."""
+        from tfdist.tools.saved_runs.same_bits import inside_step
+
+        return {name: inside_step.hash_array(value) for name, value in self._snapshot().items()}
+
+    def inside(self, _: Any) -> dict[str, Any]:
+        """Makes the last step again, and returns the hashes of what it computed; see `inside_step.record`."""
+        from tfdist.tools.saved_runs.same_bits import inside_step
+
+        after = self._snapshot()
+        self._assign(self.before)
+        found, self.found = inside_step.record(self.tools.run, self.state.step)
+        self._assign(after)
+        return found
+
+    def row(self, place: tuple[str, str, int]) -> np.ndarray:
+        """Returns one example, (part, feature, place in the batch), that the last `inside` has found."""
+        part, name, row = place
+        return np.asarray(self.found[part][name][row])
+
+    def compare(self, path: str) -> str:
+        """Returns in words how the variables of a checkpoint differ from those now."""
+        from tfdist.checkpoint import format as checkpoint_format
+        from tfdist.tools.saved_runs.same_bits import bits
+
+        saved = checkpoint_format.verify(Path(path))
+        return bits.describe(self._snapshot(), dict(checkpoint_format.read(saved, list(saved.arrays))))
+
+    def _snapshot(self) -> dict[str, np.ndarray]:
+        from tfdist.checkpoint import format as checkpoint_format
+
+        return checkpoint_format.snapshot(self.tools.run.variables)
+
+    def _assign(self, values: dict[str, np.ndarray]) -> None:
+        from tfdist.checkpoint import format as checkpoint_format
+
+        for name, array in values.items():
+            checkpoint_format.tf_variable(self.tools.run.variables[name]).assign(array)
