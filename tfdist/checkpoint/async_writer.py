@@ -52,6 +52,7 @@ class AsyncCheckpointer:
         warn: called with one line for each failed or skipped checkpoint.
         before: called in the thread when a checkpoint is written, before it gets its name. If it fails, so does the
             checkpoint.
+        stays: (step) -> whether its checkpoint is never removed.
     """
 
     def __init__(
@@ -60,8 +61,11 @@ class AsyncCheckpointer:
         options: config_lib.Checkpoint,
         warn: Callable[[str], None],
         before: Callable[[], None] = lambda: None,
+        stays: Callable[[int], bool] = lambda step: False,
     ):
-        self._directory, self._options, self._warn, self._before = directory, options, warn, before
+        self._directory, self._warn, self._before = directory, warn, before
+        # (steps, newest first) -> those that are kept.
+        self._kept = lambda steps: {*steps[: options.keep], *filter(stays, steps)}
         # The step of the last `save`.
         self._newest_step: int | None = None
         # Duration of the slowest write, in seconds; None before the first.
@@ -257,7 +261,7 @@ class AsyncCheckpointer:
         # damaged or not written yet.
         kept = {step for step in steps if step > newest}
         kept |= {state.get("regular"), state.get("best_step") or None, best and best["step"]}
-        kept |= {*[step for step in steps if step <= newest][: self._options.keep]}
+        kept |= self._kept([step for step in steps if step <= newest])
         for step in steps:
             if step in kept or self._is_best(step):
                 continue

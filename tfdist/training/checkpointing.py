@@ -22,7 +22,7 @@ from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
-from tfdist.training import loop_tools
+from tfdist.training import loop_tools, triggers
 from tfdist.training.consistency import nonfinite
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import report_run
@@ -168,7 +168,9 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
 def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: Saved | None) -> AsyncCheckpointer:
     # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
     write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), diff.to_json(run.config)))
-    checkpointer = AsyncCheckpointer(run.checkpoints, run.config.checkpoint, report.warning, write_config)
+    options = run.config.checkpoint
+    stays = functools.partial(triggers.is_due, options.keep_every, steps_per_epoch=run.steps_per_epoch)
+    checkpointer = AsyncCheckpointer(run.checkpoints, options, report.warning, write_config, stays)
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds

@@ -30,7 +30,7 @@ from tfdist import config
 from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import loop_tools
+from tfdist.training import loop_tools, triggers
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
@@ -222,6 +222,14 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
     assert_holds(tmp_path / "step-00000003", 3)
     (tmp_path / "best.json").write_text('{"step": 3')  # Torn: as if there were none.
     assert directory_lib.read_best(tmp_path) is None
+
+
+def test_checkpoints_at_an_interval_are_never_removed(tmp_path):
+    stays = functools.partial(triggers.is_due, config.Every(steps=3), steps_per_epoch=4)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2), print, stays=stays)
+    for step in range(1, 9):
+        saver.save(step, functools.partial(arrays_of, step), STATE)
+    assert saver.wait() and directory_lib.steps(tmp_path) == [8, 7, 6, 3]
 
 
 def test_a_step_that_is_saved_is_not_written_again(tmp_path):

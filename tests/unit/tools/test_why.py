@@ -2,8 +2,10 @@
 
 import io
 
+import numpy as np
+
 from tfdist.report import reporter
-from tfdist.tools.saved_runs.same_bits import chain, why
+from tfdist.tools.saved_runs.same_bits import bits, chain, first_difference, why
 
 RUN = {"chief": True, "rank": 0, "num_replicas": 1, "total_steps": 40, "steps_per_epoch": 10, "tensorboard": False}
 CONFIG = {"seed": 0, "report": {"verbose": False}, "data": {"batch_size": 64}}
@@ -32,7 +34,7 @@ def write(workdir, *starts):
 
 
 def run(capsys, first, second):
-    code = why.main(["why", str(first), str(second)])
+    code = why.compare(str(first), str(second), replay=False)
     return code, capsys.readouterr().out.splitlines()[2:]
 
 
@@ -76,5 +78,37 @@ def test_a_state_that_changes_without_a_step_is_named(tmp_path, capsys):
 
 
 def test_a_directory_without_hashes_is_refused(tmp_path, capsys):
-    assert why.main(["why", str(tmp_path), str(tmp_path)]) == 2
+    assert why.compare(str(tmp_path), str(tmp_path), replay=True) == 2
     assert "has no hashes of states: give the workdir of a run" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_built_again_are_compared_by_their_records(tmp_path, capsys):
+    first = write(tmp_path / "a", (0, ENVIRONMENT, {}, [(0, "00"), (10, "01")]))
+    second = write(tmp_path / "b", (0, ENVIRONMENT, {}, [(0, "00"), (10, "02")]))
+    assert why.compare(str(first), str(second), replay=True) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3] == "trained again, side by side, from the start"
+    assert lines[4].startswith("They could not be trained again: ") and "is of a script" in lines[4]
+
+
+def test_the_newest_checkpoint_of_a_common_state_is_used(tmp_path):
+    runs = []
+    for name, hashes, kept in (("a", ("01", "02", "03"), (10, 30)), ("b", ("01", "02", "04"), (20, 30))):
+        states = [(0, "00"), *zip((10, 20, 30), hashes, strict=True)]
+        runs.append(chain.read(write(tmp_path / name, (0, ENVIRONMENT, {}, states))))
+        for step in kept:
+            (tmp_path / name / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    found = first_difference.find_interval(*runs)
+    assert (found.first, found.different, found.last) == (20, 30, 30)
+    assert found.checkpoints == (tmp_path / "b/checkpoints/step-00000020",) * 2
+    assert first_difference.find_interval(runs[0], runs[0]) is None
+
+
+def test_a_flipped_bit_of_a_variable_is_named():
+    trained = {"kernel": np.ones([2, 3], np.float32), "bias": np.zeros(3, np.float32)}
+    saved = {name: value.copy() for name, value in trained.items()}
+    assert bits.describe(trained, saved) == "no variable differs"
+    saved["kernel"].view(np.int32)[1, 2] ^= 1 << 9
+    assert bits.describe(trained, saved) == "1 of 2 variables differ: kernel (element [1, 2], 1 bit of 32)"
+    saved["bias"][:2] = 1.0
+    assert bits.describe(trained, saved).endswith("kernel (element [1, 2], 1 bit of 32), bias (2 of 3 elements)")

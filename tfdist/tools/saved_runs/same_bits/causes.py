@@ -38,6 +38,8 @@ class Tried:
 
     causes: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    # Facts that cannot be tried here, such as versions, where the records of a run could not be reproduced.
+    probable: tuple[str, ...] = ()
 
 
 def differing(first: Chain, second: Chain) -> dict[str, tuple[list[tuple[int, Any]], list[tuple[int, Any]]]]:
@@ -71,18 +73,28 @@ def lines(first: Chain, second: Chain, tried: Tried | None = None) -> Iterator[s
             "Nothing that was recorded and can change a state differs: config, code, data, versions, machine, "
             "replicas. What is not recorded: faults of a device, random numbers without a seed, files that code reads."
         )
-    shown = {name: pair for name, pair in effective.items() if name in tried.causes}
-    for title, names in (("cause", shown), ("", {n: p for n, p in effective.items() if n not in shown})):
-        for group, kind in _GROUPS.items():
-            for name in [name for name in names if name.startswith(group)]:
-                note = " (not the cause of the first difference)" if name in tried.others else ""
-                text = _line(kind, name.removeprefix(group if group.endswith(".") else ""), names.pop(name))
-                if name.startswith("code."):
-                    text += code.first_line_that_differs((first, second), name)
-                yield f"{title}{': ' * bool(title)}{text}{note}"
+    titles = {name: "cause: " for name in tried.causes} | {name: "probable cause: " for name in tried.probable}
+    for name in sorted(effective, key=lambda name: (-len(titles.get(name, "")), _group(name))):
+        title, kind = titles.get(name, ""), _GROUPS[_group(name)[1]]
+        text = _line(kind, name.removeprefix(_group(name)[1] if "." in _group(name)[1] else ""), effective[name])
+        if name.startswith("code."):
+            text += code.first_line_that_differs((first, second), name)
+        note = " (not the cause of the first difference)" if name in tried.others else ""
+        yield f"{title}{text}{note}"
     others = sorted(name for name in found if name not in effective)
     if others:
         yield f"differ, too, and change no state: {', '.join(others)}"
+
+
+def _group(name: str) -> tuple[int, str]:
+    """Returns the place of a fact in `_GROUPS`, and the beginning of its name there."""
+    return next((place, one) for place, one in enumerate(_GROUPS) if name.startswith(one))
+
+
+def probable(first: Chain, second: Chain) -> Tried:
+    """Returns the facts that may be the cause where the records of a run could not be reproduced."""
+    names = differing(first, second)
+    return Tried(probable=tuple(name for name in names if not name.startswith(("config.", "replicas", "git."))))
 
 
 def _line(title: str, name: str, pair: tuple[list[tuple[int, Any]], list[tuple[int, Any]]]) -> str:

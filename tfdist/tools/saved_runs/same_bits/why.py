@@ -82,6 +82,8 @@ def _train_again(first: Chain, second: Chain, interval: first_difference.Interva
         yield from sentences.describe(outcome)
         if outcome.difference is not None:
             tried = causes.try_out(chains, interval, outcome.difference, scratch)
+        elif outcome.not_reproduced:
+            tried = causes.probable(first, second)
     except ReplayError as error:
         yield f"They could not be trained again: {error}"
     yield from causes.lines(first, second, tried)
