@@ -1,15 +1,19 @@
 """Trains steps of a finished run again, from its checkpoints, and hashes the states."""
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import h5py
+import keras
 import numpy as np
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import loop_tools, setup
+from tfdist.training import evaluate, loop_tools, setup, state
 from tfdist.training.consistency import hashing, start
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
@@ -41,14 +45,43 @@ class Replay:
             restore.restore(self.run.cluster, checkpoint_format.verify(path), self.run.variables)
         return self.hash()
 
-    def train(self, step: int, stops: list[int]) -> dict[int, str]:
-        """Trains on from the state after `step`; returns the hash of the state after each of `stops`, in order."""
-        batches, found = self.run.feed.open_training(step, self.run.total_steps), {}
+    def train(self, step: int, stops: list[int]) -> Iterator[tuple[int, str, dict[str, float]]]:
+        """Trains on from the state after `step`.
+
+        Yields:
+            (step, hash of the state, totals since the stop before) for each of `stops`, in order.
+        """
+        batches = self.run.feed.open_training(step, self.run.total_steps)
         for stop in stops:
+            totals: dict[str, float] = {}
             while step < stop:
-                step += self.tools.train_steps(batches, stop - step).steps
-            found[stop] = self.hash()
-        return found
+                done = self.tools.train_steps(batches, stop - step)
+                step, totals = step + done.steps, state.add_totals(totals, done.totals)
+            yield stop, self.hash(), totals
+
+    def means(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Returns the values that a report has for totals over its steps."""
+        return self.run.objective.results(dict(totals))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Returns the values of an evaluation of the present state."""
+        return evaluate.evaluate(self.tools, step)
+
+    def missing_in_export(self, path: Path) -> list[str]:
+        """Returns the weights of the model, as it is evaluated now, whose values are not in a file model.keras."""
+        with zipfile.ZipFile(path) as archive, archive.open("model.weights.h5") as file, h5py.File(file) as weights:
+            found: collections.Counter[bytes] = collections.Counter()
+            weights.visititems(
+                lambda _, one: found.update([one[()].tobytes()]) if isinstance(one, h5py.Dataset) else None
+            )
+        missing = []
+        with self.run.evaluated_weights():
+            for variable in self.run.context.model.weights:
+                value = keras.ops.convert_to_numpy(variable).tobytes()
+                if not found[value]:
+                    missing.append(variable.path)
+                found[value] -= 1
+        return missing
 
     def hash(self) -> str:
         """Returns the hash of the present state."""

@@ -1,12 +1,14 @@
 """Checks a finished run by training parts of it again: `python -m tfdist verify DIR --intervals=5`.
 
-DIR is the workdir of a run of a config. The data and every kept checkpoint are hashed and compared with metrics.jsonl.
-Then random intervals between two kept checkpoints, or the start and the first one, are trained again, and all hashes in
-them are compared. Nothing in DIR changes. The number of replicas must be that of the run, except with virtual replicas.
+DIR is the workdir of a run of a config. The data and every kept checkpoint are hashed and compared with metrics.jsonl,
+and the exported model with the last checkpoint. Then random intervals between two kept checkpoints, or the start and
+the first one, are trained again, and all hashes and reported values in them are compared. Nothing in DIR changes. The
+number of replicas must be that of the run, except with virtual replicas.
 
     tfdist verify runs/digits --intervals=2
 """
 
+import functools
 import itertools
 import os
 import random
@@ -25,6 +27,7 @@ from tfdist.config import tensorflow_log
 from tfdist.report import run_info
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
+from tfdist.tools.saved_runs.same_bits import reported
 from tfdist.tools.saved_runs.same_bits.chain import Chain
 from tfdist.tools.saved_runs.saved import SavedRun
 
@@ -131,16 +134,34 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
         if step not in recorded:
             yield f"checkpoint of step {step}: metrics.jsonl has no hash of it"
         yield from _restore(replay, step, recorded)
+    if steps and (saved.workdir / saved_lib.MODEL).is_file():  # The newest checkpoint is restored now.
+        for name in replay.missing_in_export(saved.workdir / saved_lib.MODEL):
+            yield f"{saved_lib.MODEL}: the weight {name} is not that of the checkpoint of step {steps[0]}"
+    reports = reported.read(saved.workdir)
     for first, last in chosen:
         problem = list(_restore(replay, first, recorded))
         if problem:
             yield from () if first in steps else problem
             continue
-        for step, value in replay.train(first, [one for one in recorded if first < one <= last]).items():
-            found = list(_compare(f"after step {step}, trained again from {first}", value, recorded[step]))
-            yield from found
-            if found:
-                break  # All later ones differ, too.
+        yield from _train(replay, recorded, reports, first, last)
+
+
+def _train(replay: Any, recorded: dict[int, str], reports: reported.Reports, first: int, last: int) -> Iterator[str]:
+    """Trains an interval again, and yields a line for what is not as recorded; ends at the first such hash."""
+    places = sorted({step for step in (*recorded, *reports.training) if first < step <= last})
+    done: dict[int, dict[str, float]] = {}
+    for step, value, done[step] in replay.train(first, places):
+        found = list(_compare(f"after step {step}, trained again from {first}", value, recorded.get(step)))
+        yield from found
+        if found:
+            return  # All later ones differ, too.
+        covered = reports.steps_before(step)
+        if covered is not None and step - covered >= first:
+            totals = [one for place, one in done.items() if place > step - covered]
+            values = replay.means(functools.reduce(reported.add, totals))
+            yield from reports.differences("training", step, values)
+        if step in reports.evaluations:
+            yield from reports.differences("evaluations", step, replay.evaluate(step))
 
 
 def _restore(replay: Any, step: int, recorded: dict[int, str]) -> Iterator[str]:
