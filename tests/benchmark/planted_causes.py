@@ -277,7 +277,7 @@ def thin(workdir: pathlib.Path, every: int) -> None:
 
 def named_step(text: str) -> tuple[int, int] | None:
     """The first and last step that the output names as the first that differs."""
-    if found := re.search(r"the state changed after step (\d+) without a step", text):
+    if found := re.search(r"Equal up to step (\d+); after it, without a step, the state changed in B", text):
         return int(found[1]), int(found[1])
     if found := re.search(r"The states before step 1 differ", text):
         return 0, 0

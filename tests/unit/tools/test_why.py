@@ -71,10 +71,19 @@ def test_the_first_report_that_differs_and_the_causes_are_named(tmp_path, capsys
 def test_a_state_that_changes_without_a_step_is_named(tmp_path, capsys):
     first = write(tmp_path / "a", (0, ENVIRONMENT, {}, [(0, "00"), (10, "01"), (20, "02")]))
     second = write(tmp_path / "b", (0, ENVIRONMENT, {}, [(0, "00"), (10, "01"), (10, "05"), (20, "06")]))
-    assert chain.read(second).changed_between_steps() == [10]
+    assert chain.first_different(*map(chain.read, (first, second))) == 10
     code, lines = run(capsys, first, second)
-    assert code == 1 and lines[0].startswith("Equal up to step 0; the states after step 10 differ.")
-    assert lines[1] == "In B the state changed after step 10 without a step: by an evaluation or a callback."
+    assert code == 1 and lines[0] == (
+        "Equal up to step 10; after it, without a step, the state changed in B: by a restored checkpoint, an "
+        "evaluation or a callback."
+    )
+
+
+def test_a_state_that_only_one_run_recorded_twice_is_no_difference(tmp_path, capsys):
+    first = write(tmp_path / "a", (0, ENVIRONMENT, {}, [(0, "00"), (10, "01"), (20, "02")]))
+    second = write(tmp_path / "b", (0, ENVIRONMENT, {}, [(0, "00"), (10, "01"), (10, "05"), (20, "02")]))
+    code, lines = run(capsys, first, second)
+    assert code == 0 and lines[0] == "Equal: the states after all 3 common reports, up to step 20."
 
 
 def test_a_directory_without_hashes_is_refused(tmp_path, capsys):

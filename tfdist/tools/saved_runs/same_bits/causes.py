@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.tools.saved_runs.same_bits import code, first_difference
-from tfdist.tools.saved_runs.same_bits.chain import Chain
+from tfdist.tools.saved_runs.same_bits.chain import Chain, Start
 from tfdist.tools.saved_runs.same_bits.first_difference import Difference, Interval
-from tfdist.tools.saved_runs.same_bits.task import Replayed, ReplayError
+from tfdist.tools.saved_runs.same_bits.replayed import Replayed
+from tfdist.tools.saved_runs.same_bits.task import ReplayError, Task
 
 # Fields that change no state, but when it is looked at or where it is.
 _WITHOUT_EFFECT = (
@@ -110,7 +111,9 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
 
     A single group of facts needs no trial: nothing else differs between the two runs that were trained again.
     """
-    ours, theirs = (one.start_at(interval.first).facts for one in chains)
+    step = max(interval.first, difference.step - (difference.kind == "step"))
+    starts = [one.start_at(step) for one in chains]
+    ours, theirs = (one.facts for one in starts)
     names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
     between = difference.kind == "between"
     names = [
@@ -126,10 +129,10 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
     causes: list[str] = []
     others: list[str] = []
     for number, group in enumerate(groups[:_MOST_TRIED]):
-        facts = _with_values(chains, interval, group)
+        other = (max(interval.first, *(one.step for one in starts)), _with_values(starts, group))
         try:
-            task = first_difference.task_of(chains, 0, interval, scratch / f"trial{number}", facts)
-            same = _hash_at(task, difference) == difference.expected
+            tasks = first_difference.tasks_of(chains, 0, interval, scratch / f"trial{number}", other)
+            same = _hash_at(tasks, difference) == difference.expected
         except ReplayError:  # A field that does not go with the others of A.
             continue
         (others if same else causes).extend(group)
@@ -146,9 +149,9 @@ def _grouped(names: list[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _with_values(chains: Sequence[Chain], interval: Interval, names: Collection[str]) -> dict[str, Any]:
-    """Returns facts of A with B's values of `names`."""
-    ours, theirs = (one.start_at(interval.first) for one in chains)
+def _with_values(starts: Sequence[Start], names: Collection[str]) -> dict[str, Any]:
+    """Returns facts of A, the first of `starts`, with B's values of `names`."""
+    ours, theirs = starts
     facts = {name: theirs.facts.get(name) for name in names if not name.startswith("config.")}
     config = copy.deepcopy(dict(ours.config))
     for name in names:
@@ -167,10 +170,10 @@ def _put(config: dict[str, Any], other: Mapping[str, Any], path: list[str]) -> N
         config.pop(leaf, None)
 
 
-def _hash_at(task: Any, difference: Difference) -> str | None:
-    """Trains a task again, and returns the hash of its state where the difference is; None: it did not get there."""
+def _hash_at(tasks: Sequence[Task], difference: Difference) -> str | None:
+    """Trains tasks again, and returns the hash of its state where the difference is; None: it did not get there."""
     place = "after" if difference.kind == "step" else "before"
-    run = Replayed("A with a value of B", task)
+    run = Replayed("A with a value of B", tasks)
     try:
         while True:
             event = run.event()

@@ -47,10 +47,25 @@ class Chain:
         """Returns the start that made the steps after `step`."""
         return next((one for one in reversed(self.starts) if one.step <= step), None)
 
-    def changed_between_steps(self) -> list[int]:
-        """Returns the steps after which the state had two hashes: something else than a step has changed it."""
-        pairs = zip(self.states, self.states[1:], strict=False)
-        return [step for (step, value), (next_step, other) in pairs if step == next_step and value != other]
+
+def common_steps(first: Chain, second: Chain) -> list[int]:
+    """Returns the steps after which both runs have recorded their states."""
+    theirs = second.by_step()
+    return [step for step in first.by_step() if step in theirs]
+
+
+def first_different(first: Chain, second: Chain) -> int | None:
+    """Returns the first common step whose states differ, at once or before the next step; None: all are equal."""
+    common = common_steps(first, second)
+    for step, following in zip(common, [*common[1:], None], strict=True):
+        ours, theirs = first.hashes(step), second.hashes(step)
+        if ours == theirs:
+            continue
+        # One of them may have recorded a state twice, before and after an evaluation, and the other only once.
+        goes_on = following is not None and first.hashes(following)[0] == second.hashes(following)[0]
+        if ours[0] != theirs[0] or not goes_on:
+            return step
+    return None
 
 
 def read(workdir: Path) -> Chain:

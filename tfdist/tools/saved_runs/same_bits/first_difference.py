@@ -8,9 +8,11 @@ from typing import Any
 
 from tfdist.checkpoint import directory
 from tfdist.config import saved_run
+from tfdist.tools.saved_runs.same_bits import chain as chain_lib
 from tfdist.tools.saved_runs.same_bits import code
 from tfdist.tools.saved_runs.same_bits.chain import Chain
-from tfdist.tools.saved_runs.same_bits.task import Replayed, ReplayError, Task
+from tfdist.tools.saved_runs.same_bits.replayed import Replayed
+from tfdist.tools.saved_runs.same_bits.task import ReplayError, Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,7 @@ def find_interval(first: Chain, second: Chain) -> Interval | None:
 
     It begins at the newest checkpoint, of either run, of a step after which the recorded states are equal.
     """
-    ours, theirs = first.by_step(), second.by_step()
-    common = [step for step in ours if step in theirs]
-    different = next((step for step in common if first.hashes(step) != second.hashes(step)), None)
+    common, different = chain_lib.common_steps(first, second), chain_lib.first_different(first, second)
     if different is None:
         return None
     equal = [step for step in common if step < different]
@@ -80,30 +80,56 @@ def find_interval(first: Chain, second: Chain) -> Interval | None:
     return Interval(first=0, checkpoints=(None, None), different=different, last=common[-1])
 
 
-def task_of(
-    chains: Sequence[Chain], index: int, interval: Interval, scratch: Path, facts: Mapping[str, Any] | None = None
-) -> Task:
-    """Returns the task of training a run again.
+def tasks_of(
+    chains: Sequence[Chain],
+    index: int,
+    interval: Interval,
+    scratch: Path,
+    other: tuple[int, Mapping[str, Any]] | None = None,
+) -> list[Task]:
+    """Returns the tasks of training a run again: one, and one more for each later start with other facts.
 
     Args:
         chains: of A and B.
         index: 0 for A, 1 for B.
         scratch: a directory that does not exist yet.
-        facts: in the place of those of the start, with "config" as JSON values.
+        other: (step, facts): from this step on the run has these facts in the place of its own, with "config" as JSON
+            values.
 
     Raises:
         ReplayError: the run was made by a script.
     """
     chain = chains[index]
-    start = chain.start_at(interval.first)
-    if start is None or "target" not in start.config.get("model", {}):
+    begin = chain.start_at(interval.first)
+    if begin is None or "target" not in begin.config.get("model", {}):
         raise ReplayError(f"{chain.workdir} is of a script, whose model and data cannot be built again.")
-    facts = {**start.facts, "config": start.config} | dict(facts or {})
+    parts = {interval.first: {**begin.facts, "config": begin.config}}
+    last = interval.last if other is None else other[0]
+    for start in chain.starts:
+        facts = {**start.facts, "config": start.config}
+        if interval.first < start.step <= last and _task_facts(facts) != _task_facts([*parts.values()][-1]):
+            parts[start.step] = facts
+    if other is not None:
+        parts[other[0]] = [*parts.values()][-1] | dict(other[1])
+    return [_task_of(chains, index, interval, scratch, step, facts) for step, facts in parts.items()]
+
+
+def _task_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those facts of a start that a task has."""
+    taken = ("config", "code.", "threads.", "replicas.", "onednn.")
+    return {name: value for name, value in facts.items() if name.startswith(taken)}
+
+
+def _task_of(
+    chains: Sequence[Chain], index: int, interval: Interval, scratch: Path, step: int, facts: Mapping[str, Any]
+) -> Task:
+    chain = chains[index]
     folders = saved_run.import_folders(str(chain.workdir / saved_run.FILE))
-    copies = code.lay_out(facts, [one.workdir for one in chains], folders, scratch.with_name(f"{scratch.name}-code"))
+    copies = code.lay_out(facts, [one.workdir for one in chains], folders, scratch.with_name(f"{scratch.name}-{step}"))
     return Task(
+        first=step,
         config=facts["config"],
-        checkpoint=interval.checkpoints[index],
+        checkpoint=interval.checkpoints[index] if step == interval.first else None,
         scratch=scratch,
         modules=(*copies, *folders),
         directory=folders[0] if folders else None,
@@ -120,8 +146,8 @@ def _threads(facts: Mapping[str, Any]) -> int:
     return threads or (0 if cores == here else cores)
 
 
-def search(chains: Sequence[Chain], tasks: Sequence[Task], interval: Interval) -> Outcome:
-    """Trains both tasks again, and returns where they differ, and how far each has the recorded states.
+def search(chains: Sequence[Chain], tasks: Sequence[Sequence[Task]], interval: Interval) -> Outcome:
+    """Trains both runs again, and returns where they differ, and how far each has the recorded states.
 
     Raises:
         ReplayError: a run cannot be trained again here.

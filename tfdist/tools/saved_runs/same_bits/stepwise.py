@@ -32,7 +32,7 @@ class Ended(Exception):
 
 
 def serve(connection: Connection, task: Task) -> None:
-    """Trains `task`, and answers commands; the body of the process. See `task.Replayed` for what is sent."""
+    """Trains `task`, and answers commands; the body of the process. See `replayed.Replayed` for what is sent."""
     log = os.open(task.scratch / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -160,6 +160,13 @@ class _Served:
         from tfdist.tools.saved_runs.same_bits import inside_step
 
         return {name: inside_step.hash_array(value) for name, value in self._snapshot().items()}
+
+    def save(self, _: Any) -> None:
+        """Saves a checkpoint in the scratch directory."""
+        from tfdist.training import checkpointing
+
+        checkpointing.save(self.tools, self.state, scheduled=False)
+        checkpointing.wait_until_saved(self.tools, self.state)
 
     def inside(self, _: Any) -> dict[str, Any]:
         """Makes the last step again, and returns the hashes of what it computed; see `inside_step.record`."""

@@ -1,7 +1,6 @@
-"""A run that another process trains again, step by step: what it is given, and what it answers."""
+"""Which steps of a run another process trains again. Imports no TensorFlow."""
 
 import dataclasses
-import multiprocessing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,15 @@ LOG = "log"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Which steps are trained again, and in which process."""
+    """Which steps one process trains again."""
 
+    # The number of steps that are done when it begins.
+    first: int
     # The config, as JSON values.
     config: Mapping[str, Any]
-    # The directory of the checkpoint from which it goes on; None: from the start.
+    # The directory of the checkpoint from which it goes on; None: from the newest one in `scratch`, or from the start.
     checkpoint: Path | None
-    # An empty directory.
+    # A directory for its files.
     scratch: Path
     # Where the modules are that the config names.
     modules: tuple[str, ...] = ()
@@ -34,81 +35,3 @@ class Task:
 
 class ReplayError(Exception):
     """The steps cannot be trained again here; says why."""
-
-
-class Replayed:
-    """A process that trains a task again, and stops before and after each step.
-
-    Args:
-        name: of the run, for messages.
-
-    Raises:
-        ReplayError: in any method: the process has failed.
-    """
-
-    def __init__(self, name: str, task: Task):
-        from tfdist.tools.saved_runs.same_bits import stepwise
-
-        self.name, self.task = name, task
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=stepwise.serve, args=(theirs, task), daemon=True)
-        task.scratch.mkdir(parents=True)
-        self._process.start()
-        theirs.close()
-        # See `facts`; None: not received yet.
-        self._facts: dict[str, str] | None = None
-
-    def facts(self) -> dict[str, str]:
-        """Returns hashes of data and code here, by the names of a `chain.Start`; first called before `event`."""
-        if self._facts is None:
-            _, _, self._facts = self._receive()
-        return self._facts
-
-    def event(self) -> tuple[str, int, str]:
-        """Waits for the next stop: (place, the number of steps that are done, the hash of the state).
-
-        The place is "before" a step, which is after all that follows the step before, such as evaluation and callbacks;
-        "after" a step; or "ended".
-        """
-        self.facts()
-        return self._receive()
-
-    def ask(self, command: str, argument: Any = None) -> Any:
-        """Returns the answer to a command: a method of `stepwise._Served`."""
-        self._send(command, argument)
-        return self._receive()
-
-    def go(self) -> None:
-        """Lets the process go on to its next stop."""
-        self._send("go", None)
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._connection.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _send(self, command: str, argument: Any) -> None:
-        try:
-            self._connection.send((command, argument))
-        except OSError:
-            raise ReplayError(f"{self.name}: the process that trained it again has ended.") from None
-
-    def _receive(self) -> Any:
-        try:
-            found = self._connection.recv()
-        except (EOFError, OSError):
-            raise ReplayError(
-                f"{self.name}: the process that trained it again has ended.{self._end_of_log()}"
-            ) from None
-        if isinstance(found, tuple) and found[0] == "failed":
-            raise ReplayError(f"{self.name} cannot be trained again here: {found[2]}")
-        return found
-
-    def _end_of_log(self) -> str:
-        path = self.task.scratch / LOG
-        lines = path.read_text(errors="replace").splitlines()[-5:] if path.is_file() else []
-        return "".join(f"\n  {line}" for line in lines)

@@ -56,9 +56,6 @@ def compare(first_dir: str, second_dir: str, *, replay: bool) -> int:
     print(f"A  {first_dir}\nB  {second_dir}")
     equal, line = states(first, second)
     print(line, flush=True)
-    for name, one in (("A", first), ("B", second)):
-        for step in one.changed_between_steps():
-            print(f"In {name} the state changed after step {step} without a step: by an evaluation or a callback.")
     interval = first_difference.find_interval(first, second) if replay else None
     if interval is None:
         for line in causes.lines(first, second):
@@ -77,7 +74,7 @@ def _train_again(first: Chain, second: Chain, interval: first_difference.Interva
     tried = None
     try:
         chains = (first, second)
-        tasks = [first_difference.task_of(chains, index, interval, scratch / name) for index, name in enumerate("AB")]
+        tasks = [first_difference.tasks_of(chains, index, interval, scratch / name) for index, name in enumerate("AB")]
         outcome = first_difference.search(chains, tasks, interval)
         yield from sentences.describe(outcome)
         if outcome.difference is not None:
@@ -91,14 +88,19 @@ def _train_again(first: Chain, second: Chain, interval: first_difference.Interva
 
 def states(first: Chain, second: Chain) -> tuple[bool, str]:
     """Returns whether all reports that both runs have are equal, and a sentence about the first that is not."""
-    ours, theirs = first.by_step(), second.by_step()
-    common = [step for step in ours if step in theirs]
+    common, different = chain_lib.common_steps(first, second), chain_lib.first_different(first, second)
     if not common:
         return False, "The runs have no step in common after which both wrote a hash."
-    different = next((step for step in common if ours[step] != theirs[step]), None)
     if different is None:
-        ends = "" if max(ours) == max(theirs) else f"; A ends at step {max(ours)}, B at step {max(theirs)}"
-        return True, f"Equal: the states after all {len(common)} common reports, up to step {common[-1]}{ends}."
+        ends = [max(one.by_step()) for one in (first, second)]
+        text = "" if ends[0] == ends[1] else f"; A ends at step {ends[0]}, B at step {ends[1]}"
+        return True, f"Equal: the states after all {len(common)} common reports, up to step {common[-1]}{text}."
+    if first.hashes(different)[0] == second.hashes(different)[0]:
+        changed = [name for name, one in (("A", first), ("B", second)) if len(one.hashes(different)) > 1]
+        return False, (
+            f"Equal up to step {different}; after it, without a step, the state changed in {' and in '.join(changed)}: "
+            "by a restored checkpoint, an evaluation or a callback."
+        )
     before = [step for step in common if step < different]
     if not before:
         return False, f"Different from the start: the states after step {different} are the first that both wrote."
