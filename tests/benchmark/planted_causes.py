@@ -180,7 +180,7 @@ CASES = (
     Case(kind="threads", name="1 in an op", env=(("TF_NUM_INTRAOP_THREADS", "1"),), cause=r"threads"),
     Case(kind="threads", name="3 in an op", env=(("TF_NUM_INTRAOP_THREADS", "3"),), cause=r"threads"),
     Case(kind="dtype", name="bfloat16", options=(field("train.precision", "bfloat16"),), cause=r"train\.precision"),
-    Case(kind="dtype", name="float64 in a layer", options=(field("model.dtype", "float64"),), cause=r"model\.dtype"),
+    Case(kind="dtype", name="bfloat16 in a layer", options=(field("model.dtype", "mixed_bfloat16"),), cause=r"model\.dtype"),
     Case(kind="version", name="keras, a hash each step", env=(("PLANTED_LIBRARY", "1"),),
          record=other_version("keras", "3.14.0"), every=1, cause=r"cause.*versions +keras"),
     Case(kind="version", name="tensorflow", env=(("PLANTED_LIBRARY", "1"),),
