@@ -439,7 +439,11 @@ def collectives(options: c.ClusterOptions) -> Arrays:
     ):
         reduction = dataclasses.replace(run.context.reduction, options=communication)
         update = stages.make_update(
-            run.context.apply, reduction, skips_nonfinite=False, loss_scale=None, step_count=run.context.step_count
+            run.context.apply,
+            functools.partial(stages.sum_over_replicas, reduction),
+            skips_nonfinite=False,
+            loss_scale=None,
+            step_count=run.context.step_count,
         )
         step_context = dataclasses.replace(run.context, reduction=reduction, update=update)
         call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context), 1)

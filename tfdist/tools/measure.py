@@ -75,7 +75,7 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
         # The step of one replica has no all-reduce.
         update = stages.make_update(
             context.apply,
-            dataclasses.replace(context.reduction, num_replicas=1),
+            functools.partial(stages.sum_over_replicas, dataclasses.replace(context.reduction, num_replicas=1)),
             skips_nonfinite=options.nonfinite != "stop",
             loss_scale=context.loss_scale,
             step_count=context.step_count,

@@ -1,5 +1,6 @@
 """Makes what a step uses: the objective of a config, and the `StepContext`."""
 
+import functools
 from collections.abc import Sequence
 
 import keras
@@ -104,7 +105,7 @@ def build_context(
         apply=apply,
         update=stages.make_update(
             apply,
-            reduction,
+            functools.partial(stages.sum_over_replicas, reduction),
             skips_nonfinite=config.train.nonfinite != "stop",
             loss_scale=loss_scale,
             step_count=steps,

@@ -67,7 +67,8 @@ class Update:
     loss: tf.Tensor
     # float32 []: this shard's fraction of the examples; 1 in total over all replicas.
     weight: tf.Tensor | float
-    # The moving statistics, and their values before the step.
+    # The moving statistics, and what else a stage has changed, with their values before the step: a skipped step
+    # restores these.
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]]
     # float32 [] each: summed with the gradients.
     flags: Sequence[tf.Tensor] = ()
@@ -93,7 +94,7 @@ def make_apply(
 
 def make_update(
     apply: Apply,
-    reduction: AllReduce,
+    add_up: Callable[[Stage, Update], tf.Tensor | None],
     *,
     skips_nonfinite: bool,
     loss_scale: LossScale | None,
@@ -103,12 +104,12 @@ def make_update(
 
     Args:
         apply: see `make_apply`.
-        reduction: sums the gradients over replicas.
+        add_up: the stage that sums the gradients over replicas, such as `sum_over_replicas` with its first argument.
         skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
         loss_scale: by which the gradients are multiplied; None: they are not.
         step_count: int64 [], which `apply` increments.
     """
-    stages = [functools.partial(sum_over_replicas, reduction)]
+    stages = [add_up]
     if skips_nonfinite:
         stages.insert(0, flag_nonfinite_loss)
     if loss_scale is not None:

@@ -199,7 +199,7 @@ def update_of_sums(context: StepContext, config: config_lib.Train) -> Callable[[
     """Returns the update of gradients that are summed already: unscale, skip non-finite, clip, apply."""
     return stages.make_update(
         context.apply,
-        lambda gradients, flags, statistics, weight: (gradients, flags),
+        lambda following, update: following(update),
         skips_nonfinite=config.nonfinite != "stop",
         loss_scale=context.loss_scale,
         step_count=context.step_count,
