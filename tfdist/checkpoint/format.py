@@ -33,6 +33,8 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # Prefix of variables of reports: `config.report` may change when a run is resumed, so either side may lack them.
 REPORTS = "report/"
+# Prefix of arrays [replicas, ...] of variables of which each replica has a value of its own.
+REPLICAS = "replicas/"
 # A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
 # of NFS. Seconds between two looks.
 _STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
@@ -253,7 +255,7 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
     expected = {name: array for name, array in expected.items() if not name.startswith(REPORTS)}
-    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS))}
+    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS, REPLICAS))}
     problems = [f"{name} is missing in the checkpoint" for name in expected if name not in found]
     problems += [f"{name} is not in this model" for name in found if name not in expected]
     problems += [

@@ -66,7 +66,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
-        "train.virtual_replicas",
+        *("train.virtual_replicas", "communication.compression.rank", "communication.compression.smallest"),
         *("consistency.limit", "checkpoint.keep", "report.noise_scale"),
         *("cluster.logical_devices", "cluster.port_count"),
     ):
@@ -84,7 +84,10 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     ):
         yield f"report.profile must be [first, last], two steps counted from 1. Received: {profile}"
     yield from _gpu_problems(config.cluster.gpus)
-    for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
+    for name in (
+        *("learning_rate.peak", "learning_rate.warmup_epochs", "seed"),
+        *("communication.bytes_per_pack", "communication.compression.exact_steps"),
+    ):
         yield from at_least(name, 0)
     for name in (
         "train.epochs",
@@ -132,7 +135,9 @@ def noise_scale_problem(config: schema.Config) -> str:
     """Returns what the noise scale needs and this config has not, as the end of a sentence; "": nothing."""
     train = config.train
     if train.local_steps == 1 and not train.asynchronous and train.virtual_replicas is None:
-        dtype = config.communication.dtype
+        dtype, rank = config.communication.dtype, config.communication.compression.rank
+        if rank is not None:
+            return f"needs communication.compression.rank=None: whole gradients are summed. Received: {rank}"
         return "" if dtype == "float32" else f'needs communication.dtype="float32". Received: {dtype!r}'
     return (
         "needs one sum of gradients per step: train.local_steps=1, asynchronous=False and virtual_replicas=None. "
@@ -159,6 +164,13 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
         )
     if config.report.noise_scale is not None and (reason := noise_scale_problem(config)):
         yield f"report.noise_scale={config.report.noise_scale} {reason}"
+    rank = config.communication.compression.rank
+    if rank is not None and (train.local_steps > 1 or train.asynchronous):
+        yield (
+            "communication.compression.rank needs train.local_steps=1 and no train.asynchronous: otherwise no "
+            "gradients are summed that could be compressed. Set it to None, or these. "
+            f"Received: rank={rank}, local_steps={train.local_steps}, asynchronous={train.asynchronous}"
+        )
     if data.pipeline == "textbook" and data.shards != "batch":
         needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
         yield f'data.shards="{data.shards}" {needs}'

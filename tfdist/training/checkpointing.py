@@ -156,6 +156,7 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     # First: variables that callbacks change here get their values from the checkpoint.
     run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
     restore.restore(run.cluster, saved, run.variables)
+    run.replica_state.restore(saved)
     seeds = (run.context.model, run.context.step_count, replicas_lib.replica_id, run.config.seed)
     seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
     if state.callbacks:
@@ -208,8 +209,10 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     if scheduled:
         state.last_scheduled_step = state.step
     _record_metrics(run, state)
+    of_replicas = {} if run.workdir is None else run.replica_state.gather()
     if tools.checkpointer is not None:
         state.callbacks, arrays = run.callbacks.state(run.variables.values())
+        arrays |= of_replicas
         tools.checkpointer.save(state.step, lambda: checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
 
 
@@ -228,11 +231,12 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     if run.workdir is None or tools.consistency.step is None:  # Not compared before: nothing was trained.
         return
     _record_metrics(run, state)
+    of_replicas = run.replica_state.gather()
     if tools.checkpointer is None:
         return
     tools.checkpointer.wait()
     state.callbacks, arrays = run.callbacks.state(run.variables.values())
-    arrays = checkpoint_format.snapshot(run.variables) | arrays
+    arrays = checkpoint_format.snapshot(run.variables) | arrays | of_replicas
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays, state.to_json())
     except OSError as error:

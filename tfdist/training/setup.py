@@ -82,6 +82,8 @@ def build_run(
         export=make_export(context.model, feed, inputs),
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
+    if config.communication.compression.rank is not None:
+        run = specs.part("communication.compression")(run)
     run = virtual.compose(run) if virtual else run
     return run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
 

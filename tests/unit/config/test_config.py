@@ -146,6 +146,10 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("cluster.gpus", [0, 0], r"must be None .* list of different indices from 0\. Received: \[0, 0\]"),
         ("cluster.gpus", "two", r"must be None .* Received: 'two'"),
         ("communication.bytes_per_pack", -1, r"must be at least 0\. Received: -1"),
+        ("communication.compression.rank", 0, r"must be at least 1\. Received: 0"),
+        ("communication.compression.smallest", 0, r"must be at least 1\. Received: 0"),
+        ("communication.compression.exact_steps", -1, r"must be at least 0\. Received: -1"),
+        ("communication.compression", None, r"must be a Compression\. Received: None"),
         ("train.precision", "bfloat", r"must be one of auto, float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
         ("communication.implementation", "mpi", r"must be one of auto, nccl, ring\..* Received: 'mpi'"),
         ("communication.dtype", "fp8", r"must be one of float32, bfloat16, float16\. .*Received: 'fp8'"),
@@ -181,6 +185,14 @@ def test_contradictions_between_fields_are_refused():
         ValueError, match=r"checkpoint\.best_metric='accuracy' needs evaluations, but data\.evaluation_split"
     ):
         validate.validate(make(**contradiction))
+
+
+@pytest.mark.parametrize("train", [{"local_steps": 2}, {"asynchronous": True}])
+def test_compression_needs_gradients_that_are_summed(train):
+    compression = config.Communication(compression=config.Compression(rank=4))
+    validate.validate(make(communication=compression))
+    with pytest.raises(ValueError, match=r"config\.communication\.compression\.rank needs train\.local_steps=1 and no"):
+        validate.validate(make(communication=compression, train=config.Train(epochs=1, **train)))
 
 
 def test_all_wrong_fields_are_named_at_once():

@@ -54,7 +54,13 @@ def _check(run: Run, graph: Any) -> None:
 def _known_handles(run: Run) -> Iterator[tf.Tensor]:
     """Yields the handles of this worker's copies of all variables that a step may write."""
     context = run.context
-    known = [*run.variables.values(), context.totals, context.reduction.seconds, *context.model.metrics_variables]
+    known = [
+        *run.variables.values(),
+        *run.replica_state.variables(),
+        context.totals,
+        context.reduction.seconds,
+        *context.model.metrics_variables,
+    ]
     state = getattr(context.objective, "metric_state", None)
     known += [] if state is None else state.variables()
     yield from _handles(run, known)

@@ -85,6 +85,28 @@ def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], whe
     tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
 
 
+def choose_on_all_replicas(
+    predicate: tf.Tensor, when_true: Callable[[], list[tf.Tensor]], when_false: Callable[[], list[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """As `cond_on_all_replicas`; returns on each replica the results of its branch, tensors of the same shapes."""
+
+    def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> Any:
+        def run(branch: Callable) -> list[tuple[tf.Tensor, ...]]:
+            results = strategy.extended.call_for_each_replica(_result, args=(branch,))
+            return [strategy.experimental_local_results(one) for one in results]
+
+        chosen = strategy.experimental_local_results(predicate)[0]
+        found = tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
+
+        def own() -> list[tf.Tensor]:
+            replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+            return [of_replicas[replica % len(of_replicas)] for of_replicas in found]
+
+        return strategy.extended.call_for_each_replica(own)
+
+    return tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
+
+
 def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
     """Calls `function` on every replica until it returns False: bool [], equal on all replicas.
 
@@ -101,7 +123,7 @@ def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
     tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(function,))
 
 
-def _result(function: Callable[[], tf.Tensor]) -> tf.Tensor:
+def _result(function: Callable[[], Any]) -> Any:
     return function()
 
 

@@ -41,8 +41,11 @@ class Replay:
         if step == 0 and not path.is_dir():
             for name, array in self.initial.items():
                 checkpoint_format.tf_variable(self.run.variables[name]).assign(array)
+            self.run.replica_state.restore(None)
         else:
-            restore.restore(self.run.cluster, checkpoint_format.verify(path), self.run.variables)
+            saved = checkpoint_format.verify(path)
+            restore.restore(self.run.cluster, saved, self.run.variables)
+            self.run.replica_state.restore(saved)
         return self.hash()
 
     def train(self, step: int, stops: list[int]) -> Iterator[tuple[int, str, dict[str, float]]]:

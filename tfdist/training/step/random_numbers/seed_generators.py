@@ -77,6 +77,16 @@ def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
     return tf.identity(words)  # On the device of the loop, where TensorFlow has int32 numbers in host memory.
 
 
+def has_made(steps: int, step: keras.Variable) -> tf.Tensor:
+    """Returns whether the run has made that many optimizer steps, of fewer than 2**31: bool [], without a wait.
+
+    Args:
+        step: the step count, int64 [].
+    """
+    words, done, _ = _loop[-1] if _loop else (step_as_int32_pair(step), 0, None)
+    return words[0] + done >= steps
+
+
 @contextlib.contextmanager
 def counted_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tensor]) -> Iterator[None]:
     """While the body of a loop is traced, seeds use the loop's count instead of reading the step from the device.

@@ -5,4 +5,7 @@ virtual_replicas.py   `virtual_replicas`: the same bits on any number of replica
 shards.py             its step and its objective: a replica computes its shards one after another
 integers.py           its sums: gradients as integers with one power of two a tensor
 noise_scale.py        `report.noise_scale`: measures the gradient noise scale
+power_sgd.py          `config.communication.compression`: gradients are sent as two factors
+factors.py            its mathematics: which gradients, and the products of matrices
+error_state.py        its errors, which differ between replicas: how they are saved and restored
 """

@@ -1,0 +1,87 @@
+"""The errors of PowerSGD in checkpoints: of each replica for as many replicas, and their sum for another number."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.format import Saved
+from tfdist.cluster.cluster import Cluster
+from tfdist.training.consistency import hashing
+from tfdist.training.consistency.replica_state import ReplicaState
+from tfdist.training.run import replica_shard
+
+# Bytes of the errors of a replica that are gathered together.
+_TOGETHER = 2**25
+
+
+class ErrorState(ReplicaState):
+    """The errors, float32, by the names that they have in checkpoints after `checkpoint_format.REPLICAS`."""
+
+    def __init__(self, *, cluster: Cluster, errors: Mapping[str, keras.Variable]):
+        self._cluster = cluster
+        self._errors = {f"{checkpoint_format.REPLICAS}{name}": error for name, error in errors.items()}
+        groups = [list(group) for group in _groups(self._errors)]
+        # Compiled once, at the first save.
+        self._gathers = [(group, cluster.make_all_gather(_words_of(group.values()))) for group in map(dict, groups)]
+
+    def variables(self) -> list[Any]:
+        """Returns the variables."""
+        return list(self._errors.values())
+
+    def gather(self) -> dict[str, np.ndarray]:
+        """Returns on the chief the errors of all replicas, float32 [replicas, ...] each. Collective."""
+        found: dict[str, np.ndarray] = {}
+        for group, gather in self._gathers:
+            words = gather()
+            if not self._cluster.is_chief:
+                continue
+            numbers, first = words.numpy().view(np.float32), 0
+            for name, error in group.items():
+                last = first + error.shape.num_elements()
+                found[name] = numbers[:, first:last].reshape(-1, *error.shape)
+                first = last
+        return found
+
+    def restore(self, saved: Saved | None) -> None:
+        """Restores the errors. Collective.
+
+        If they were saved on another number of replicas, the first replica gets their sum and the others get zeros: all
+        steps depend on the sum only. Those that are not saved become zeros.
+        """
+        names = [] if saved is None else [name for name in self._errors if name in saved.arrays]
+        for name in self._errors.keys() - set(names):
+            self._assign(name, np.zeros([self._cluster.num_replicas, *self._errors[name].shape], np.float32))
+        for name, array in restore.read(self._cluster, saved, names) if names else ():
+            if len(array) != self._cluster.num_replicas:
+                total = array.sum(axis=0, dtype=np.float64).astype(np.float32)
+                array = np.zeros([self._cluster.num_replicas, *total.shape], np.float32)
+                array[0] = total
+            self._assign(name, array)
+
+    def _assign(self, name: str, array: np.ndarray) -> None:
+        """Gives each replica of this worker its row of `array`, [replicas, ...]."""
+        first = replica_shard(self._cluster).first_replica
+        for place, variable in enumerate(self._cluster.local_values(self._errors[name].value)):
+            variable.assign(array[first + place])
+
+
+def _groups(errors: Mapping[str, keras.Variable]) -> Iterator[list[tuple[str, keras.Variable]]]:
+    group: list[tuple[str, keras.Variable]] = []
+    for name, error in errors.items():
+        if group and 4 * sum(one.shape.num_elements() for _, one in (*group, (name, error))) > _TOGETHER:
+            yield group
+            group = []
+        group.append((name, error))
+    if group:
+        yield group
+
+
+def _words_of(errors):
+    """Returns a function that returns the bits of all errors of a replica: int64 [n], padded with zeros."""
+    errors = list(errors)
+    return lambda: hashing.as_int64_words(tf.concat([tf.reshape(one.value, [-1]) for one in errors], axis=0))

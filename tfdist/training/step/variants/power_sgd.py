@@ -1,0 +1,197 @@
+"""`config.communication.compression`: PowerSGD with error feedback (Vogels et al., arXiv 1905.13727, algorithms 1, 2).
+
+Each replica adds its gradient to its error of the steps before: M. The replicas sum M Q, orthogonalise the sum, P, and
+sum M^T P, the next Q. P Q^T takes the place of the summed gradient; what it lacks is the new error. All depends on sums
+over replicas only, so N replicas make the update of one, to rounding, and the errors can be moved between replicas.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.report import lines
+from tfdist.training.run import Run
+from tfdist.training.step import collectives, layers
+from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.updates import all_reduce, stages
+from tfdist.training.step.updates.all_reduce import AllReduce
+from tfdist.training.step.updates.stages import Stage, Update
+from tfdist.training.step.variants import factors
+from tfdist.training.step.variants.error_state import ErrorState
+from tfdist.training.step.variants.factors import Layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """A variable whose gradient is compressed."""
+
+    # Its index among the trainable variables.
+    index: int
+    layout: Layout
+    # The error of each replica, of the variable's shape; in units of the gradient without loss scale.
+    error: keras.Variable
+    # Q of the next step, [longer side, rank]: equal on all replicas.
+    q: keras.Variable
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSGD:
+    """The stage of an update that sums gradients over replicas, in the place of `stages.sum_over_replicas`."""
+
+    # Sums what is not compressed.
+    reduction: AllReduce
+    compressed: tuple[Compressed, ...]
+    exact_steps: int
+    # By which the gradients are multiplied; None: they are not.
+    loss_scale: stages.LossScale | None
+    # Optimizer steps so far: int64 [].
+    step_count: keras.Variable
+    # Whether all replicas take P of the first one: the processors of several workers may round differently.
+    takes_first: bool
+
+    def __call__(self, following: Stage, update: Update) -> tf.Tensor | None:
+        """Sums gradients and flags over all replicas, and averages the moving statistics."""
+        chosen = [one for one in self.compressed if isinstance(update.gradients[one.index], tf.Tensor)]
+        places = {one.index for one in chosen}
+        own = [update.gradients[one.index] for one in chosen]
+        rest = [None if index in places else gradient for index, gradient in enumerate(update.gradients)]
+        totals, flags = self.reduction(rest, list(update.flags), update.statistics, update.weight)
+        variables = [variable for one in chosen for variable in (one.error, one.q)]
+        before = [(variable, tf.identity(variable.value)) for variable in variables]
+        after = [total for total in totals if isinstance(total, tf.Tensor)]
+        for one, total in zip(chosen, self._sum(chosen, own, [*after, *flags]), strict=True):
+            totals[one.index] = total
+        statistics = [*update.statistics, *before]
+        return following(dataclasses.replace(update, gradients=totals, flags=flags, statistics=statistics))
+
+    def _sum(
+        self, chosen: Sequence[Compressed], gradients: list[tf.Tensor], after: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns the sums of `gradients` over all replicas; `after`: the sums of what is not compressed."""
+        if not chosen:
+            return []
+
+        def exact() -> list[tf.Tensor]:
+            return self._timed_sum(gradients, self.reduction.options, after)
+
+        def approximate() -> list[tf.Tensor]:
+            return self._approximate(chosen, gradients, after)
+
+        if not self.exact_steps:
+            return approximate()
+        begun = seed_generators.has_made(self.exact_steps, self.step_count)
+        return collectives.choose_on_all_replicas(begun, approximate, exact)
+
+    def _approximate(
+        self, chosen: Sequence[Compressed], gradients: list[tf.Tensor], after: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        scale = 1.0 if self.loss_scale is None else tf.identity(self.loss_scale.value)
+        for one, gradient in zip(chosen, gradients, strict=True):
+            _subtract(one.error, -1 / scale, gradient)
+        matrices = [tf.reshape(one.error.value, [one.layout.rows, one.layout.columns]) for one in chosen]
+        old = [tf.identity(one.q.value) for one in chosen]
+        pack = dataclasses.replace(self.reduction.options, bytes_per_pack=0)
+        triples = [(one.layout, *pair) for one, *pair in zip(chosen, matrices, old, strict=True)]
+        ps = self._timed_sum([scale * layout.first(m, q) for layout, m, q in triples], pack, after)
+        ps = factors.orthogonalise(ps)
+        qs = [scale * one.layout.second(m, p) for one, m, p in zip(chosen, matrices, ps, strict=True)]
+        if self.takes_first:
+            is_first = tf.get_static_value(replicas_lib.replica_id()) == 0
+            sums = self._timed_sum([*qs, *(p if is_first else tf.zeros_like(p) for p in ps)], pack, ())
+            qs, ps = sums[: len(qs)], sums[len(qs) :]
+        else:
+            qs = self._timed_sum(qs, pack, ())
+        totals = [one.layout.product(p, q) for one, p, q in zip(chosen, ps, qs, strict=True)]
+        totals = [tf.reshape(total, gradient.shape) for total, gradient in zip(totals, gradients, strict=True)]
+        for one, total, q in zip(chosen, totals, factors.normalise(qs, old), strict=True):
+            _subtract(one.error, 1 / (scale * self.reduction.num_replicas), total)
+            one.q.assign(q)
+        return totals
+
+    def _timed_sum(
+        self, tensors: list[tf.Tensor], options: config_lib.Communication, after: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Sums `tensors` over all replicas; counts the seconds from when they and `after` are computed."""
+        if self.reduction.num_replicas == 1:
+            return tensors
+        ready = self.reduction.clock([*tensors, *after])
+        sums = all_reduce.sum_over_replicas(tensors, options)
+        self.reduction.seconds.assign_add(self.reduction.clock(sums) - ready)
+        return sums
+
+
+def _subtract(variable: keras.Variable, factor: tf.Tensor | float, value: tf.Tensor) -> None:
+    """Subtracts `factor` x `value` from a variable of float32, in one pass over memory."""
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=variable.value.handle, alpha=tf.convert_to_tensor(factor, tf.float32), delta=value
+    )
+
+
+def compose(run: Run) -> Run:
+    """Returns `run` with PowerSGD in the place of the sum over replicas, and with its state."""
+    context, config = run.context, run.config
+    options = config.communication.compression
+    with run.cluster.scope():
+        compressed = tuple(_compressed(context.model, options, config.seed))
+    reduction = context.reduction
+    power_sgd = PowerSGD(
+        reduction=reduction,
+        compressed=compressed,
+        exact_steps=options.exact_steps,
+        loss_scale=context.loss_scale,
+        step_count=context.step_count,
+        takes_first=run.cluster.num_workers > 1,
+    )
+    update = stages.make_update(
+        context.apply,
+        power_sgd,
+        skips_nonfinite=config.train.nonfinite != "stop",
+        loss_scale=context.loss_scale,
+        step_count=context.step_count,
+    )
+    variables = [context.model.trainable_variables[one.index] for one in compressed]
+    names = list(checkpoint_format.unique_names("compression", variables))
+    errors = {name: one.error for name, one in zip(names, compressed, strict=True)}
+    qs = {f"{name}/q": one.q for name, one in zip(names, compressed, strict=True)}
+    return dataclasses.replace(
+        run,
+        context=dataclasses.replace(context, update=update),
+        more_variables={**run.more_variables, **qs},
+        replica_state=ErrorState(cluster=run.cluster, errors=errors),
+        log=dataclasses.replace(run.log, notes=(*run.log.notes, _note(context.model, compressed, options))),
+    )
+
+
+def _compressed(model: keras.Model, options: config_lib.Compression, seed: int) -> Iterator[Compressed]:
+    """Makes the variables of each gradient that is compressed; called in scope."""
+    tables = {
+        id(layer.embeddings)
+        for layer in layers.of_all_depths(model)
+        if isinstance(layer, keras.layers.Embedding) and layer.built
+    }
+    for index, variable in enumerate(model.trainable_variables):
+        layout = factors.choose_layout(variable.shape, options.rank, options.smallest)
+        if layout is None or variable.dtype != "float32" or id(variable) in tables:
+            continue
+        make = {"trainable": False, "aggregation": "none"}
+        yield Compressed(
+            index=index,
+            layout=layout,
+            error=keras.Variable(tf.zeros(variable.shape), name="compression_error", **make),
+            q=keras.Variable(layout.start(options.rank, [seed, index]), name="compression_q", **make),
+        )
+
+
+def _note(model: keras.Model, compressed: Sequence[Compressed], options: config_lib.Compression) -> str:
+    """Returns what the log says: how many gradients are compressed, and the numbers that a step sends."""
+    sizes = [math.prod(variable.shape) for variable in model.trainable_variables]
+    sides = sum(one.layout.rows + one.layout.columns for one in compressed)
+    sent = sum(sizes) - sum(sizes[one.index] for one in compressed) + options.rank * sides
+    text = f"{len(compressed)} of {lines.count(len(sizes), 'gradient')} as factors, {sent:,} numbers for {sum(sizes):,}"
+    return f"config.communication.compression.rank={options.rank}: a step sends {text}"
