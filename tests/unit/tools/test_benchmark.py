@@ -115,7 +115,10 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--sections=step"], "--sections: there is no 'step'; there are steps, input, all_reduce, start."),
+        (
+            ["--sections=step"],
+            "--sections: there is no 'step'; there are steps, compression, input, all_reduce",
+        ),
         (["--workloads=vgg"], "--workloads: there is no 'vgg'; there are mlp, resnet20, resnet50v2."),
         (["--peers=horovod"], "--peers: there is no 'horovod'; there are keras, ddp."),
         pytest.param(

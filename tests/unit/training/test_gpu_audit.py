@@ -52,8 +52,10 @@ UNEQUAL_BATCHES = {
     *{("host to device", "Const", "OneHot"), ("host to device", "Shape", "StridedSlice")},
     ("device to host", "Cast", "Sum"),
 }
-# What compiled models have because of their data.
+# What compiled models have because of their data, and a variant because of what it does.
 OF_DATA = {
+    # Whether the first steps, whose gradients are not compressed, are over: the host decides, and waits for nothing.
+    "power_sgd": {("host to device", "GreaterEqual", "Switch")},
     # Keras' Embedding compares int32 tokens; int64 ones stay on the device.
     "compiled_tokens": {
         *{("device to host", "IteratorGetNext", "Less"), ("device to host", "SelectV2", "Reshape")},
