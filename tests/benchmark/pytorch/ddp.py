@@ -41,7 +41,9 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
     model = models.network(job["workload"]).to(memory_format=layout)
     rank, workers = _join()
     if workers > 1:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # One bucket: over gloo the hook's sums of several buckets meet in another order on each worker, and fail.
+        megabytes = 1000 if job["power_sgd"] else None
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=megabytes)
         if job["compressed"]:
             model.register_comm_hook(None, default_hooks.bf16_compress_hook)
         if job["power_sgd"]:

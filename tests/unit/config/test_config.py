@@ -195,6 +195,12 @@ def test_compression_needs_gradients_that_are_summed(train):
         validate.validate(make(communication=compression, train=config.Train(epochs=1, **train)))
 
 
+def test_the_noise_scale_needs_whole_gradients():
+    compression = config.Communication(compression=config.Compression(rank=4))
+    with pytest.raises(ValueError, match=r"report\.noise_scale=100 needs communication\.compression\.rank=None"):
+        validate.validate(make(communication=compression, report=config.Report(noise_scale=100)))
+
+
 def test_all_wrong_fields_are_named_at_once():
     with pytest.raises(ValueError) as raised:
         validate.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))
