@@ -70,9 +70,7 @@ class NoiseScaleStep:
         accumulate = functools.partial(_accumulate, context.objective.accumulate, squares)
         update = stages.make_update(
             context.apply,
-            functools.partial(
-                stages.sum_over_replicas, functools.partial(self._sum_over_replicas, context, squares)
-            ),
+            functools.partial(stages.sum_over_replicas, functools.partial(self._sum_over_replicas, context, squares)),
             skips_nonfinite=context.config.train.nonfinite != "stop",
             loss_scale=context.loss_scale,
             step_count=context.step_count,
