@@ -194,10 +194,13 @@ class _Served:
     def _snapshot(self) -> dict[str, np.ndarray]:
         from tfdist.checkpoint import format as checkpoint_format
 
-        return checkpoint_format.snapshot(self.tools.run.variables)
+        run = self.tools.run
+        return checkpoint_format.snapshot(run.variables) | run.replica_state.gather()
 
     def _assign(self, values: dict[str, np.ndarray]) -> None:
         from tfdist.checkpoint import format as checkpoint_format
 
-        for name, array in values.items():
-            checkpoint_format.tf_variable(self.tools.run.variables[name]).assign(array)
+        run = self.tools.run
+        for name, variable in run.variables.items():
+            checkpoint_format.tf_variable(variable).assign(values[name])
+        run.replica_state.assign(values)

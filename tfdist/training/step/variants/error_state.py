@@ -47,27 +47,27 @@ class ErrorState(ReplicaState):
                 first = last
         return found
 
-    def restore(self, saved: Saved | None) -> None:
-        """Restores the errors. Collective.
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Assigns errors, float32 [replicas, ...] each by name; those that are missing in `arrays` become zeros.
 
-        If they were saved on another number of replicas, the first replica gets their sum and the others get zeros: all
-        steps depend on the sum only. Those that are not saved become zeros.
+        If they are those of another number of replicas, the first replica gets their sum and the others get zeros: all
+        steps depend on the sum only.
         """
-        names = [] if saved is None else [name for name in self._errors if name in saved.arrays]
-        for name in self._errors.keys() - set(names):
-            self._assign(name, np.zeros([self._cluster.num_replicas, *self._errors[name].shape], np.float32))
-        for name, array in restore.read(self._cluster, saved, names) if names else ():
-            if len(array) != self._cluster.num_replicas:
-                total = array.sum(axis=0, dtype=np.float64).astype(np.float32)
-                array = np.zeros([self._cluster.num_replicas, *total.shape], np.float32)
-                array[0] = total
-            self._assign(name, array)
+        shard = replica_shard(self._cluster)
+        for name, error in self._errors.items():
+            rows = np.zeros([self._cluster.num_replicas, *error.shape], np.float32)
+            found = arrays.get(name)
+            if found is not None and len(found) == len(rows):
+                rows = found
+            elif found is not None:
+                rows[0] = found.sum(axis=0, dtype=np.float64)
+            for place, variable in enumerate(self._cluster.local_values(error.value)):
+                variable.assign(rows[shard.first_replica + place])
 
-    def _assign(self, name: str, array: np.ndarray) -> None:
-        """Gives each replica of this worker its row of `array`, [replicas, ...]."""
-        first = replica_shard(self._cluster).first_replica
-        for place, variable in enumerate(self._cluster.local_values(self._errors[name].value)):
-            variable.assign(array[first + place])
+    def restore(self, saved: Saved | None) -> None:
+        """Restores the errors as `assign` does. Collective."""
+        names = [] if saved is None else [name for name in self._errors if name in saved.arrays]
+        self.assign(dict(restore.read(self._cluster, saved, names)) if names else {})
 
 
 def _groups(errors: Mapping[str, keras.Variable]) -> Iterator[list[tuple[str, keras.Variable]]]:
