@@ -10,14 +10,14 @@ import pytest
 OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tokens"]
 # Kinds of data are tested on several workers, which divide the data; kinds of steps on several devices. The slow tests
 # exchange the two.
-DATA = ["outputs_in_dicts", "shuffled"]
-STEPS = ["regression", "accumulating"]
-MORE_STEPS = ["classification", "summed_tokens", "without_target", "simclr"]
-MORE_DATA = ["masked_sequences", "transformer", "transfer"]
+DATA = ["shuffled"]
+STEPS = ["regression"]
+MORE_STEPS = ["accumulating", "classification", "summed_tokens", "without_target", "simclr"]
+MORE_DATA = ["outputs_in_dicts", "masked_sequences", "transformer", "transfer"]
 TOPOLOGIES = {
     "two devices": STEPS,
     "four devices, slow": ["transfer"],
-    "two workers": [*DATA, "repeated_tokens"],
+    "two workers": DATA,
     "two devices, slow": [
         *DATA,
         *MORE_STEPS,
@@ -40,6 +40,7 @@ TOPOLOGIES = {
         *MORE_DATA,
         "composites",
         "clipped_composites",
+        "repeated_tokens",
         "outputs_in_lists",
         "subclass",
     ],
@@ -47,8 +48,8 @@ TOPOLOGIES = {
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
-    "two devices": ["refused_steps", "metric_parts"],
-    "two devices, slow": ["resumed_step", "eager", "eager_step", "of_many_types"],
+    "two devices": ["refused_steps"],
+    "two devices, slow": ["metric_parts", "resumed_step", "eager", "eager_step", "of_many_types"],
     "four devices, slow": ["metric_parts"],
     "two workers": ["chief_first", "not_finite", "unknown_order"],
     "two workers, slow": ["resumed", "application", "eager", "eager_step", "of_many_types", "not_finite_slow"],
@@ -79,9 +80,7 @@ def found(tmp_path_factory):
             names = [f"keras:{name}" for name in OF_KERAS if name not in SLOW]
             return fits.measure(directory, [*names, "refused"])
         if topology == "one device, slow":
-            return fits.measure(
-                directory, [*(f"keras:{name}" for name in SLOW), "keras:repeated_tokens", "summed_tokens"]
-            )
+            return fits.measure(directory, [*(f"keras:{name}" for name in SLOW), "summed_tokens"])
         names = [*TOPOLOGIES[topology], *TRIALS.get(topology, [])]
         count = {"one": 1, "two": 2, "four": 4}[topology.split()[0]]
         return fits.measure(directory, names, **({"workers": count} if "workers" in topology else {"devices": count}))
@@ -283,7 +282,7 @@ def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topol
 @pytest.mark.parametrize("topology", ["two workers", pytest.param("two workers, slow", marks=pytest.mark.slow)])
 def test_all_workers_have_the_same_results(found, topology):
     first, second = ({name: worker[name] for name in worker if name not in OF_ONE_WORKER} for worker in found(topology))
-    assert first == second and len(first) > 3
+    assert first == second and len(first) > 2
 
 
 def test_the_chief_runs_a_block_first_and_its_failure_reaches_the_others(found):

@@ -67,7 +67,8 @@ def test_statistics_over_groups_and_sums_in_packs_change_nothing(in_groups, tmp_
     assert topologies.largest_difference(in_groups, topologies.arrays(tmp_path)) < 1e-5
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_micro_batches_change_nothing(in_groups, tmp_path, workers):
     topologies.train(tmp_path, *GROUPS, "--config.train.micro_batches=2", workers=workers)
     found = topologies.arrays(tmp_path)

@@ -14,9 +14,9 @@ from topologies import environments
 PROGRAM = pathlib.Path(whole_batch.__file__)
 # Numbers of one output's loss: Keras counts a smaller last batch like a full one there.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss")}
-# A loss, an own step, a mask, metrics, and numbers that a step computes by itself.
-FAST = ("bce_and_dice", "own_step", "mask", "metrics", "norm_of_gradients", "moving_averages")
-ON_WORKERS = ("own_step", "mask")
+# A loss, an own step and metrics.
+FAST = ("bce_and_dice", "own_step", "metrics")
+ON_WORKERS = ("own_step",)
 TOPOLOGIES = {
     "three devices": FAST,
     "two workers": ON_WORKERS,
