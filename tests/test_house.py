@@ -85,7 +85,6 @@ PRIVATE_NAMES = {
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
         "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",
-        "keras.src.trainers.data_adapters.data_adapter_utils": "class weights of arrays as in Model.fit",
     },
     "tfdist.keras_fit.adapters.py_dataset": {
         "keras.src.trainers.data_adapters.data_adapter_utils": "the element spec of batches of varying shapes",
@@ -112,7 +111,6 @@ PRIVATE_NAMES = {
         "_backend_apply_gradients": "replaced, for the same reason",
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
-    "tfdist.keras_fit.patches": {"_jit_compile": "a function that XLA compiles is not made a part of a step"},
     "tfdist.keras_fit.whole_batch.metric_state": {
         "_aggregation": "a metric of the whole batch has one value, and no sum over replicas",
     },

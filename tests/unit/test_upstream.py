@@ -177,7 +177,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda m: [g for layer in m._flatten_layers() for g in layer._seed_generators],
         lambda found: len(found) == 1 and isinstance(found[0], keras.random.SeedGenerator),
     ),
-    "_jit_compile": (lambda m: tf.function(lambda: 0, jit_compile=True)._jit_compile, lambda found: found is True),
     "_losses": (lambda m: m.layers[0]._losses, lambda found: found == []),
     "_should_trace": (lambda m: keras.callbacks.TensorBoard()._should_trace, lambda found: found is False),
     "_trainable_variables": (lambda m: len(m.optimizer._trainable_variables), lambda found: found == 6),

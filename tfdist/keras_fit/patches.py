@@ -27,20 +27,21 @@ from tfdist.training import api as trainer
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
     """Patches optimizers, metrics, variables and gradient tapes."""
+    in_step = functools.partial(functools.partial, replica_step.call_in_step)
     with contextlib.ExitStack() as stack:
-        for owner, name, method in (
-            (keras.optimizers.Optimizer, "apply", _apply),
-            (keras.optimizers.LossScaleOptimizer, "apply", _apply),
-            (keras.Variable, "assign", _assign),
-            (type(tf.function(keras.Model)), "__call__", _call_function),
-            (tf.GradientTape, "gradient", _gradient),
-            (tf.GradientTape, "jacobian", _jacobian),
-            (tf.GradientTape, "batch_jacobian", _batch_jacobian),
-            (tf.GradientTape, "__enter__", _enter),
-            (tf.GradientTape, "__exit__", _exit),
+        for owner, name, replacement in (
+            (keras.optimizers.Optimizer, "apply", in_step(_apply)),
+            (keras.optimizers.LossScaleOptimizer, "apply", in_step(_apply)),
+            (keras.metrics.Mean, "update_state", _update_mean),
+            (keras.Variable, "assign", in_step(_assign)),
+            (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
+            (tf.GradientTape, "gradient", in_step(_gradient)),
+            (tf.GradientTape, "jacobian", in_step(_jacobian)),
+            (tf.GradientTape, "batch_jacobian", in_step(_batch_jacobian)),
+            (tf.GradientTape, "__enter__", in_step(_enter)),
+            (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
-            stack.enter_context(replaced(owner, name, functools.partial(replica_step.call_in_step, method)))
-        stack.enter_context(replaced(keras.metrics.Mean, "update_state", _update_mean))
+            stack.enter_context(replaced(owner, name, replacement))
         yield
 
 
@@ -167,7 +168,7 @@ def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: 
     Not one that XLA compiles.
     """
     plain = inspect.unwrap(function.python_function)
-    if step.in_branch or function._jit_compile or not user_code.defines(plain):
+    if step.in_branch or function.function_spec.jit_compile or not user_code.defines(plain):
         return original(function, *args, **keywords)
     return autograph.convert(function.python_function, plain.__qualname__)(*args, **keywords)
 

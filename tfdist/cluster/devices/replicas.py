@@ -36,3 +36,8 @@ class Replicas(Protocol):
 def replica_id() -> tf.Tensor:
     """Returns the index of the calling replica among all replicas, int32 []; to be called in `strategy.run`."""
     return tf.convert_to_tensor(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+
+
+def is_first() -> bool:
+    """Returns whether the graph of the first of all replicas is traced; False outside of `strategy.run`."""
+    return tf.distribute.get_replica_context() is not None and tf.get_static_value(replica_id()) == 0

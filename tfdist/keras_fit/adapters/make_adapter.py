@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+from keras.src.trainers.data_adapters import array_slicing
 
 from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
@@ -84,7 +84,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
     if options.class_weight is not None:
         if keras.tree.is_nested(y):
             raise ValueError(f"class_weight is for models with a single output. Received: {len(y)} arrays of targets")
-        sample_weight = data_adapter_utils.class_weight_to_sample_weights(y, options.class_weight)
+        sample_weight = _weights_of_classes(y, options.class_weight)
     elif sample_weight is not None and keras.tree.is_nested(y) and not keras.tree.is_nested(sample_weight):
         sample_weight = keras.tree.map_structure(lambda _: sample_weight, y)
     parts = (x, *(part for part in (y, sample_weight) if part is not None))
@@ -111,6 +111,15 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
 
     # As keras-hub, which does not shuffle arrays.
     return _examples(read, sizes.pop(), dataclasses.replace(options, shuffle=options.shuffle and not own))
+
+
+def _weights_of_classes(y: Any, class_weight: dict[int, float]) -> np.ndarray:
+    """Returns the weight of each example, [examples], as `Model.fit` does; `y` has labels or one-hot rows."""
+    labels = keras.ops.convert_to_numpy(y)
+    if labels.ndim > 1:
+        labels = np.squeeze(labels, -1) if labels.shape[-1] == 1 else np.argmax(labels, -1)
+    weights = [class_weight.get(int(label), 1.0) for label in np.round(labels)]
+    return np.array(weights, keras.config.floatx())
 
 
 def _present(data: Any) -> list[Any]:

@@ -177,7 +177,7 @@ def tell(targets: list[tf.Tensor], rows: Rows) -> None:
         targets: of a gradient of variables.
         rows: those of the replica that is traced.
     """
-    if tf.executing_eagerly() or tf.get_static_value(replicas_lib.replica_id()) != 0:
+    if tf.executing_eagerly() or not replicas_lib.is_first():
         return
     losses = {one.op for one in rows.losses if isinstance(one, tf.Tensor)}
     reduced = None
@@ -228,10 +228,7 @@ def tell_metric(name: str, value: tf.Tensor, rows: Rows) -> None:
 
 
 def _tells(rows: Rows) -> bool:
-    """Returns whether the graph of the first of several replicas is traced."""
-    if tf.executing_eagerly() or rows.replicas == 1 or tf.distribute.in_cross_replica_context():
-        return False
-    return tf.get_static_value(replicas_lib.replica_id()) == 0
+    return not tf.executing_eagerly() and rows.replicas > 1 and replicas_lib.is_first()
 
 
 def _before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Operation]:
