@@ -62,11 +62,11 @@ TASKS = {
         },
     ),
     "cifar": Task(
-        target=0.5,
+        target=0.55,
         batches=(32, 128, 512, 2048),
-        rate=0.02,
-        steps=3000,
-        seeds=1,
+        rate=0.04,
+        steps=2500,
+        seeds=2,
         settings={
             "model": {"target": "tests.benchmark.noise_scale:network"},
             "data.prepare.scale": 1 / 255,

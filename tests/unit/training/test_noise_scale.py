@@ -139,6 +139,14 @@ def test_the_field_changes_no_weight_and_no_hash(trained, tmp_path):
     hashes = [[line["hash"] for line in topologies.records(w, "state")] for w in (trained / "workers", tmp_path)]
     assert hashes[0] == hashes[1]
     assert not set(NAMES) & set(topologies.records(tmp_path, "train")[-1])
+    # The field may be set when the run is resumed: the averages begin there, and the weights are the same.
+    (tmp_path / checkpointing.FINISHED).unlink()
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000008")
+    topologies.train(tmp_path, workers=2, config=CONFIG)
+    resumed = topologies.arrays(tmp_path, 8)
+    assert resumed.pop(noise_scale.AVERAGES)[2] == pytest.approx(1 - DECAY**4)
+    assert all(first[name].tobytes() == resumed[name].tobytes() for name in first)
+    assert topologies.records(tmp_path, "train")[-1]["noise_scale"] > 0
 
 
 @pytest.mark.workers
