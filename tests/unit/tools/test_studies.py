@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import re
 import struct
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
     options = ["--epochs=3", f"--workdir={tmp_path}", "--config.learning_rate.peak=0.05"]
     # There is no such value without evaluations.
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
-    study("scaling", "--replicas=1,2", *options)
+    written = study("scaling", "--replicas=1,2", *options)
+    assert all(text in written for text in ("\nNoise scale: ", "steps to target, relative", "Soonest at a target: "))
     rows = read(tmp_path / "scaling.csv")
     assert [(row["replicas"], row["batch_size"]) for row in rows] == [("1", "8"), ("2", "16")]
     assert rows[0]["speedup"] == rows[0]["efficiency"] == "1.0"
@@ -56,7 +58,12 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
         assert float(row["epoch_seconds"]) == round(np.mean([line["seconds"] for line in lines[1:]]), 4)
         assert "worker 0 of 2" in (tmp_path / "weak-2.log").read_text()
     assert {"loss", "m", "n"} <= rows[0].keys() and float(rows[1]["communication_seconds"]) > 0
-    assert [point.replicas for point in results.read(tmp_path).points] == [1, 2]
+    one, two = results.read(tmp_path).points
+    assert (one.replicas, two.replicas) == (1, 2) and one.noise_scale is None
+    assert any("gradient_variance" in line for line in child_runs.reports(tmp_path / "weak-2"))
+    # Trainings are kept: the same with a number of one's own.
+    written = study("scaling", "--replicas=1,2", "--noise_scale=8", *options)
+    assert "\nNoise scale: 8 examples." in written and re.search(r"^ +2 +16 +\S+ +0\.75 ", written, re.MULTILINE)
     pytest.importorskip("matplotlib")
     assert min(size_of_picture(tmp_path / "scaling.png")) > 300
     assert min(size_of_picture(tmp_path / "scaling-details.png")) > 300
