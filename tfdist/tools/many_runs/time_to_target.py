@@ -70,7 +70,7 @@ def means(lines: Sequence[Mapping[str, Any]], average_steps: int) -> list[tuple[
 def average(parts: Sequence[tuple[float, float]], batch_size: float) -> float:
     """Returns the mean noise scale over a run, for predictions with other batches; inf: larger than it can tell.
 
-    A step at a noise scale N makes as much progress as 1 / (1 + N / B) steps without noise (equation 2.7 of the paper).
+    A step at a noise scale N makes as much progress as 1 / (1 + N / B) steps without noise (section 2.2 of the paper).
     Weighted by this progress, the mean gives the sum over the steps of (1 + N / B') / (1 + N / B) as the predicted
     steps with a batch B'.
 
