@@ -29,7 +29,7 @@ TOOLS = {
         "Show in what runs differ: fields, metrics, code; curves and a page.",
     ),
     "verify": ("tfdist.tools.saved_runs.same_bits.verify", "Train parts of a finished run again, and compare hashes."),
-    "why": ("tfdist.tools.saved_runs.same_bits.why", "Find the first report at which two runs differ, and why."),
+    "why": ("tfdist.tools.saved_runs.same_bits.why", "Find the first step at which two runs differ, and why."),
     "cost": (
         "tfdist.tools.many_runs.costs.cost",
         "Show what the time of runs was spent on: steps, starts, faults, queue.",

@@ -96,7 +96,7 @@ def test_runs_that_cannot_be_built_again_are_compared_by_their_records(tmp_path,
     second = write(tmp_path / "b", (0, ENVIRONMENT, {}, [(0, "00"), (10, "02")]))
     assert why.compare(str(first), str(second), replay=True) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3] == "trained again, side by side, from the start"
+    assert lines[3] == "trained again, side by side, from the start to step 10"
     assert lines[4].startswith("They could not be trained again: ") and "is of a script" in lines[4]
 
 

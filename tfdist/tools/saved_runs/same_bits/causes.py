@@ -111,6 +111,8 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
 
     A single group of facts needs no trial: nothing else differs between the two runs that were trained again.
     """
+    if difference.kind == "apart":  # There is no state to compare.
+        return Tried()
     step = max(interval.first, difference.step - (difference.kind == "step"))
     starts = [one.start_at(step) for one in chains]
     ours, theirs = (one.facts for one in starts)

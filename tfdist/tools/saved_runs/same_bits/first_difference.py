@@ -164,6 +164,11 @@ def _search(chains: Sequence[Chain], runs: Sequence[Replayed], interval: Interva
     outcome = Outcome(interval=interval)
     for chain, run in zip(chains, runs, strict=True):
         facts, here = chain.start_at(interval.first).facts, run.facts()
+        if here["function"] not in chain.functions:
+            raise ReplayError(
+                f"{run.name} was trained on another kind of device: its states are hashed by "
+                f"{', '.join(chain.functions)}, and those of this machine by {here['function']}."
+            )
         outcome.changed[run.name] = [name for name, value in here.items() if facts.get(name, value) != value]
     seen: list[dict[int, list[str]]] = [{}, {}]
     while True:

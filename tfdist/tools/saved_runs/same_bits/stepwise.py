@@ -93,6 +93,7 @@ def _train(connection: Connection, task: Task) -> None:
         found = start.hash_examples(run.feed.examples(start.EXAMPLES)).common
         facts = {f"data.{name}": hashing.as_text(one) for name, one in found.items()}
         facts |= {f"code.{name}": one for name, one in run_info.code_hashes().items()}
+        facts["function"] = hashing.HASH_NAMES[run.cluster.device_type]
         connection.send(("facts", state.step, facts))
         served = _Served(connection=connection, tools=tools, state=state, steps=tools.train_steps)
         tools.train_steps = served

@@ -70,7 +70,7 @@ def compare(first_dir: str, second_dir: str, *, replay: bool) -> int:
 def _train_again(first: Chain, second: Chain, interval: first_difference.Interval, scratch: Path) -> Iterator[str]:
     """Trains both runs again, and yields what that shows."""
     where = "the start" if interval.checkpoints == (None, None) else f"the checkpoint after step {interval.first}"
-    yield f"trained again, side by side, from {where}"
+    yield f"trained again, side by side, from {where} to step {interval.different}"
     tried = None
     try:
         chains = (first, second)
