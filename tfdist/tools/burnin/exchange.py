@@ -1,0 +1,76 @@
+"""How the tasks exchange their results: files in a folder that all see, and a connection to the next task."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+# Bytes that a task reads from the next one in a round.
+LINK_BYTES = 2**24
+_BLOCK = bytes(2**18)
+_SECONDS = 10.0
+
+
+class Folder:
+    """The folder of a burn-in: a file for each rank, with a JSON record in each line."""
+
+    def __init__(self, path: Path, rank: int):
+        path.mkdir(parents=True, exist_ok=True)
+        self._path, self._own = path, path / f"rank-{rank:05d}.jsonl"
+        self._own.write_bytes(b"")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Adds a record of this rank."""
+        with self._own.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def read(self, rank: int) -> list[dict[str, Any]]:
+        """Returns the complete records of a rank; [] if it has not started."""
+        with contextlib.suppress(OSError):
+            lines = (self._path / f"rank-{rank:05d}.jsonl").read_text().splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+        return []
+
+    def wait_for(self, rank: int, ready: Callable[[list[dict[str, Any]]], bool], end: float) -> list[dict[str, Any]]:
+        """Returns the records of a rank as soon as they are `ready`, at the latest at `end` (time.monotonic())."""
+        while not ready(found := self.read(rank)) and time.monotonic() < end:
+            time.sleep(0.2)
+        return found
+
+
+def serve_link(block_seconds: float = 0.0) -> int:
+    """Sends `LINK_BYTES` to each connection, in a thread; returns the port.
+
+    Args:
+        block_seconds: pause after each block of 256 KB, to see what a slow link does.
+    """
+    server = socket.create_server(("", 0), backlog=16)
+
+    def serve() -> None:
+        while True:
+            connection, _ = server.accept()
+            with contextlib.suppress(OSError), connection:
+                connection.settimeout(_SECONDS)
+                for _ in range(LINK_BYTES // len(_BLOCK)):
+                    connection.sendall(_BLOCK)
+                    time.sleep(block_seconds)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server.getsockname()[1]
+
+
+def link_rate(host: str, port: int) -> float:
+    """Returns GB/s at which this task reads from another one; 0.0: it cannot be reached."""
+    buffer = bytearray(len(_BLOCK))
+    try:
+        with socket.create_connection((host, port), timeout=_SECONDS) as connection:
+            begin, done = time.perf_counter(), 0
+            while count := connection.recv_into(buffer):
+                done += count
+            return done / (time.perf_counter() - begin) / 1e9 if done == LINK_BYTES else 0.0
+    except OSError:
+        return 0.0
