@@ -228,7 +228,7 @@ TAMPERINGS: dict[str, Tamper] = {
     "the steps 26 to 30 skipped": skipped(25, 30),
     "another learning rate in the steps 6 to 10": otherwise(5, 10, field("learning_rate.peak", "0.06")),
     "another order in the steps 21 to 25": otherwise(20, 25, field("seed", "9")),
-    "no dropout in the steps 16 to 20": otherwise(15, 20, field("model.rate", "0.0")),
+    "less dropout in the steps 16 to 20": otherwise(15, 20, field("model.rate", "0.1")),
     "no augmentation in the steps 26 to 30": otherwise(25, 30, field("data.prepare.noise", "0.0")),
     "one pixel in the steps 11 to 15": otherwise(10, 15, edit=data(700, "image")),
     "bfloat16 in the steps 21 to 25": otherwise(20, 25, field("train.precision", "bfloat16")),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import flags
 
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.tools.burnin import command, device, exchange
+from tfdist.tools.doctor.burnin import command, device, exchange
 
 
 class Slow(device.Probe):

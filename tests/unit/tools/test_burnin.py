@@ -2,8 +2,8 @@
 
 import random
 
-from tfdist.tools.burnin import judgement
-from tfdist.tools.burnin.judgement import Device
+from tfdist.tools.doctor.burnin import judgement
+from tfdist.tools.doctor.burnin.judgement import Device
 
 NODES, ROUNDS = 60, 20
 LIMITS = {"slow": 0.7, "slow_link": 0.25}

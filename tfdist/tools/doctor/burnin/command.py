@@ -22,8 +22,8 @@ from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.config import tensorflow_log
 from tfdist.tools import tables
-from tfdist.tools.burnin import exchange, judgement
-from tfdist.tools.burnin.judgement import Device
+from tfdist.tools.doctor.burnin import exchange, judgement
+from tfdist.tools.doctor.burnin.judgement import Device
 
 # Seconds in which all tasks must have started, and after the end have written their last round.
 _START_SECONDS, _END_SECONDS = 300.0, 60.0
@@ -60,7 +60,7 @@ def _probes(spec: WorkerSpec) -> list[tuple[str, str, Any]]:
     """Returns (name, kind, probe) of each device of this task."""
     import tensorflow as tf
 
-    from tfdist.tools.burnin import device
+    from tfdist.tools.doctor.burnin import device
 
     clock, gpus = _CLOCKS[flags.FLAGS.clock], tf.config.list_physical_devices("GPU")
     if not gpus:
