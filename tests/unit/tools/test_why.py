@@ -121,3 +121,21 @@ def test_a_flipped_bit_of_a_variable_is_named():
     assert bits.describe(trained, saved) == "1 of 2 variables differ: kernel (element [1, 2], 1 bit of 32)"
     saved["bias"][:2] = 1.0
     assert bits.describe(trained, saved).endswith("kernel (element [1, 2], 1 bit of 32), bias (2 of 3 elements)")
+
+
+def test_a_later_start_with_another_config_is_a_task_of_its_own(tmp_path):
+    config = CONFIG | {"model": {"target": "my_lab:model"}, "train": {"steps": 40, "virtual_replicas": None}}
+    other = config | {"data": {"batch_size": 32}}
+    environments = [ENVIRONMENT | {"config": one} for one in (config, config, other)]
+    starts = [
+        (0, environments[0], {}, [(0, "00"), (10, "01"), (20, "02")]),
+        (20, environments[1], {}, [(20, "02"), (30, "03")]),
+        (30, environments[2], {}, [(30, "03"), (40, "04")]),
+    ]
+    run = chain.read(write(tmp_path / "a", *starts))
+    interval = first_difference.Interval(first=0, checkpoints=(None, None), different=40, last=40)
+    tasks = first_difference.tasks_of([run, run], 0, interval, tmp_path / "scratch")
+    assert [(task.first, task.config["data"]["batch_size"]) for task in tasks] == [(0, 64), (30, 32)]
+    changed = (20, {"config": config | {"seed": 5}, "threads.in an op": 3})
+    tasks = first_difference.tasks_of([run, run], 0, interval, tmp_path / "scratch", changed)
+    assert [(task.first, task.config["seed"], task.threads) for task in tasks[1:]] == [(20, 5, 3)]
