@@ -685,6 +685,16 @@ def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras
     }
 
 
+def unbuilt(cluster: Cluster) -> float:
+    """The largest difference of what a model predicts that is built by it, from the product with its weights."""
+    with cluster.scope():
+        model = keras.Sequential([keras.layers.Dense(3)])
+    x = RANDOM.normal(size=(11, 4)).astype(np.float32)
+    found = tfdist.predict(cluster, model, x, batch_size=8, verbose=0)
+    kernel, bias = model.get_weights()
+    return float(np.abs(found - (x @ kernel + bias)).max())
+
+
 def metric_parts(cluster: Cluster) -> dict[str, float]:
     """Sums that continue from a saved state against sums that were not interrupted: the largest differences.
 
@@ -853,6 +863,7 @@ def main() -> None:
         "refused_steps": lambda: refused_steps(cluster),
         "eager": lambda: eager(cluster, with_dropout),
         "eager_step": lambda: eager(cluster, noisy),
+        "unbuilt": lambda: unbuilt(cluster),
         "metric_parts": lambda: metric_parts(cluster),
         "application": lambda: application(cluster),
         "of_many_types": lambda: of_many_types(cluster),

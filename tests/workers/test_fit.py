@@ -48,7 +48,7 @@ TOPOLOGIES = {
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
-    "two devices": ["refused_steps"],
+    "two devices": ["refused_steps", "unbuilt"],
     "two devices, slow": ["metric_parts", "resumed_step", "eager", "eager_step", "of_many_types"],
     "four devices, slow": ["metric_parts"],
     "two workers": ["chief_first", "not_finite", "unknown_order"],
@@ -306,6 +306,10 @@ def test_a_network_of_keras_applications_trains(found):
     for worker in found("two workers, slow"):
         assert np.isfinite(worker["application"]["loss"]).all() and np.isfinite(worker["application"]["norms"]).all()
         assert np.mean(worker["application"]["moved"]) > 0.9
+
+
+def test_a_model_is_built_by_its_prediction(found):
+    assert found("two devices")[0]["unbuilt"] < 1e-6
 
 
 @pytest.mark.parametrize(("topology", "name"), on_topologies(["metric_parts"], TRIALS))

@@ -234,6 +234,7 @@ def predict(
     else:
         step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
     with data_errors.name_shapes(model, data.element_spec):
+        predict_lib.build(cluster, model, data.element_spec)
         found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
     base.end_passes(data, data.steps)
     cluster.pause()

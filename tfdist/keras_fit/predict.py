@@ -17,6 +17,18 @@ from tfdist.training import api as trainer
 Bind = Callable[[Iterator], Callable[[], Any]]
 
 
+def build(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
+    """Builds a model that is not built, for data of `element_spec`: a step of several devices cannot."""
+    if model.built:
+        return
+    with cluster.scope(), keras.StatelessScope():
+        if model.run_eagerly:
+            model.predict_step(eager_steps.batch_of(element_spec))
+            return
+        with keras.SymbolicScope():
+            tf.function(model.predict_step, autograph=False).get_concrete_function(element_spec)
+
+
 def make_step(cluster: Cluster, model: keras.Model) -> Bind:
     """Compiles a step of a prediction: runs `model` on one batch, and gathers the outputs of all replicas.
 
