@@ -31,11 +31,11 @@ class Layout:
 
     def first(self, matrix: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """Returns P = M Q before it is orthogonalised: [shorter side, rank], from Q [longer side, rank]."""
-        return _transposed_product(matrix, q) if self.transposed else tf.matmul(matrix, q)
+        return _transposed_product(matrix, q) if self.transposed else _product(matrix, q)
 
     def second(self, matrix: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
         """Returns Q = M^T P, [longer side, rank]."""
-        return tf.matmul(matrix, p) if self.transposed else _transposed_product(matrix, p)
+        return _product(matrix, p) if self.transposed else _transposed_product(matrix, p)
 
     def product(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """Returns P Q^T: [rows, columns]."""
@@ -101,8 +101,12 @@ def normalise(new: Sequence[tf.Tensor], old: Sequence[tf.Tensor]) -> list[tf.Ten
     return [one * factor + before * keep for one, before, factor, keep in pairs]
 
 
+# Measured on a core: both take half the time, or less, of `tf.matmul(matrix, narrow)` with and without `transpose_a`.
+def _product(matrix: tf.Tensor, narrow: tf.Tensor) -> tf.Tensor:
+    return tf.transpose(tf.matmul(tf.transpose(narrow)[tf.newaxis], matrix[tf.newaxis], transpose_b=True)[0])
+
+
 def _transposed_product(matrix: tf.Tensor, narrow: tf.Tensor) -> tf.Tensor:
-    # On CPUs in less than half the time of a product with the transposed matrix.
     return tf.transpose(tf.matmul(narrow, matrix, transpose_a=True))
 
 
