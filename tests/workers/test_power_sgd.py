@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import topologies
-from launching import REPOSITORY
+from launching import REPOSITORY, run_all
 from parameters import slow_except
 
 from tfdist import config as c
@@ -93,6 +93,16 @@ def test_two_workers_have_the_bits_of_two_devices(on_two, tmp_path, workers, dev
         assert topologies.largest_difference(topologies.arrays(on_two), found) == 0
     else:
         assert topologies.largest_difference(summed(topologies.arrays(on_two)), summed(found)) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instructions", ["AVX2", "SSE41"])
+def test_workers_with_unlike_processors_stay_equal(on_two, tmp_path, instructions):
+    variables = topologies.environments(2)
+    variables[1]["ONEDNN_MAX_CPU_ISA"] = instructions
+    line = topologies.command(tmp_path, "--config.consistency.every.steps=1", config=CONFIG)
+    run_all([line] * 2, variables)  # The replicas are compared after each step: a difference ends the run.
+    assert topologies.largest_difference(summed(topologies.arrays(on_two)), summed(topologies.arrays(tmp_path))) < 1e-2
 
 
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(on_two, tmp_path):

@@ -4,11 +4,14 @@ P belongs to the shorter side of M, which has less to orthogonalise.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+
+from tfdist.training.consistency import hashing
 
 # A column of P whose part orthogonal to the columns before it is below this fraction of it is their combination, up to
 # rounding.
@@ -40,6 +43,20 @@ class Layout:
     def product(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
         """Returns P Q^T: [rows, columns]."""
         return tf.matmul(q, p, transpose_b=True) if self.transposed else tf.matmul(p, q, transpose_b=True)
+
+    def product_by_element(self, p: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+        """Returns `product` with the same bits on all processors: one multiplication and addition after another."""
+        first, second = (q, p) if self.transposed else (p, q)
+        columns = zip(tf.unstack(first, axis=1), tf.unstack(second, axis=1), strict=True)
+        terms = [one[:, tf.newaxis] * other for one, other in columns]
+        return functools.reduce(tf.add, terms)
+
+    def hash_of_product(self, rank: int) -> int:
+        """Returns a hash of the bits of `product` for some numbers, as this processor rounds it."""
+        generator = np.random.default_rng(0)
+        sides = sorted((self.rows, self.columns))
+        p, q = (generator.standard_normal((side, rank)).astype(np.float32) for side in sides)
+        return int(hashing.hash_tensor(tf.function(self.product)(tf.constant(p), tf.constant(q))))
 
     def start(self, rank: int, seed: Sequence[int]) -> np.ndarray:
         """Returns Q before the first step: random unit vectors, float32 [longer side, rank]."""
@@ -89,14 +106,15 @@ def orthogonalise(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def normalise(new: Sequence[tf.Tensor], old: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the columns of Q for the next step, with norm 1: those of `new`, or of `old` where `new` is 0.
+    """Returns the columns of Q for the next step: those of `new`, or of `old` where `new` is 0, with 1 as the largest.
 
-    With the norm 1 the products of the next step are as large as its gradients. A column of zeros would stay zeros.
+    The products of the next step are then about as large as its gradients. A column of zeros would stay zeros. Unlike a
+    sum, the largest element has the same bits on all processors.
     """
-    norms = tf.stack([tf.norm(one, axis=0) for one in new])
-    empty = norms == 0
-    factors = tf.where(empty, tf.zeros_like(norms), 1 / norms)
-    keeps = tf.cast(empty, norms.dtype)
+    largest = tf.stack([tf.reduce_max(tf.abs(one), axis=0) for one in new])
+    empty = largest == 0
+    factors = tf.where(empty, tf.zeros_like(largest), 1 / largest)
+    keeps = tf.cast(empty, largest.dtype)
     pairs = zip(new, old, tf.unstack(factors), tf.unstack(keeps), strict=True)
     return [one * factor + before * keep for one, before, factor, keep in pairs]
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.report import lines
 from tfdist.training.run import Run
@@ -54,6 +55,8 @@ class PowerSGD:
     step_count: keras.Variable
     # Whether all replicas take P of the first one: the processors of several workers may round differently.
     takes_first: bool
+    # Whether the workers' processors round the products differently.
+    by_element: bool
 
     def __call__(self, following: Stage, update: Update) -> tf.Tensor | None:
         """Sums gradients and flags over all replicas, and averages the moving statistics."""
@@ -107,7 +110,8 @@ class PowerSGD:
             qs, ps = sums[: len(qs)], sums[len(qs) :]
         else:
             qs = self._timed_sum(qs, pack, ())
-        totals = [one.layout.product(p, q) for one, p, q in zip(chosen, ps, qs, strict=True)]
+        product = Layout.product_by_element if self.by_element else Layout.product
+        totals = [product(one.layout, p, q) for one, p, q in zip(chosen, ps, qs, strict=True)]
         totals = [tf.reshape(total, gradient.shape) for total, gradient in zip(totals, gradients, strict=True)]
         for one, total, q in zip(chosen, totals, factors.normalise(qs, old), strict=True):
             _subtract(one.error, 1 / (scale * self.reduction.num_replicas), total)
@@ -147,6 +151,7 @@ def compose(run: Run) -> Run:
         loss_scale=context.loss_scale,
         step_count=context.step_count,
         takes_first=run.cluster.num_workers > 1,
+        by_element=_round_differently(run.cluster, compressed, options.rank),
     )
     update = stages.make_update(
         context.apply,
@@ -186,6 +191,14 @@ def _compressed(model: keras.Model, options: config_lib.Compression, seed: int) 
             error=keras.Variable(tf.zeros(variable.shape), name="compression_error", **make),
             q=keras.Variable(layout.start(options.rank, [seed, index]), name="compression_q", **make),
         )
+
+
+def _round_differently(cluster: Cluster, compressed: Sequence[Compressed], rank: int) -> bool:
+    """Returns whether the workers get different bits for a product. Collective."""
+    if cluster.num_workers == 1 or not compressed:
+        return False
+    found = cluster.all_gather([layout.hash_of_product(rank) for layout in {one.layout: None for one in compressed}])
+    return bool((found != found[0]).any())
 
 
 def _note(model: keras.Model, compressed: Sequence[Compressed], options: config_lib.Compression) -> str:
