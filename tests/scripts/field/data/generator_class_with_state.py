@@ -47,7 +47,7 @@ model = keras.Sequential(
 )
 model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 generator = Augmenter(images, labels, 10)
-history = model.fit(iter(generator), steps_per_epoch=len(generator), epochs=2, verbose=0)
+history = model.fit((batch for batch in generator), steps_per_epoch=len(generator), epochs=2, verbose=0)
 plain = model.fit(forever(images, labels, 8), steps_per_epoch=5, epochs=2, verbose=0)
 score = model.evaluate(forever(images, labels, 8), steps=5, verbose=0)
 record(one=history.history, two=plain.history, score=score)

@@ -16,7 +16,10 @@ x = keras.layers.LSTM(6)(x)
 x = keras.layers.concatenate([x, tags_in])
 model = keras.Model(
     [title_in, tags_in],
-    [keras.layers.Dense(1, name="priority")(x), keras.layers.Dense(3, name="department")(x)],
+    {
+        "priority": keras.layers.Dense(1, name="priority")(x),
+        "department": keras.layers.Dense(3, name="department")(x),
+    },
 )
 model.compile(
     keras.optimizers.RMSprop(1e-3),

@@ -23,7 +23,7 @@ class ImageSequence(keras.utils.Sequence):
             batch = np.stack(
                 [self.augment(image, np.random.default_rng(int(i))) for i, image in zip(chosen, batch, strict=True)]
             )
-        return {"image": batch}, {"label": self.labels[chosen]}
+        return {"image": batch}, self.labels[chosen]
 
     def on_epoch_end(self):
         self.epochs_ended += 1
@@ -45,7 +45,7 @@ inputs = keras.Input((5, 5, 1), name="image")
 x = keras.layers.Flatten()(inputs)
 outputs = keras.layers.Dense(3, "softmax", name="label")(x)
 model = keras.Model(inputs, outputs)
-model.compile("adam", {"label": "categorical_crossentropy"}, metrics={"label": ["accuracy"]})
+model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
 history = model.fit(train, validation_data=valid, epochs=3, verbose=0, shuffle=False)
 predicted = model.predict(valid, verbose=0)
 score = model.evaluate(train, verbose=0)
