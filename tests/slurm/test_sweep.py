@@ -102,4 +102,4 @@ def test_proposals_as_an_array(slurm, tmp_path):
     assert "1 of 4 runs" in sweep(slurm, tmp_path, *words)
     waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip())
     assert len([*tmp_path.glob("sweep/*/finished.json")]) == 4
-    assert "4 runs are over" in sweep(slurm, tmp_path, *words)
+    assert "4 of 4 runs are over" in sweep(slurm, tmp_path, *words)

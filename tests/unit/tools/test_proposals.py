@@ -58,6 +58,7 @@ def test_tasks_at_the_same_time_have_one_study(tmp_path):
     assert {trial.state.name for trial in trials} == {"COMPLETE"}
     assert sorted(trial.user_attrs["task"] for trial in trials) == [0, 1, 2, 3]
     assert all(trial.value == max(0.5, 0.1 * trial.user_attrs["task"]) for trial in trials)
+    assert proposals.over(tmp_path, plan_of(4)) == {0, 1, 2, 3}
     names = proposals.names(tmp_path, plan_of(4))
     assert all((tmp_path / name / plans.OVERRIDES).exists() for name in names) and len(set(names)) == 4
 

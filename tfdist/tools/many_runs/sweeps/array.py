@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.report import files
-from tfdist.tools.many_runs.sweeps import ends, halving
+from tfdist.tools.many_runs.sweeps import ends, halving, proposals
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
 # In the workdir of the sweep: the ids of its job arrays.
@@ -65,6 +65,8 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         print(f"The sweep is in the queue: job {', '.join(sorted({job.partition('_')[0] for job in busy}))}.")
         return 0
     done = {index for index, name in enumerate(plan.runs) if _is_over(plan, workdir, name)}
+    if plan.proposals:
+        done = proposals.over(workdir, plan)
     waiting = {int(job.partition("_")[2]) for job in busy}
     left = [index for index in range(count) if index not in done | waiting]
     if not left:

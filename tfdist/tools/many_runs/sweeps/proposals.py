@@ -176,6 +176,12 @@ def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -
     return 0 if given_up else code
 
 
+def over(workdir: Path, plan: Plan) -> set[int]:
+    """Returns the tasks of job arrays whose trials have ended: finished, pruned or failed."""
+    ended = [trial for trial in study(plan, workdir).trials if trial.state.is_finished()]
+    return {trial.user_attrs[_TASK] for trial in ended if _TASK in trial.user_attrs}
+
+
 def _command(plan: Plan, workdir: Path, trial: Any) -> list[str]:
     overrides = {name: str(trial.params[name]) for name in plan.proposals["space"]}
     plans.make_run(workdir, overrides)
