@@ -148,9 +148,9 @@ def outputs_in_lists() -> Case:
 class Slices(keras.utils.PyDataset):
     """Batches of token sequences of different lengths, in a different order in each epoch."""
 
-    def __init__(self, offset=0):
+    def __init__(self):
         super().__init__()
-        self.offset = offset
+        self.offset = 0
 
     @property
     def num_batches(self):
@@ -177,8 +177,7 @@ def masked_sequences() -> Case:
         ]
         return compiled(keras.Sequential(layers), metrics=["accuracy"])
 
-    # Keras calls on_epoch_end once before the first epoch, after it has read a batch to build the model.
-    return Case(build=build, data=(Slices(),), for_keras=(Slices(-1),), batch_size=None)
+    return Case(build=build, data=(Slices(),), batch_size=None)
 
 
 class Branches(keras.Model):

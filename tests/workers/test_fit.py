@@ -225,7 +225,7 @@ def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name,
                 ("batches", r": in step 5, x\[5, 4\] of the batch is nan\. "),
                 ("weights", r"in step \d, sample_weight\[12\] is inf\. Nothing is saved without a workdir\. Remove or"),
                 ("generator", r": in step 5, x\[5, 4\] of the batch is nan\. "),
-                ("reordered", r": in step 5, x\[5, 4\] of the batch is nan\. "),
+                ("reordered", r": in step 2, x\[5, 4\] of the batch is nan\. "),
             )
         ),
     ],
