@@ -12,7 +12,7 @@ import whole_batch
 from topologies import environments
 
 PROGRAM = pathlib.Path(whole_batch.__file__)
-# Numbers of one output's loss: Keras counts a smaller last batch like a full one there. The norm of what a step has made
+# Numbers of one output's loss: Keras counts a smaller last batch like a full one there. The norm of what a step makes
 # of a Jacobian is that of its replica.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss"), "jacobian": ("norm",)}
 # A loss, an own step and metrics.
