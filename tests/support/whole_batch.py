@@ -93,7 +93,7 @@ def dense():
 
 
 class Measures(keras.layers.Layer):
-    """Updates metrics in its call by numbers of the batch, of which shards of unequal sizes have their parts."""
+    """Updates metrics in its call with one number for the batch. Shards may have unequal sizes."""
 
     def __init__(self):
         super().__init__()

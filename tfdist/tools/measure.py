@@ -69,17 +69,13 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 
     from tfdist.training.step import multi_step
     from tfdist.training.step.updates import stages
+    from tfdist.training.step.variants import other_sum
 
     context, options = run.context, run.config.train
     if not communication:
         # The step of one replica has no all-reduce.
-        update = stages.make_update(
-            context.apply,
-            functools.partial(stages.sum_over_replicas, dataclasses.replace(context.reduction, num_replicas=1)),
-            skips_nonfinite=options.nonfinite != "stop",
-            loss_scale=context.loss_scale,
-            step_count=context.step_count,
-        )
+        alone = dataclasses.replace(context.reduction, num_replicas=1)
+        update = other_sum.update_with(context, functools.partial(stages.sum_over_replicas, alone))
         cluster = dataclasses.replace(run.cluster, num_replicas=1)
         context = dataclasses.replace(context, cluster=cluster, update=update)
     call = multi_step.make_multi_step_fn(

@@ -155,7 +155,7 @@ _told: set[str] = set()
 
 def _tell(name: str, number: int) -> None:
     """Says once which loss is gathered, and what that costs."""
-    if number == 0 or name in _told or tf.get_static_value(replicas_lib.replica_id()) != 0:
+    if number == 0 or name in _told or not replicas_lib.is_first():
         return
     _told.add(name)
     print(
@@ -170,8 +170,8 @@ def _tell_if_compared(name: str, y_pred: Any, shard: Shard) -> None:
     """Says once if a step's loss gets a value for each pair of examples: those of the replica."""
     shape = getattr(y_pred, "shape", ())
     rows = shape[0] if len(shape) > 1 else 0
-    first = tf.get_static_value(replicas_lib.replica_id()) == 0
-    if rows != 0 and shape[1] == rows and shard.rows.replicas > 1 and first and name not in _told:
+    several = shard.rows.replicas > 1
+    if rows != 0 and shape[1] == rows and several and replicas_lib.is_first() and name not in _told:
         _told.add(name)
         print(
             f"tfdist: the loss {name!r} in a train_step gets predictions of shape {tuple(shape)}. If it compares the "

@@ -46,7 +46,7 @@ class Replay:
             saved = checkpoint_format.verify(path)
             restore.restore(self.run.cluster, saved, self.run.variables)
             self.run.replica_state.restore(saved)
-        return self.hash()
+        return hash_state(self.tools)
 
     def train(self, step: int, stops: list[int]) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Trains on from the state after `step`.
@@ -60,7 +60,7 @@ class Replay:
             while step < stop:
                 done = self.tools.train_steps(batches, stop - step)
                 step, totals = step + done.steps, state.add_totals(totals, done.totals)
-            yield stop, self.hash(), totals
+            yield stop, hash_state(self.tools), totals
 
     def means(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Returns the values that a report has for totals over its steps."""
@@ -86,14 +86,16 @@ class Replay:
                 found[value] -= 1
         return missing
 
-    def hash(self) -> str:
-        """Returns the hash of the present state."""
-        return hashing.as_text(int(self.tools.consistency.hash_all().numpy()[0, 0]))
 
-    def data(self) -> dict[str, str]:
-        """Returns the hashes of the data, as metrics.jsonl has them."""
-        found = start.hash_examples(self.run.feed.examples(start.EXAMPLES))
-        return {name: hashing.as_text(value) for name, value in found.common.items()}
+def hash_state(tools: LoopTools) -> str:
+    """Returns the hash of the present state, as metrics.jsonl has it."""
+    return hashing.as_text(int(tools.consistency.hash_all().numpy()[0, 0]))
+
+
+def hash_data(run: Run) -> dict[str, str]:
+    """Returns the hashes of the data, as metrics.jsonl has them."""
+    found = start.hash_examples(run.feed.examples(start.EXAMPLES))
+    return {name: hashing.as_text(value) for name, value in found.common.items()}
 
 
 def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> Replay:

@@ -82,16 +82,16 @@ def _only_writes(target: str) -> bool:
 
 
 def _train(connection: Connection, task: Task) -> None:
+    from tfdist.tools.saved_runs.same_bits import replay
     from tfdist.training import checkpointing, loop, setup
     from tfdist.training import run as run_lib
-    from tfdist.training.consistency import hashing, start
+    from tfdist.training.consistency import hashing
 
     run = setup.build_run(_config(task), task.scratch)
     run = dataclasses.replace(run, log=run_lib.Log(console="nothing"))
     tools, state = checkpointing.open_run(run)
     try:
-        found = start.hash_examples(run.feed.examples(start.EXAMPLES)).common
-        facts = {f"data.{name}": hashing.as_text(one) for name, one in found.items()}
+        facts = {f"data.{name}": one for name, one in replay.hash_data(run).items()}
         facts |= {f"code.{name}": one for name, one in run_info.code_hashes().items()}
         facts["function"] = hashing.HASH_NAMES[run.cluster.device_type]
         connection.send(("facts", state.step, facts))
@@ -137,10 +137,9 @@ class _Served:
 
     def pause(self, place: str, done: int = 0) -> None:
         """Sends the hash of the state "before" or "after" a step, and answers commands until one is "go"."""
-        from tfdist.training.consistency import hashing
+        from tfdist.tools.saved_runs.same_bits import replay
 
-        value = hashing.as_text(int(self.tools.consistency.hash_all().numpy()[0, 0]))
-        self.connection.send((place, self.state.step + done, value))
+        self.connection.send((place, self.state.step + done, replay.hash_state(self.tools)))
         for command, argument in self._commands():
             self.connection.send(getattr(self, command)(argument))
 

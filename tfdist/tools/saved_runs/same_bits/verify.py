@@ -127,7 +127,7 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
     recorded = chain.by_step()
     replay = replay_lib.open_replay(saved.config, saved.checkpoints, scratch)
     facts = chain.starts[-1].facts
-    for name, value in replay.data().items():
+    for name, value in replay_lib.hash_data(replay.run).items():
         yield from _compare(f"data: {name}", value, facts.get(f"data.{name}"))
     steps = directory.steps(saved.checkpoints)
     for step in sorted(steps):

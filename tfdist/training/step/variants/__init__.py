@@ -3,6 +3,7 @@
 local_sgd.py          `local_steps`: replicas update by themselves, then average
 virtual_replicas.py   `virtual_replicas`: the same bits on any number of replicas; puts the run together
 shards.py             its step and its objective: a replica computes its shards one after another
+other_sum.py          their updates, with another sum over replicas
 integers.py           its sums: gradients as integers with one power of two a tensor
 noise_scale.py        `report.noise_scale`: measures the gradient noise scale
 power_sgd.py          `config.communication.compression`: gradients are sent as two factors

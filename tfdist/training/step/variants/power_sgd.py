@@ -23,7 +23,7 @@ from tfdist.training.step.random_numbers import seed_generators
 from tfdist.training.step.updates import all_reduce, stages
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.stages import Stage, Update
-from tfdist.training.step.variants import factors
+from tfdist.training.step.variants import factors, other_sum
 from tfdist.training.step.variants.error_state import ErrorState
 from tfdist.training.step.variants.factors import Layout
 
@@ -105,7 +105,7 @@ class PowerSGD:
         ps = factors.orthogonalise(ps)
         qs = [scale * one.layout.second(m, p) for one, m, p in zip(chosen, matrices, ps, strict=True)]
         if self.takes_first:
-            is_first = tf.get_static_value(replicas_lib.replica_id()) == 0
+            is_first = replicas_lib.is_first()
             sums = self._timed_sum([*qs, *(p if is_first else tf.zeros_like(p) for p in ps)], pack, ())
             qs, ps = sums[: len(qs)], sums[len(qs) :]
         else:
@@ -153,20 +153,13 @@ def compose(run: Run) -> Run:
         takes_first=run.cluster.num_workers > 1,
         by_element=_round_differently(run.cluster, compressed, options.rank),
     )
-    update = stages.make_update(
-        context.apply,
-        power_sgd,
-        skips_nonfinite=config.train.nonfinite != "stop",
-        loss_scale=context.loss_scale,
-        step_count=context.step_count,
-    )
     variables = [context.model.trainable_variables[one.index] for one in compressed]
     names = list(checkpoint_format.unique_names("compression", variables))
     errors = {name: one.error for name, one in zip(names, compressed, strict=True)}
     qs = {f"{name}/q": one.q for name, one in zip(names, compressed, strict=True)}
     return dataclasses.replace(
         run,
-        context=dataclasses.replace(context, update=update),
+        context=dataclasses.replace(context, update=other_sum.update_with(context, power_sgd)),
         more_variables={**run.more_variables, **qs},
         replica_state=ErrorState(cluster=run.cluster, errors=errors),
         log=dataclasses.replace(run.log, notes=(*run.log.notes, _note(context.model, compressed, options))),

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.step import collectives, train_step
@@ -193,17 +192,6 @@ def _finish(
     loss = tf.where(bad_loss, tf.constant(math.nan, tf.float64), tf.zeros([], tf.float64))
     skipped = context.update(stages.Update(gradients=gradients, loss=loss, weight=1.0, statistics=before))
     train_step.add_to_totals(context, sums, skipped)
-
-
-def update_of_sums(context: StepContext, config: config_lib.Train) -> Callable[[stages.Update], tf.Tensor | None]:
-    """Returns the update of gradients that are summed already: unscale, skip non-finite, clip, apply."""
-    return stages.make_update(
-        context.apply,
-        lambda following, update: following(update),
-        skips_nonfinite=config.nonfinite != "stop",
-        loss_scale=context.loss_scale,
-        step_count=context.step_count,
-    )
 
 
 def _over_shards(

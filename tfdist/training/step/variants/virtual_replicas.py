@@ -24,7 +24,7 @@ from tfdist.report import files, lines, run_info
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
 from tfdist.training.step import layers, normalization
-from tfdist.training.step.variants import shards
+from tfdist.training.step.variants import other_sum, shards
 from tfdist.training.step.variants.integers import Integers
 
 # The kernels of TensorFlow may choose their order of sums by the number of threads.
@@ -89,7 +89,9 @@ class VirtualReplicas:
         context = dataclasses.replace(context, objective=objective)
         return dataclasses.replace(
             run,
-            context=dataclasses.replace(context, update=shards.update_of_sums(context, self.config.train)),
+            context=dataclasses.replace(
+                context, update=other_sum.update_with(context, lambda following, update: following(update))
+            ),
             train_step=step,
             more_variables={**run.more_variables, _RANGES: ranges, _REPEATED: repeated},
             log=dataclasses.replace(run.log, notes=(*run.log.notes, *self._notes(run))),
