@@ -45,6 +45,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_FUNCTIONS})
 
 
+importlib.import_module("tfdist.report.interpreter")  # It notes the time.
 if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
     importlib.import_module("tfdist.config.command_line.words").check_module(sys.orig_argv)
 

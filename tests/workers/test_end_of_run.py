@@ -15,7 +15,7 @@ import topologies
 from processes import started, until
 
 from tfdist.cluster import interruption
-from tfdist.report import ledger
+from tfdist.report import interpreter, ledger
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.many_runs.costs import bills
 
@@ -61,7 +61,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
         options = [*seldom, OFTEN, f"--config.report.notify={address}"]
         command = topologies.command(tmp_path, *options, config=CONFIG)
         with started([command], topologies.environments(1)) as (process,):
-            born = time.time() - ledger.process_age(process.pid)
+            born = time.time() - interpreter.process_age(process.pid)
             until(lambda: (tmp_path / "starts.jsonl").exists() and ledger.read_starts(tmp_path)[-1]["step"] > 0, 120)
             assert run_state.read(tmp_path).state == "running"
             (tmp_path / "SAVE").touch()
@@ -119,14 +119,14 @@ def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
     outside = 0.0
     for kills in (1, 2):
         with started([command], topologies.environments(1)) as (process,):
-            born = time.time() - ledger.process_age(process.pid)
+            born = time.time() - interpreter.process_age(process.pid)
             wait_for_steps(tmp_path, kills + 1)
             process.send_signal(signal.SIGKILL)
             outside += time.time() - born
             process.communicate(timeout=60)
     assert run_state.read(tmp_path).state == "lost"
     with started([command], topologies.environments(1)) as (process,):
-        born = time.time() - ledger.process_age(process.pid)
+        born = time.time() - interpreter.process_age(process.pid)
         output = process.communicate(timeout=120)[0].decode()
         outside += time.time() - born
     assert process.returncode == 0, output

@@ -5,6 +5,7 @@
     metrics_file.py           lines of metrics.jsonl; tensorboard_events.py: event files of TensorBoard
     worker_shares.py          the workers' times of input, computation and communication, for lines and records
     ledger.py                 starts.jsonl: on what the time of each start is spent, and how it ends
+    interpreter.py            when the interpreter of this process started
     run_info.py               config.json and environment.json
     files.py                  atomic replacement and append-only files, used for every file in a workdir
 

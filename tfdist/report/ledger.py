@@ -1,7 +1,7 @@
 """starts.jsonl: a line for each start of a run, on what its time was spent and how it ended. Imports no TensorFlow.
 
-Each moment of the chief's process, from its start on, belongs to one cause, so that the seconds add up to its time. A
-thread rewrites the line every second, in place: after a kill it is about as old. All causes: see `CAUSES`.
+Each moment of the chief's process, from the start of its interpreter on, belongs to one cause, so that the seconds add
+up to its time. A thread rewrites the line every second, in place: after a kill it is about as old. See `CAUSES`.
 """
 
 import atexit
@@ -16,9 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import psutil
-
-from tfdist.report import files, lines
+from tfdist.report import files, interpreter, lines
 
 STARTS = "starts.jsonl"
 # start: imports, rendezvous, model, restored checkpoint. compilation: the first execution of the start. steps: the
@@ -148,26 +146,13 @@ class Ledger:
         return line.ljust(_LINE_BYTES - 1) + b"\n"
 
 
-def process_age(pid: int | None = None) -> float:
-    """Returns the seconds since a process was started, by default this one.
-
-    Raises:
-        psutil.NoSuchProcess: it has ended.
-    """
-    started = psutil.Process(pid).create_time()
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return time.time() - started
-    # On Linux psutil adds the time of the boot, in whole seconds, to a precise time since the boot.
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - (started - psutil.boot_time())
-
-
 def open_ledger(
     workdir: str | os.PathLike[str] | None,
     step: int,
     about: Mapping[str, Any],
     energy: Callable[[], dict[str, float]] = dict,
 ) -> Ledger:
-    """Opens the ledger of this start, which counts from the start of the process, or from the end of its last fit.
+    """Opens the ledger of this start, which counts from the start of the interpreter, or from the end of its last fit.
 
     Args:
         workdir: of starts.jsonl; None: nothing is written.
@@ -178,7 +163,7 @@ def open_ledger(
     global _last
     if _last is not None:
         _last.close()
-    began = time.time() - process_age() if _last is None else _last.since
+    began = time.time() - interpreter.age() if _last is None else _last.since
     ledger = Ledger(about=about, energy=energy, started=began, since=began, first_step=step, step=step)
     _last = ledger
     energy()

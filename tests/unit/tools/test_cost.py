@@ -1,6 +1,7 @@
 """What the time of runs was spent on: the ledger of a start, the sums over starts and jobs, and energy."""
 
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 from test_many_runs import write_run
 
 from tfdist.cluster.devices import energy
-from tfdist.report import ledger
+from tfdist.report import interpreter, ledger
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.many_runs.costs import accounting, bills
 
@@ -68,10 +69,25 @@ def test_the_age_of_a_process_is_precise():
     before = time.time()
     with subprocess.Popen(["sleep", "60"]) as process:
         after = time.time()
-        age = ledger.process_age(process.pid)
+        age = interpreter.process_age(process.pid)
         now = time.time()
         process.kill()
     assert now - after - 0.02 <= age <= now - before + 0.02  # Linux tells the start in hundredths of a second.
+
+
+def test_the_time_of_a_shell_before_its_last_command_is_not_that_of_the_interpreter():
+    code = "import time; time.sleep(0.3); from tfdist.report import interpreter as i; print(i.process_age(), i.age())"
+    python = shlex.join([sys.executable, "-c", code])
+    process, interpreter_age = ages("bash", "-c", f"sleep 2 && exec {python}")
+    assert 0 < interpreter_age < process - 2
+    process, interpreter_age = ages("bash", "-c", f"exec {python}")
+    assert interpreter_age == pytest.approx(process, abs=0.1) and interpreter_age > 0.3
+
+
+def ages(*command):
+    """The age of the process and of the interpreter, which the command prints."""
+    process, interpreter_age = subprocess.check_output(command, text=True).split()
+    return float(process), float(interpreter_age)
 
 
 def test_a_long_line_and_damaged_lines(tmp_path):
