@@ -90,10 +90,10 @@ def run_script(command: Command) -> int:
     sys.path[0] = str(script.resolve().parent)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(model_methods.distributed(cluster, command.workdir))
-            stack.enter_context(entropy.shared(cluster, command.workdir))
+            stack.enter_context(model_methods.distribute_methods(cluster, command.workdir))
+            stack.enter_context(entropy.share_entropy(cluster, command.workdir))
             stack.enter_context(context.script_runs(cluster))
-            stack.enter_context(files.written_once(cluster))
+            stack.enter_context(files.write_once(cluster))
             if command.subprocesses == "chief":
                 stack.enter_context(processes.run_once(cluster))
             runpy.run_path(str(script), run_name="__main__")
@@ -117,7 +117,7 @@ def main() -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     tensorflow_log.announce()
     # Before TensorFlow is imported, which allocates, and reads its settings.
-    malloc.keep_freed(config_lib.ClusterOptions(), os.environ)
+    malloc.keep_freed_memory(config_lib.ClusterOptions(), os.environ)
     onednn.choose(os.environ, command.workdir and command.workdir / "fit1", measure=True)
     process_exit.run_and_exit(lambda: run_script(command))
 

@@ -138,7 +138,7 @@ def _shipped(line: str) -> str:
 def _on_this_machine(line: str, env: Mapping[str, str]) -> str:
     alone = _TASKS.match(line)
     started = _LAUNCHED.search(line) or _DEVICES.search(line)
-    replicas = int((alone or started)[1]) if alone or started else len(host_gpus.assigned(env))
+    replicas = int((alone or started)[1]) if alone or started else len(host_gpus.assigned_gpus(env))
     return _of_replicas(_TASKS.sub("", line), replicas or 1)
 
 

@@ -23,7 +23,7 @@ def main() -> None:
     from tfdist import config
     from tfdist.cluster import malloc
 
-    malloc.keep_freed(config.ClusterOptions(keep_freed_memory=job["keep_freed_memory"]), os.environ)
+    malloc.keep_freed_memory(config.ClusterOptions(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 
     if job["kind"] == "ddp":
         from tests.benchmark.pytorch.ddp import ddp as make_cases

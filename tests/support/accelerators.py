@@ -80,7 +80,7 @@ def find() -> tuple[Devices | None, str]:
     if os.environ.get("TFDIST_TESTS_GPU_ON") == "cpu":
         return Devices("CPU", ("0", "1")), ""
     env = visible_again(os.environ)
-    names = host_gpus.assigned(env)
+    names = host_gpus.assigned_gpus(env)
     if not names and not host_gpus.unused_by_tensorflow(env):
         return None, f"no GPU: {host_gpus.why_none(env)}"
     code = "from tfdist.cluster import strategy; print(len(strategy.plan().gpus))"

@@ -203,7 +203,7 @@ def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:
         return _audited(setup.build_run(make_config(name), pathlib.Path(tempfile.mkdtemp()), cluster))
     with cluster.scope():
         model, *data = COMPILED[name]()
-    with patches.patched_for_run(model) as stack:
+    with patches.patch_for_run(model) as stack:
         return _audited(_compiled_run(cluster, model, data, stack))
 
 

@@ -55,7 +55,7 @@ if what == "collect":
     with watching.in_collective("an exchange of values"):
         time.sleep(600)
 if what == "callback":  # Or a last save.
-    with watching.paused():
+    with watching.pause_timers():
         time.sleep(8)
 if what == "behind":  # In the next execution, which begins when the callback has ended.
     time.sleep(4.5)

@@ -455,8 +455,9 @@ def test_launcher_starts_as_the_only_task_of_a_job():
 
 
 def test_gpus_are_divided_among_the_workers():
-    assert host_gpus.assigned({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
-    assert host_gpus.assigned({"CUDA_VISIBLE_DEVICES": ""}) == host_gpus.assigned({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+    assert host_gpus.assigned_gpus({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
+    assert host_gpus.assigned_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert host_gpus.assigned_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
     listed = (
         "GPU 0: NVIDIA A100 (UUID: GPU-aa)\n"
         "GPU 1: NVIDIA A100 (UUID: GPU-bb)\n"

@@ -264,7 +264,7 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
         if name in found and found[name] != expected[name]
     ]
     if problems:
-        shown = text.listed([f"\n  {problem}" for problem in problems], 10, "", "\n  and ")
+        shown = text.list_names([f"\n  {problem}" for problem in problems], 10, "", "\n  and ")
         owner = "model or optimizer"
         if found.keys() != expected.keys() and {*map(_without_spelling, found)} == {*map(_without_spelling, expected)}:
             owner = "release of Keras, whose variables have other names (environment.json has the release)"
@@ -284,7 +284,7 @@ def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name in names:
-                yield name, _typed(arrays[name], saved.arrays[name][1])
+                yield name, _with_dtype(arrays[name], saved.arrays[name][1])
     except (OSError, KeyError) as error:
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
 
@@ -294,7 +294,7 @@ def callback_names(saved: Saved) -> list[str]:
     return [name for name in saved.arrays if name.startswith(CALLBACKS)]
 
 
-def _typed(array: np.ndarray, dtype: str) -> np.ndarray:
+def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """Returns an array as read from a file with its dtype, which may not be one of NumPy's, such as bfloat16."""
     return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 

@@ -84,12 +84,12 @@ def make(
     Raises:
         ValueError: as `build`.
     """
-    stored, prepared = (first_examples(one, 4)["image"].numpy() for one in (_as_stored, prepare))
+    stored, prepared = (first_examples(one, 4)["image"].numpy() for one in (_stored_names, prepare))
     shape = f"[{', '.join(map(str, ('n', *stored.shape[1:])))}]"
     return build(config.data, stored, prepared), _USAGE.format(dtype=stored.dtype.name, shape=shape)
 
 
-def _as_stored(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
+def _stored_names(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
     del seeds, training
     return batch
 

@@ -219,9 +219,9 @@ class Cluster:
         if self.monitor is not None:
             self.monitor.pause()
 
-    def paused(self) -> AbstractContextManager:
+    def pause_timers(self) -> AbstractContextManager:
         """Stops the stall timers of all workers in a block that may take any time on one of them."""
-        return contextlib.nullcontext() if self.monitor is None else self.monitor.paused()
+        return contextlib.nullcontext() if self.monitor is None else self.monitor.pause_timers()
 
     def collective(self, purpose: str) -> AbstractContextManager:
         """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""

@@ -69,7 +69,7 @@ def chief_first(cluster: Cluster) -> Iterator[None]:
             )
     only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
     try:
-        with cluster.paused(), only_here, tf.variable_creator_scope(_reject_replicated):
+        with cluster.pause_timers(), only_here, tf.variable_creator_scope(_reject_replicated):
             yield
     except (Exception, SystemExit) as error:
         if cluster.is_chief:
@@ -99,7 +99,7 @@ def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any
 def local(model: keras.Model) -> Iterator[None]:
     """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
     rejected = ("fit", "evaluate", "train_on_batch", "test_on_batch")
-    with patching.restored([model], ["_distribute_strategy", *rejected]):
+    with patching.restore_after([model], ["_distribute_strategy", *rejected]):
         # None: TensorFlow's current strategy, the default one outside of scopes.
         patching.put(model, "_distribute_strategy", None)
         for name in rejected:
@@ -149,7 +149,7 @@ def refuse_others() -> Iterator[None]:
     names = [name for name in dir(tf.distribute) if name.endswith("Strategy") and name != "Strategy"]
     with contextlib.ExitStack() as stack:
         for name in names:
-            stack.enter_context(patching.replaced(getattr(tf.distribute, name), "__init__", refuse))
+            stack.enter_context(patching.replace(getattr(tf.distribute, name), "__init__", refuse))
         yield
 
 
@@ -172,7 +172,7 @@ class Outcome:
         return self.returned
 
 
-def tried(function: Callable[[], Any]) -> Outcome:
+def try_call(function: Callable[[], Any]) -> Outcome:
     """Calls `function`."""
     try:
         return Outcome(returned=function())

@@ -21,7 +21,7 @@ _CHOSEN = ("MALLOC_", "GLIBC_TUNABLES")
 _enabled: bool | None = None
 
 
-def keep_freed(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bool:
+def keep_freed_memory(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bool:
     """Configures malloc to keep freed memory, unless the user configures malloc; best before TensorFlow is imported.
 
     Args:
@@ -40,7 +40,7 @@ def keep_freed(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bo
 
 
 def keep_freed_between_workers(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bool:
-    """`keep_freed` if this process is one of several workers on CPUs, which is where it was measured to be faster.
+    """`keep_freed_memory` if this process is one of several workers on CPUs, where it was measured to be faster.
 
     Elsewhere there is no gRPC between workers, and one arena would slow down the threads that prepare examples.
     """
@@ -50,8 +50,8 @@ def keep_freed_between_workers(options: config_lib.ClusterOptions, env: Mapping[
         return False
     if spec.num_workers == 1:
         return False
-    on_cpu = getattr(options, "gpus", None) == 0 or not host_gpus.assigned(env)
-    return on_cpu and keep_freed(options, env)
+    on_cpu = getattr(options, "gpus", None) == 0 or not host_gpus.assigned_gpus(env)
+    return on_cpu and keep_freed_memory(options, env)
 
 
 def _set() -> bool:

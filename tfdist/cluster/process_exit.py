@@ -135,7 +135,7 @@ def import_tensorflow_quietly() -> None:
     if "tensorflow" not in sys.modules:
         machine.check_before_import()
     if tensorflow_log.hide(os.environ):
-        with tensorflow_log.hidden():
+        with tensorflow_log.hide_stderr():
             import tensorflow as tf
 
             # The initialisation of its devices logs more.

@@ -209,12 +209,12 @@ def explain_late_configuration() -> Iterator[None]:
 
 def _configure_malloc(planned: ClusterPlan) -> list[str]:
     on_cpus = planned.num_workers > 1 and planned.device_type == "CPU"
-    if on_cpus and malloc.keep_freed(planned.options, os.environ):
+    if on_cpus and malloc.keep_freed_memory(planned.options, os.environ):
         return ["malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false"]
     return []
 
 
-def _mixed(members: Sequence[Mapping[str, Any]]) -> str:
+def _describe_mixed_processors(members: Sequence[Mapping[str, Any]]) -> str:
     names = sorted({worker["processor"] for worker in members})
     if len(names) < 2:
         return ""
@@ -223,8 +223,8 @@ def _mixed(members: Sequence[Mapping[str, Any]]) -> str:
 
 def _notes(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Returns notes about the processors of all workers, and about GPUs of this host that are not used."""
-    unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused(machine.read(os.environ))
-    return onednn.advice(onednn.current(os.environ)), _mixed(members), unused
+    unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused_gpus(machine.read(os.environ))
+    return onednn.advice(onednn.current(os.environ)), _describe_mixed_processors(members), unused
 
 
 def _connect_workers(
@@ -303,7 +303,7 @@ def _multi_worker_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.dis
         if planned.device_type == "CPU" and planned.local_replicas > 1:
             # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
             owner = collective.CollectiveAllReduceExtended
-            stack.enter_context(patching.replaced(owner, "_initialize_local_devices", logical_devices))
+            stack.enter_context(patching.replace(owner, "_initialize_local_devices", logical_devices))
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
 
 

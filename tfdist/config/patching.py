@@ -13,7 +13,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """In the block, calls of `owner.name` return `function(original, *args, **keywords)`.
 
     Args:
@@ -40,7 +40,7 @@ def put(owner: Any, name: str, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def restored(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
+def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
     """Restores at its end the attributes `names` of each of `owners`, which the block may set, add or remove."""
     before = [(vars(owner), {name: vars(owner)[name] for name in names if name in vars(owner)}) for owner in owners]
     try:

@@ -37,14 +37,14 @@ def is_noise(line: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def hidden() -> Iterator[None]:
+def hide_stderr() -> Iterator[None]:
     """In the block, what the process writes to standard error is kept, and shown only if the block raises.
 
     It is also shown if the process dies in the block, as by an illegal instruction or the abort of a library of CUDA.
     """
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as kept, _shown_at_death(kept.fileno(), stderr):
+    with tempfile.TemporaryFile() as kept, _show_at_death(kept.fileno(), stderr):
         os.dup2(kept.fileno(), 2)
         try:
             yield
@@ -57,7 +57,7 @@ def hidden() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _shown_at_death(kept: int, stderr: int) -> Iterator[None]:
+def _show_at_death(kept: int, stderr: int) -> Iterator[None]:
     """Lets a child process copy the file `kept` to `stderr` if this process dies in the block."""
     receiver, sender = os.pipe()
     with contextlib.ExitStack() as stack:
@@ -92,7 +92,7 @@ def _copy(kept: int, stderr: int) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """As `hidden`, unless TF_CPP_MIN_LOG_LEVEL is set to another value than 3."""
-    with hidden() if hide(os.environ) else contextlib.nullcontext():
+    with hide_stderr() if hide(os.environ) else contextlib.nullcontext():
         yield
 
 

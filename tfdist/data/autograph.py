@@ -34,7 +34,7 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     converted = api.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))
 
     @functools.wraps(plain)
-    def explained(*args: Any, **keywords: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
         try:
             return converted(*args, **keywords)
         except tf.errors.OpError:
@@ -43,21 +43,21 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             batch = next((each for each in args if isinstance(each, dict)), None)
             raise ValueError(user_code.explain(error, name, batch)) from error
 
-    explained.__module__ = __name__  # Not converted twice.
-    return explained
+    call.__module__ = __name__  # Not converted twice.
+    return call
 
 
 def convert_read(source: Any) -> Callable[..., Any]:
     """Returns `source.read`, converted by `convert`; its batches are checked as in `_checked`."""
-    return _checked(source.read, "config.data.source: read(ids)")
+    return _check_batches(source.read, "config.data.source: read(ids)")
 
 
 def convert_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `config.data.prepare`, converted by `convert`; its batches are checked as in `_checked`."""
-    return _checked(prepare, "config.data.prepare")
+    return _check_batches(prepare, "config.data.prepare")
 
 
-def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _check_batches(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Returns `function`, converted; a ValueError if it returns no batch with a row for each row of its last argument.
 
     The number of rows becomes static, which `tf.numpy_function` forgets. Functions of tfdist are unchanged.
@@ -67,15 +67,15 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return function
 
     @functools.wraps(converted)
-    def checked(*args: Any, **keywords: Any) -> Any:
+    def call(*args: Any, **keywords: Any) -> Any:
         batch = converted(*args, **keywords)
         rows = args[-1].shape[0]
         description.check_batch(batch, name, rows)
         _check_state(name)
         return {key: _with_rows(value, rows) for key, value in batch.items()}
 
-    checked.__module__ = __name__  # Not converted twice.
-    return checked
+    call.__module__ = __name__  # Not converted twice.
+    return call
 
 
 def _check_state(name: str) -> None:
@@ -83,7 +83,7 @@ def _check_state(name: str) -> None:
     drawn = stateful_ops.random_ops(graph)
     if drawn:
         raise ValueError(
-            f"{name} draws random numbers from a state that is not saved: {stateful_ops.listed(drawn)}. Workers and "
+            f"{name} draws random numbers from a state that is not saved: {stateful_ops.list_ops(drawn)}. Workers and "
             "resumed runs would draw others. Use TensorFlow's stateless functions, such as "
             "tf.image.stateless_random_brightness, with the seeds that config.data.prepare gets for each example."
         )

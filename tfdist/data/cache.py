@@ -151,7 +151,7 @@ class CachedSource:
         folder = Path(os.path.expandvars(self._directory)).expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder / f"{self.name}.lock"):
+            with _lock(folder / f"{self.name}.lock"):
                 if open_files(folder / self.name) is None:
                     self._write(folder)
         except OSError as error:
@@ -347,7 +347,7 @@ def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[d
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     """Holds a file lock between the processes of a host. The file remains: removing it would be a race."""
     with open(path, "wb") as file:
         announced = False

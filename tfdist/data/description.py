@@ -66,7 +66,7 @@ def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> t
     return f"config.data.prepare: {_call(prepare)}", f"returns per replica {_columns(spec)}"
 
 
-def saved(source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
+def to_save(source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
     """Returns what data.json in the workdir says about the examples, for people and for tools.
 
     Args:

@@ -62,7 +62,7 @@ class About:
     notes: tuple[str, ...] = ()
     # (count) -> the first training examples, completely prepared, without augmentation; None for a script.
     first_batch: Callable[[int], Batch] | None = None
-    # The content of data.json; see `description.saved`. Empty: no such file is written.
+    # The content of data.json; see `description.to_save`. Empty: no such file is written.
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

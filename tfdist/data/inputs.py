@@ -47,10 +47,10 @@ def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..
     if finish is None:
         return function
 
-    def finished(model: Any, batch: Batch, *, training: bool) -> Any:
+    def finish_first(model: Any, batch: Batch, *, training: bool) -> Any:
         return function(model, finish(batch, training=training), training=training)
 
-    return finished
+    return finish_first
 
 
 def _finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Prepare:
@@ -58,10 +58,10 @@ def _finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Pr
     if finish is None:
         return prepare
 
-    def finished(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
+    def finish_first(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
         return finish(prepare(batch, seeds, training=training), training=training)
 
-    return finished
+    return finish_first
 
 
 def with_sources(config: config_lib.Config, inputs: Inputs) -> Inputs:

@@ -72,10 +72,10 @@ def example_ids(
     positions = (step % epoch_steps) * global_batch + slots
     if not shuffle:
         return positions, epoch
-    return permuted(positions, epoch, seed=seed, num_examples=num_examples, salt=salt), epoch
+    return permute(positions, epoch, seed=seed, num_examples=num_examples, salt=salt), epoch
 
 
-def permuted(positions: tf.Tensor, epoch: tf.Tensor, *, seed: int, num_examples: int, salt: int = SALT) -> tf.Tensor:
+def permute(positions: tf.Tensor, epoch: tf.Tensor, *, seed: int, num_examples: int, salt: int = SALT) -> tf.Tensor:
     """Returns the example ids, int64 [n], at `positions` (int64 [n]) of a shuffled `epoch` (int64 [])."""
     if num_examples == 1:
         return positions

@@ -100,7 +100,7 @@ def combine(
             example_name="images" if "image" in spec else "examples",
             notes=notes,
             first_batch=functools.partial(fields["first_examples"], inputs.prepare_all),
-            saved=description.saved(inputs.train_source, spec),
+            saved=description.to_save(inputs.train_source, spec),
         ),
         **fields,
     )

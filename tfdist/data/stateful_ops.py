@@ -55,9 +55,9 @@ def _ops(graph: tf.Graph, types: set[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def listed(found: list[str]) -> str:
+def list_ops(found: list[str]) -> str:
     """Returns the first of the ops `found`, for a message."""
-    return text.listed(found, _MAX_NAMED)
+    return text.list_names(found, _MAX_NAMED)
 
 
 def written_inputs(graph: tf.Graph) -> set[str]:
@@ -71,10 +71,10 @@ def written_inputs(graph: tf.Graph) -> set[str]:
             memory[name] = set()  # A function that calls itself.
             function = functions[name]
             places = {one.name: index for index, one in enumerate(function.signature.input_arg)}
-            memory[name] = {places[one] for one in written(function.node_def) if one in places}
+            memory[name] = {places[one] for one in written_by(function.node_def) if one in places}
         return memory[name]
 
-    def written(nodes: list[tf.compat.v1.NodeDef]) -> set[str]:
+    def written_by(nodes: list[tf.compat.v1.NodeDef]) -> set[str]:
         sources = {node.name: _name(node.input[0]) for node in nodes if node.op in _PASSING and node.input}
         found = set()
         for node in nodes:
@@ -84,7 +84,7 @@ def written_inputs(graph: tf.Graph) -> set[str]:
             found |= {_origin(_name(node.input[index]), sources) for index in indices}
         return found
 
-    return written(definition.node)
+    return written_by(definition.node)
 
 
 def _called(node: tf.compat.v1.NodeDef) -> Iterator[str]:

@@ -51,7 +51,7 @@ class DatasetSource:
         # Why a resume may read other examples; None: it does not.
         self.resume_caveat = traits.resume_caveat
         spec = dataset.element_spec
-        self.dataset = dataset.map(_named) if isinstance(spec, tuple) and len(spec) in (2, 3) else dataset
+        self.dataset = dataset.map(_name_parts) if isinstance(spec, tuple) and len(spec) in (2, 3) else dataset
         if not isinstance(self.dataset.element_spec, dict):
             raise ValueError(
                 f"{name}: the tf.data.Dataset must have elements (image, label) or dicts of tensors, of one example "
@@ -109,10 +109,10 @@ def training(
     """
     prepare = autograph.convert_prepare(prepare)
     epoch_steps = order.steps_per_epoch(len(source), options.batch_size)
-    examples = _numbered(source)
+    examples = _number_examples(source)
 
     @tf.function(autograph=False)
-    def prepared(batch: Batch) -> Batch:
+    def prepare_batch(batch: Batch) -> Batch:
         features = {name: value for name, value in batch.items() if name not in (ID, _EPOCH)}
         prepared_batch = prepare(features, order.seeds(batch[ID], batch[_EPOCH], seed), training=True)
         return {**prepared_batch, ID: batch[ID]} if numbered else prepared_batch
@@ -127,19 +127,19 @@ def training(
 
     def batches(start: int, stop: int) -> tuple[tf.data.Dataset, int]:
         epoch, skip, drop = _start(start, epoch_steps, _steps_per_batch(source, options, num_workers))
-        dataset = _joined([one_epoch(number) for number in range(epoch, -(-stop // epoch_steps))])
+        dataset = _join([one_epoch(number) for number in range(epoch, -(-stop // epoch_steps))])
         if options.auto_shard == "hint" and num_workers > 1:
             hint = tf.data.experimental.SHARD_HINT
             dataset = dataset.shard(hint, hint)
         dataset = dataset.batch(options.batch_size, drop_remainder=True).skip(skip)
-        dataset = dataset.map(prepared, num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.map(prepare_batch, num_parallel_calls=tf.data.AUTOTUNE)
         # Endless: with a finite dataset, the workers would communicate in every step whether all have another batch.
         return dataset.repeat().prefetch(2), drop
 
     return batches
 
 
-def _numbered(source: Source | DatasetSource) -> tf.data.Dataset:
+def _number_examples(source: Source | DatasetSource) -> tf.data.Dataset:
     """Returns all examples, each with its number."""
     if isinstance(source, DatasetSource):
         # By their content: counted, examples could not be sharded by files.
@@ -172,7 +172,7 @@ def _start(start: int, epoch_steps: int, steps_per_batch: int | None) -> tuple[i
     return epoch, *divmod(start - epoch * epoch_steps, steps_per_batch)
 
 
-def _joined(datasets: list[tf.data.Dataset]) -> tf.data.Dataset:
+def _join(datasets: list[tf.data.Dataset]) -> tf.data.Dataset:
     """Concatenates the datasets, as a balanced tree: an element passes through log2(n) of them."""
     while len(datasets) > 1:
         pairs = [datasets[i : i + 2] for i in range(0, len(datasets), 2)]
@@ -185,7 +185,7 @@ def _epoch_seed(seed: int, epoch: int) -> int:
 
 
 @tf.autograph.experimental.do_not_convert
-def _named(*parts: Any) -> Batch:
+def _name_parts(*parts: Any) -> Batch:
     names = ("image", "label") if len(parts) == 2 else ("image", "label", "sample_weight")
     return dict(zip(names, parts, strict=True))
 

@@ -107,14 +107,14 @@ def _train(
     initial_epoch: int,
 ) -> keras.callbacks.History:
     name_shapes = data_errors.name_shapes(model, data.element_spec)
-    with interruption.handlers_if(workdir is not None) as stop, patches.patched_for_run(model) as stack, name_shapes:
+    with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack, name_shapes:
         if data.gate is not None:
             stack.callback(data.gate.close)
         run = setup.make_run(
             cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
         )
         sizes, steps_before = run.feed.sizes, _steps_made(run)
-        with own_setup.explained(model, run.objective), data_errors.explain(sizes.steps_per_epoch):
+        with own_setup.explain_mismatch(model, run.objective), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.pause()
     if code == interruption.EXIT_STOPPED:
@@ -171,7 +171,7 @@ def evaluate(
         data=config_lib.Data(batch_size=data.batch_size),
         train=config_lib.Train(epochs=1),
     )
-    with patches.patched_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
+    with patches.patch_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
         stop = interruption.StopRequest()
         run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
@@ -179,7 +179,7 @@ def evaluate(
             sizes = run.objective.may_be_empty, data.batch_size
 
             def keep(function: Callable) -> Callable:
-                return setup.kept(cluster, model, "evaluation", function, *sizes)
+                return setup.cache_on_model(cluster, model, "evaluation", function, *sizes)
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
@@ -232,7 +232,7 @@ def predict(
     if model.run_eagerly:
         step = predict_lib.make_eager_step(cluster, model)
     else:
-        step = setup.kept(cluster, model, "prediction", predict_lib.make_step(cluster, model))
+        step = setup.cache_on_model(cluster, model, "prediction", predict_lib.make_step(cluster, model))
     with data_errors.name_shapes(model, data.element_spec):
         predict_lib.build(cluster, model, data.element_spec)
         found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)

@@ -29,7 +29,7 @@ def callback_placement() -> trainer.Placement:
 def has_epoch_hooks(given: Any) -> bool:
     """Returns whether one of what Keras accepts as `callbacks` may change something between two epochs."""
     hooks = ("on_epoch_begin", "on_epoch_end")
-    callbacks = [one for one in _listed(given) if isinstance(one, keras.callbacks.Callback)]
+    callbacks = [one for one in _as_list(given) if isinstance(one, keras.callbacks.Callback)]
     own = [one for one in callbacks if not type(one).__module__.startswith("keras.") or _calls_functions(one)]
     return any(trainer.is_active(one, hook) for one in own for hook in hooks)
 
@@ -38,7 +38,7 @@ def _calls_functions(callback: keras.callbacks.Callback) -> bool:
     return isinstance(callback, keras.callbacks.LambdaCallback | keras.callbacks.LearningRateScheduler)
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     return keras.tree.flatten((given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given) or [])
 
 
@@ -74,7 +74,7 @@ def make_callbacks(
     """
     bar = open_bar(verbose, chief=cluster.is_chief)
     callbacks = []
-    for callback in _listed(given):
+    for callback in _as_list(given):
         if not isinstance(callback, keras.callbacks.Callback):
             raise ValueError(
                 "callbacks must hold objects of keras.callbacks.Callback, such as EarlyStopping(). "

@@ -26,7 +26,7 @@ def call_with_losses(model: keras.Model, x: Any, rows: Rows, *, training: bool) 
         predictions = call(model, x, training=training)
     losses = model.losses
     reductions.tell_added(losses, rows)
-    return predictions, [loss if loss.shape.rank else reductions.shared(loss, rows) for loss in losses]
+    return predictions, [loss if loss.shape.rank else reductions.share_value(loss, rows) for loss in losses]
 
 
 def call_by_xla(model: keras.Model, x: Any, rows: Rows, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
@@ -68,12 +68,12 @@ def metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
-def given_losses(model: keras.Model) -> list[Any]:
+def compile_losses(model: keras.Model) -> list[Any]:
     """Returns the losses that `compile()` was given."""
     return [] if losses(model) is None else keras.tree.flatten(losses(model)._user_loss)
 
 
-def given_loss_weights(model: keras.Model) -> Any:
+def compile_loss_weights(model: keras.Model) -> Any:
     """Returns the loss_weights that `compile()` was given, nested; None without a loss."""
     return None if losses(model) is None else losses(model)._user_loss_weights
 

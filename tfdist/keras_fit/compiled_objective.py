@@ -114,7 +114,7 @@ class CompiledObjective:
         with trainer.shard_present(rows.present):
             call = compiled_model.call_by_xla if by_xla else compiled_model.call_with_losses
             predictions, added = call(model, x, rows, training=training)
-        assert shard_losses.patched(), "call this within shard_losses.patched_losses"
+        assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
         for tracker in self._trackers:
             shard_losses.capture(tracker)
         parts: list[tf.Tensor] = []
@@ -125,7 +125,7 @@ class CompiledObjective:
                 # A compute_loss of the user's: assumed to be a mean over the examples it receives.
                 with shard_losses.mode(shard=Shard(rows=rows, means=True)):
                     loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
-                values = [reductions.shared(value, rows) for value in (loss, *parts)]
+                values = [reductions.share_value(value, rows) for value in (loss, *parts)]
                 loss, *parts = [rows.weight * tf.cast(value, tf.float32) for value in values]
         total = tf.cast(element["total"], tf.float64)
         sums = [tf.cast(part, tf.float64) * total for part in (loss, *parts)]
@@ -171,7 +171,7 @@ def _communicates(model: keras.Model) -> bool:
     Raises:
         ValueError: they do, and XLA cannot compile the model alone either.
     """
-    losses = [keras.losses.get(loss) for loss in compiled_model.given_losses(model) if loss is not None]
+    losses = [keras.losses.get(loss) for loss in compiled_model.compile_losses(model) if loss is not None]
     layers = [one for one in trainer.layers_of_all_depths(model) if not isinstance(one, keras.Model)]
     if not (
         any(_may_mask(layer) for layer in layers)

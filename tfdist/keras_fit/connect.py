@@ -30,7 +30,7 @@ _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 _connected: Cluster | None = None
 
 
-def connected() -> Cluster | None:
+def current_cluster() -> Cluster | None:
     """Returns the workers, if this process has connected to them."""
     return _connected
 

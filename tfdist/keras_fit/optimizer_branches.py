@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras.src import ops
 
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.training import api as trainer
 
 # Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turn.
@@ -20,16 +20,16 @@ _applying = threading.local()
 
 
 @contextlib.contextmanager
-def taken_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def take_branches_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Makes the branches of `optimizer` those of all replicas; restores its methods."""
     names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
     if not any(getattr(optimizer, name, None) for name in names):
         yield
         return
     with (
-        replaced(ops, "cond", _cond),
-        replaced(optimizer, "_backend_apply_gradients", _apply),
-        replaced(optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
+        replace(ops, "cond", _cond),
+        replace(optimizer, "_backend_apply_gradients", _apply),
+        replace(optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
     ):
         yield
 

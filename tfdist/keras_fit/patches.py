@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import replaced, restored
+from tfdist.config.patching import replace, restore_after
 from tfdist.data import autograph
 from tfdist.keras_fit import optimizer_branches
 from tfdist.keras_fit.own_step import replica_step
@@ -25,7 +25,7 @@ from tfdist.training import api as trainer
 
 
 @contextlib.contextmanager
-def patched() -> Iterator[None]:
+def patch_keras() -> Iterator[None]:
     """Patches optimizers, metrics, variables and gradient tapes."""
     in_step = functools.partial(functools.partial, replica_step.call_in_step)
     with contextlib.ExitStack() as stack:
@@ -41,32 +41,32 @@ def patched() -> Iterator[None]:
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
-            stack.enter_context(replaced(owner, name, replacement))
+            stack.enter_context(replace(owner, name, replacement))
         yield
 
 
 @contextlib.contextmanager
-def sums_expected(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster) -> Iterator[None]:
+def expect_sums(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster) -> Iterator[None]:
     """Makes optimizers take gradients that are summed over replicas, and use fused kernels; restores their methods."""
     with contextlib.ExitStack() as stack:
         for optimizer in optimizers:
             inner = getattr(optimizer, "inner_optimizer", optimizer)
-            stack.enter_context(trainer.methods_restored(inner))
+            stack.enter_context(trainer.restore_methods(inner))
             trainer.prepare_optimizer(inner, cluster)
-            stack.enter_context(optimizer_branches.taken_once(inner))
+            stack.enter_context(optimizer_branches.take_branches_once(inner))
         yield
 
 
 @contextlib.contextmanager
-def patched_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
+def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
     """Patches Keras for a run, and restores everything at the end; the stack is for what the run finds out."""
     with (
-        trainer.methods_restored(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
-        restored(trainer.synchronized_layers(model), ["call"]),
+        trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
+        restore_after(trainer.synchronized_layers(model), ["call"]),
         contextlib.ExitStack() as undo,
-        shard_losses.patched_losses(model),
+        shard_losses.patch_losses(model),
         shard_layers.losses_of_each_replica(trainer.layers_of_all_depths(model)),
-        patched(),
+        patch_keras(),
         contextlib.ExitStack() as stack,
     ):
         undo.callback(trainer.restore_seed_generators, model)
@@ -85,7 +85,7 @@ def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: An
     values = keras.ops.convert_to_tensor(values)
     if len(values.shape) == 0:
         reductions.tell_metric(metric.name, values, rows)
-        values, sample_weight = reductions.shared(values, rows), rows.weight
+        values, sample_weight = reductions.share_value(values, rows), rows.weight
     return original(metric, values, sample_weight)
 
 

@@ -47,7 +47,7 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
     content = b""
     if cluster.is_chief:
         file = io.BytesIO()
-        np.savez(file, header=np.frombuffer(json.dumps([size, own]).encode(), np.uint8), **_encoded(floats))
+        np.savez(file, header=np.frombuffer(json.dumps([size, own]).encode(), np.uint8), **_encode(floats))
         content = file.getvalue()
     content = cluster.broadcast_bytes(content)
     with np.load(io.BytesIO(content), allow_pickle=False) as chief:
@@ -116,7 +116,7 @@ def _some(values: np.ndarray) -> np.ndarray:
     return flat[:: max(1, len(flat) // _VALUES)]
 
 
-def _encoded(floats: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _encode(floats: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {_key(name): values for name, values in floats.items()}
 
 

@@ -73,7 +73,7 @@ def make_run(
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, compares=workdir is not None)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **lengths)
-    feed = _compared(cluster, feed, runner, adapter, validation)
+    feed = _with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return trainer.Run(
         config=config,
@@ -123,7 +123,7 @@ def _make_feed(
     if adapter.epoch_hooks is not None and validation is not adapter:
         by_epoch = _read_by_epoch(cluster, training, adapter.epoch_hooks, sizes)
     if adapter.gate is not None:
-        by_epoch = _gated(adapter.gate, sizes.steps_per_epoch, {"open_training": open_training, **by_epoch})
+        by_epoch = _with_gate(adapter.gate, sizes.steps_per_epoch, {"open_training": open_training, **by_epoch})
     return Feed(
         sizes=sizes,
         spec=adapter.element_spec,
@@ -131,9 +131,9 @@ def _make_feed(
         **{"open_training": open_training, **by_epoch},
         evaluation=None if validation is None else functools.partial(_one_pass, validation, shard),
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
-        first_nonfinite=functools.partial(_ungated, adapter.gate, rows_of_steps.first_nonfinite, adapter, shard),
+        first_nonfinite=functools.partial(_without_gate, adapter.gate, rows_of_steps.first_nonfinite, adapter, shard),
         find_label=functools.partial(
-            _ungated,
+            _without_gate,
             adapter.gate,
             rows_of_steps.with_label,
             {"": adapter, "validation_data: ": validation},
@@ -158,7 +158,7 @@ def _read_by_epoch(
     return {"open_training": lambda start, stop: None, "iterator_at": iterator_at, "end_epoch": hooks.end}
 
 
-def _gated(gate: EpochGate, steps: int, given: dict[str, Callable]) -> dict[str, Callable]:
+def _with_gate(gate: EpochGate, steps: int, given: dict[str, Callable]) -> dict[str, Callable]:
     """Returns functions of a Feed that tell `gate` which epoch begins."""
     open_training, iterator_at = given["open_training"], given.get("iterator_at", lambda present, step: present)
 
@@ -170,14 +170,14 @@ def _gated(gate: EpochGate, steps: int, given: dict[str, Callable]) -> dict[str,
     return given | opened
 
 
-def _ungated(gate: EpochGate | None, function: Callable, *args: Any) -> Any:
+def _without_gate(gate: EpochGate | None, function: Callable, *args: Any) -> Any:
     """Calls a function that searches the data, because the run fails."""
     if gate is not None:
         gate.release()
     return function(*args)
 
 
-def _compared(
+def _with_comparison(
     cluster: Cluster, feed: Feed, runner: trainer.CallbackRunner, adapter: DataAdapter, validation: DataAdapter | None
 ) -> Feed:
     """Returns `feed` with a comparison of the workers at the end of each epoch, if they run a script."""
@@ -243,8 +243,8 @@ def _prepare_compiled(
         optimizer.built = optimizer.built if trains else built
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
-    stack.enter_context(optimizer_branches.taken_once(optimizer))
-    stack.enter_context(batch_metrics.computed_on_whole_batch(cluster, batch_metrics.metrics_of(model)))
+    stack.enter_context(optimizer_branches.take_branches_once(optimizer))
+    stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, batch_metrics.metrics_of(model)))
     objective = CompiledObjective(
         model=model,
         batch_sizes={True: adapter.batch_size, False: (validation or adapter).batch_size},
@@ -266,7 +266,7 @@ class _Kept:
     function: Callable[..., Any]
 
 
-def kept(cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *depends: Any) -> Callable:
+def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *depends: Any) -> Callable:
     """Returns `function`; on later calls that of the first one, which is traced. As in Keras, until the next `compile`.
 
     Args:
@@ -372,7 +372,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             "compile(jit_compile=True) compiles no communication between replicas, but the layer "
             f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
         )
-    losses = compiled_model.given_losses(model)
+    losses = compiled_model.compile_losses(model)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
             'A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size", the default.'
@@ -381,6 +381,6 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
 def _check_loss_weights(model: keras.Model) -> None:
     """Raises ValueError if metrics were passed in the place of loss_weights, the third argument of compile."""
-    given = compiled_model.given_loss_weights(model)
+    given = compiled_model.compile_loss_weights(model)
     if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):
         raise ValueError(f"The third argument of compile is loss_weights: write metrics={given!r}. Received: {given!r}")

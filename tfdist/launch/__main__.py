@@ -78,7 +78,7 @@ def start(command: list[str], workdirs: Callable[[], list[Path]], *, on_cpu: boo
         sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
     try:
         note = local_workers.refuse_other_launchers(os.environ)
-        gpus = () if on_cpu else host_gpus.assigned(os.environ)
+        gpus = () if on_cpu else host_gpus.assigned_gpus(os.environ)
         gpus_by_rank = local_workers.divide_gpus(gpus, flags.FLAGS.workers)
     except ValueError as error:
         sys.exit(f"tfdist.launch: {error}")
@@ -155,7 +155,7 @@ def attempt(group: processes.ProcessGroup, command: list[str], environments: Seq
             if group.forwarded.count(signal.SIGINT) > 1:
                 stop_at = 0.0
         now = time.monotonic()
-        for rank, code in group.exited():
+        for rank, code in group.pop_exited():
             codes[rank] = code
             seconds = _LEAVE_SECONDS if code in _SUCCESS else 0.0
             stop_at = min(stop_at, now + (_SYMPTOM_SECONDS if code == interruption.EXIT_PEER_LOST else seconds))

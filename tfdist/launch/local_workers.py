@@ -58,7 +58,7 @@ def first_gpus(env: Mapping[str, str], count: int) -> dict[str, str]:
     Raises:
         ValueError: there are GPUs, but fewer than `count`.
     """
-    names = host_gpus.assigned(env)
+    names = host_gpus.assigned_gpus(env)
     if names and len(names) < count:
         raise ValueError(f"{count} replicas need {count} GPUs, but this machine has {len(names)}.")
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[:count])} if names else {}

@@ -86,7 +86,7 @@ class ProcessGroup:
         self.forwarded += received
         return received
 
-    def exited(self) -> Iterator[tuple[int, int]]:
+    def pop_exited(self) -> Iterator[tuple[int, int]]:
         """Yields (rank, exit code) of workers that exited since the last call; negative: killed by a signal."""
         for rank, worker in enumerate(self.workers):
             if worker.returncode is None and worker.poll() is not None:

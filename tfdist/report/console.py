@@ -78,7 +78,7 @@ class Console:
         """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""
         self.flush()
         if always or self.verbosity != "nothing":
-            for one in wrapped(text, self._columns()) if self.terminal else [text]:
+            for one in wrap(text, self._columns()) if self.terminal else [text]:
                 self._line(one)
 
     def parts(self, parts: Sequence[str], *, always: bool = False) -> None:
@@ -141,7 +141,7 @@ class Console:
             pass  # A full disk or a closed pipe must not stop the training.
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
     """Returns `text` in lines of at most `width` characters, divided between words; the others are indented.
 
     They begin below the second column of a text such as "config     configs/digits.py".

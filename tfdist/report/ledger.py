@@ -82,7 +82,7 @@ class Ledger:
         """Counts the time of a block, an execution of training steps, to "steps"; of the first to "compilation"."""
         return self.during("steps" if self.steps_done else "compilation")
 
-    def executed(self, step: int, steps: int, wait_seconds: float) -> None:
+    def note_execution(self, step: int, steps: int, wait_seconds: float) -> None:
         """Notes that an execution of `steps` steps has ended after `step`, in which so long was waited for data."""
         with self.lock:
             self._count()

@@ -61,7 +61,7 @@ class LineFormat:
         evaluation = dict(row.evaluation or {})
         both = {name: f"/{number(evaluation.pop(name))}" for name in row.values if name in evaluation}
         values = [f"{name} {number(value)}{both.get(name, '')}" for name, value in row.values.items()]
-        values += [*named(evaluation, "val_"), *(["best"] if row.best else [])]
+        values += [*name_values(evaluation, "val_"), *(["best"] if row.best else [])]
         add(lines, values, width, len(lines[-1]) + 2)
         details = [f"{row.left} left", *row.details] if clock and row.details else row.details
         add(lines, details, width, 2, new_line=True)
@@ -71,7 +71,7 @@ class LineFormat:
         return f"values     {'training/evaluation, ' if self.evaluates else ''}speed in {self.examples}/s"
 
 
-def named(values: Mapping[str, float], prefix: str = "") -> list[str]:
+def name_values(values: Mapping[str, float], prefix: str = "") -> list[str]:
     """Returns each value with its name: `loss 0.4321`."""
     return [f"{prefix}{name} {number(value)}" for name, value in values.items()]
 

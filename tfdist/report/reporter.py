@@ -148,7 +148,7 @@ class Reporter:
         }
         workers = {}
         if len(worker_shares) > 1:
-            shares = shares_lib.recorded(worker_shares)
+            shares = shares_lib.select_recorded(worker_shares)
             workers = {"worker_shares": shares, "slowest_worker": shares_lib.slowest(worker_shares)}
         rates |= {name: value for function in self.measured for name, value in function().items()}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
@@ -166,7 +166,7 @@ class Reporter:
             details=self._details(learning_rate, speed, shares) if self.verbose else (),
         )
         self._compare_with_guess(step, values.get("loss", 0.0), learning_rate)
-        parts = [*lines.named(values), f"{lines.rate(speed)} {self.console.line_format.examples}/s", *waiting]
+        parts = [*lines.name_values(values), f"{lines.rate(speed)} {self.console.line_format.examples}/s", *waiting]
         self.console.train(row, parts, step_seconds=seconds / max(1, steps))
 
     def _compare_with_guess(self, step: int, loss: float, learning_rate: float) -> None:
@@ -220,7 +220,7 @@ class Reporter:
             pending.evaluation, pending.best = values, best
             self.console.flush()
         elif self.console.verbosity == "all":
-            text = ["evaluation", f"step {step}", f"epoch {self._epoch(step):.4g}", *lines.named(values)]
+            text = ["evaluation", f"step {step}", f"epoch {self._epoch(step):.4g}", *lines.name_values(values)]
             text += [f"{num_examples:,} examples in {seconds:.3g} s", *(["best so far"] if best else [])]
             self.console.parts(text)
 
@@ -238,7 +238,7 @@ class Reporter:
                 self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
 
     def training_events(self, records: bytes) -> None:
-        """Writes records of `tensorboard_events.framed` beside the scalars of training, for TensorBoard."""
+        """Writes records of `tensorboard_events.frame` beside the scalars of training, for TensorBoard."""
         self._append_events(tensorboard_events.TRAIN, lambda: records)
 
     def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:

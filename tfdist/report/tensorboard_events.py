@@ -85,10 +85,10 @@ def open_event_file(directory: str, last_step: int | None, warn: Callable[[str],
     file = files.open_append_only(
         os.path.join(directory, f"events.out.tfevents.{timestamp}.{socket.gethostname()}.{os.getpid()}")
     )
-    file.append(framed(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")))
+    file.append(frame(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")))
     if last_step is not None:
         restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        file.append(framed(event_pb2.Event(wall_time=time.time(), step=last_step + 1, session_log=restart)))
+        file.append(frame(event_pb2.Event(wall_time=time.time(), step=last_step + 1, session_log=restart)))
     return file
 
 
@@ -152,7 +152,7 @@ def _scalars_record(step: int, scalars: dict[str, float]) -> bytes:
 
     # Not a tensor as tf.summary writes it: readers discard only simple_value after a restart.
     values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-    return framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
+    return frame(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
 
 
 def text_record(step: int, tag: str, text: str) -> bytes:
@@ -160,7 +160,7 @@ def text_record(step: int, tag: str, text: str) -> bytes:
     from tensorboard.compat.proto import event_pb2
     from tensorboard.plugins.text import summary_v2
 
-    return framed(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_v2.text_pb(tag, text)))
+    return frame(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_v2.text_pb(tag, text)))
 
 
 def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
@@ -182,10 +182,10 @@ def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) 
         event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"),
         event_pb2.Event(wall_time=time.time(), summary=summary_v2.hparams_pb(known)),
     ]
-    files.replace_file(os.path.join(directory, _HPARAMS), b"".join(map(framed, events)))
+    files.replace_file(os.path.join(directory, _HPARAMS), b"".join(map(frame, events)))
 
 
-def framed(event: Any) -> bytes:
+def frame(event: Any) -> bytes:
     """Returns the record of an event."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 

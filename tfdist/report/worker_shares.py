@@ -15,7 +15,7 @@ def slowest(worker_shares: Sequence[Shares]) -> int:
     return min(range(len(worker_shares)), key=lambda rank: worker_shares[rank][2])
 
 
-def recorded(worker_shares: Sequence[Shares]) -> list[list[float]]:
+def select_recorded(worker_shares: Sequence[Shares]) -> list[list[float]]:
     """Returns the shares of the workers, given in rank order, for metrics.jsonl.
 
     With more than `_MAX_WORKERS_RECORDED` workers: those of three workers, with the smallest, the median and the

@@ -101,7 +101,7 @@ def check_replicas(options: config_lib.ClusterOptions, env: Mapping[str, str]) -
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     if spec.num_workers > 1 or options.logical_devices > 1:
         return
-    gpus = () if options.gpus == 0 else worker_spec.select_gpus(range(len(host_gpus.assigned(env))), options.gpus)
+    gpus = () if options.gpus == 0 else worker_spec.select_gpus(range(len(host_gpus.assigned_gpus(env))), options.gpus)
     if len(gpus) < 2:
         raise ValueError(_ALONE)
 

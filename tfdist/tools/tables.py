@@ -11,7 +11,7 @@ from tfdist.report import files
 
 def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table as text: columns as wide as their entries, numbers aligned right, None as a dash."""
-    lines = [[str(word) for word in header], *[[shown(value) for value in row] for row in rows]]
+    lines = [[str(word) for word in header], *[[format_value(value) for value in row] for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     right = [all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(header))]
 
@@ -31,7 +31,7 @@ def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequenc
     files.replace_file(path, content.getvalue().encode())
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Returns a value as a table shows it: a number with four digits, None as a dash."""
     if value is None:
         return "-"

@@ -26,7 +26,7 @@ from tfdist.training.step.layers import statistics as find_statistics
 from tfdist.training.step.normalization import shard_present, synchronized_layers
 from tfdist.training.step.objective import ShardResult
 from tfdist.training.step.optimizer import (
-    methods_restored,
+    restore_methods,
     start_averages,
     step_count,
 )

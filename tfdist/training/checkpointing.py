@@ -205,7 +205,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     if bad := tools.not_finite():
         checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.feed.sizes.first_step
         steps = (min(checked + 1, state.step), state.step)
-        raise nonfinite.diverged(tools, f"{bad} after step {state.step}", steps)
+        raise nonfinite.make_diverged_error(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
         state.last_scheduled_step = state.step
     _record_metrics(run, state)
@@ -268,7 +268,7 @@ def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
     Raises:
         OSError: it could not be written.
     """
-    with tools.run.cluster.paused():
+    with tools.run.cluster.pause_timers():
         saved = tools.checkpointer is None or tools.checkpointer.wait()
     if not saved:
         left = directory.safe_state(tools.run.checkpoints)
@@ -278,7 +278,7 @@ def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
 def close(tools: LoopTools) -> None:
     """Closes the files of a run, however it ends; a checkpoint that is being written is completed first."""
     if tools.checkpointer is not None:
-        with tools.run.cluster.paused():
+        with tools.run.cluster.pause_timers():
             tools.checkpointer.wait()
     for extra in tools.extras:
         extra.close()

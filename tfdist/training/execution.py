@@ -72,7 +72,7 @@ class StepRunner:
             totals = self.run.context.execution_layout.to_dict(vector)
         self.seconds += replica_seconds.numpy()
         seconds = totals["seconds"] / self.run.cluster.num_replicas
-        self.length.measured(steps, seconds)
+        self.length.record(steps, seconds)
         if self.length.executions > 1:  # The first one compiles.
             self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
         return Execution(steps=steps, totals=totals)

@@ -39,7 +39,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
             print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
         return interruption.EXIT_STOPPED
     tools, state = checkpointing.open_run(run)
-    with ending.recorded(tools, state), bad_examples.explain_errors(run):
+    with ending.record_end(tools, state), bad_examples.explain_errors(run):
         for line in changes:
             tools.report.event(f"changed: config.{line}", state.step)
         data = start.hash_examples(run.feed.examples(start.EXAMPLES))
@@ -55,7 +55,7 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
     """Returns the exit code of `train`."""
     try:
         train_loop(tools, state)
-        with tools.run.cluster.paused():
+        with tools.run.cluster.pause_timers():
             end_run(tools, state)
         return 0
     except StopRequested:
@@ -84,7 +84,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.heartbeat(state.step)
-        tools.ledger.executed(state.step, execution.steps, seconds * (wait_share(run, execution.totals) or 0.0))
+        tools.ledger.note_execution(state.step, execution.steps, seconds * (wait_share(run, execution.totals) or 0.0))
         rolled_back = nonfinite.handle(tools, state, execution)
         if rolled_back:
             batches = run.feed.open_training(state.step, run.total_steps)

@@ -42,7 +42,7 @@ class ExecutionLength:
         """Returns the steps of the next execution, at most `max_steps`."""
         return max(1, min(self.steps, max_steps))
 
-    def measured(self, steps: int, seconds: float) -> None:
+    def record(self, steps: int, seconds: float) -> None:
         """Records that an execution of `steps` took `seconds`, a value that is equal on all workers."""
         self.executions += 1
         if self.executions > 1 and seconds > 0:

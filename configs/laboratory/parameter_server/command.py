@@ -77,7 +77,7 @@ def run() -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    malloc.keep_freed(flags.FLAGS["config"].value.cluster, os.environ)  # Before TensorFlow is imported and allocates.
+    malloc.keep_freed_memory(flags.FLAGS["config"].value.cluster, os.environ)  # Before TensorFlow allocates.
     process_exit.run_and_exit(run)
 
 
@@ -101,7 +101,7 @@ def start_tasks(
     reserved = local_workers.reserve_ports(1 + workers + servers)
     addresses = [f"localhost:{each.getsockname()[1]}" for each in reserved]
     cluster = {"chief": addresses[:1], "worker": addresses[1 : 1 + workers], "ps": addresses[1 + workers :]}
-    gpus = local_workers.divide_gpus(host_gpus.assigned(env), workers)
+    gpus = local_workers.divide_gpus(host_gpus.assigned_gpus(env), workers)
 
     def task(kind: str, index: int) -> dict[str, str]:
         config = {"cluster": cluster, "task": {"type": kind, "index": index}}

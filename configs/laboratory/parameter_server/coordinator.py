@@ -130,7 +130,7 @@ def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
         sums = _updates(tools, state, remote, batches)
         if not all(math.isfinite(value) for value in sums):
             text = f"The loss is {sums[0]} in updates {first + 1} to {state.step}"
-            raise nonfinite.diverged(tools, text, (first + 1, state.step))
+            raise nonfinite.make_diverged_error(tools, text, (first + 1, state.step))
         _copy(_variables(remote), run.variables)
         run.context.optimizer.iterations.assign(state.step)  # Simultaneous updates may be counted once.
         totals = dict(zip((*run.context.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}

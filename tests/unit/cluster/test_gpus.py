@@ -72,7 +72,7 @@ def test_the_table_of_nvidia_smi(nvidia_smi):
     assert (first.memory_mib, first.driver, first.compute_capability) == (81920, "550.54.15", (8, 0))
     assert (first.pcie_generation, first.pcie_width) == (4, 16)
     assert second.compute_capability is None and second.pcie_width == 0
-    assert host_gpus.listed() == ("GPU-aa", "GPU-bb")
+    assert host_gpus.list_gpus() == ("GPU-aa", "GPU-bb")
     assert host_gpus.parse_query("No devices were found\n") == ()
 
 

@@ -106,24 +106,24 @@ def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
 
 def test_the_time_of_a_pause_is_no_stall():
     monitor = make_monitor()
-    assert stall.stalled(monitor, 1e9) == ""
+    assert stall.describe_stall(monitor, 1e9) == ""
     monitor.own.last_execution = 1000.0
-    assert stall.stalled(monitor, 1600.0) == ""
-    assert stall.stalled(monitor, 1601.0).endswith("has not completed a step for 601.0 s (last step: 0)")
+    assert stall.describe_stall(monitor, 1600.0) == ""
+    assert stall.describe_stall(monitor, 1601.0).endswith("has not completed a step for 601.0 s (last step: 0)")
     monitor.own.last_pause = 1500.0
-    assert stall.stalled(monitor, 2100.0) == "" and stall.stalled(monitor, 2101.0)
+    assert stall.describe_stall(monitor, 2100.0) == "" and stall.describe_stall(monitor, 2101.0)
 
 
 def test_one_worker_is_stalled_only_within_a_call():
     """Outside of its calls it may be in a notebook, at the prompt, and nobody waits for it."""
     monitor = make_monitor(size=1)
     monitor.heartbeat(5)
-    assert stall.stalled(monitor, 1e9) == ""
+    assert stall.describe_stall(monitor, 1e9) == ""
     with monitor.in_collective("an execution"):
         since = monitor.own.collective[1]
-        assert stall.stalled(monitor, since + 599.0) == ""
-        assert stall.stalled(monitor, since + 601.0).endswith("not completed a step for 601.0 s (last step: 5)")
-    assert stall.stalled(monitor, 1e9) == ""
+        assert stall.describe_stall(monitor, since + 599.0) == ""
+        assert stall.describe_stall(monitor, since + 601.0).endswith("not completed a step for 601.0 s (last step: 5)")
+    assert stall.describe_stall(monitor, 1e9) == ""
 
 
 def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
@@ -131,11 +131,11 @@ def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
     monitor = make_monitor()
     with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
         since = monitor.own.collective[1]
-        assert stall.stalled(monitor, since + 3599.0) == ""
-        text = stall.stalled(monitor, since + 3601.0)
+        assert stall.describe_stall(monitor, since + 3599.0) == ""
+        text = stall.describe_stall(monitor, since + 3601.0)
         assert text.startswith("worker 0 (host n0, pid 10) has waited for all workers for 3601.0 s, in a broadcast")
         monitor.own.started = True  # Later, a worker may wait for the chief's callbacks for any time.
-        assert stall.stalled(monitor, since + 3601.0) == ""
+        assert stall.describe_stall(monitor, since + 3601.0) == ""
     assert monitor.own.collective is None
 
 

@@ -67,11 +67,11 @@ def test_other_gpus_have_their_own_advice():
     assert "pip install 'tensorflow[and-cuda]>=2.21,<2.22'" in machine.advice(X86, "nvidia")
     assert "no wheels for ppc64le" in machine.advice(Machine(architecture="ppc64le"), "nvidia")
     lumi = Machine(architecture="x86_64", gpus={"amd": 8}, site="LUMI")
-    assert "8 GPU(s) of AMD" in machine.unused(lumi) and "LUMI-G has MI250X" in machine.unused(lumi)
-    assert "plug-in, whose last release is for TensorFlow 2.15" in machine.unused(
+    assert "8 GPU(s) of AMD" in machine.unused_gpus(lumi) and "LUMI-G has MI250X" in machine.unused_gpus(lumi)
+    assert "plug-in, whose last release is for TensorFlow 2.15" in machine.unused_gpus(
         Machine(architecture="x86_64", gpus={"intel": 6})
     )
-    assert machine.unused(GH200) == ""
+    assert machine.unused_gpus(GH200) == ""
 
 
 def test_what_cannot_work_is_refused_before_tensorflow_is_imported():
@@ -88,7 +88,7 @@ def test_what_cannot_work_is_refused_before_tensorflow_is_imported():
 
 
 def test_this_machine_and_its_tensorflow_are_accepted():
-    found = machine.installed()
+    found = machine.package_versions()
     assert found["tensorflow"] == tf.__version__
     machine.check_before_import()
 

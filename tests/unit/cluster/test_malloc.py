@@ -13,8 +13,8 @@ PROGRAM = """
 import os, sys
 from tfdist import config
 from tfdist.cluster import malloc
-kept = malloc.keep_freed(config.ClusterOptions(keep_freed_memory=sys.argv[1] == "on"), os.environ)
-assert malloc.keep_freed(config.ClusterOptions(), os.environ) == kept
+kept = malloc.keep_freed_memory(config.ClusterOptions(keep_freed_memory=sys.argv[1] == "on"), os.environ)
+assert malloc.keep_freed_memory(config.ClusterOptions(), os.environ) == kept
 buffers = [bytearray(b"x") * 2**20 for _ in range(200)]
 del buffers
 print(kept, int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") // 2**20)

@@ -30,7 +30,7 @@ onednn._measure = lambda: json.loads(sys.argv[3])
 workdir = pathlib.Path(sys.argv[2]) if sys.argv[2] else None
 choice = onednn.choose(os.environ, workdir, measure=sys.argv[3] != "null")
 assert onednn.choose(os.environ) == onednn.current(os.environ) == choice
-with onednn.applied(os.environ):
+with onednn.apply_choice(os.environ):
     read_by_tensorflow = os.environ.get(onednn.VARIABLE)
 assert os.environ.get(onednn.VARIABLE) == os.environ.get("BEFORE")
 print(json.dumps([choice.enabled, read_by_tensorflow, choice.reason]))

@@ -89,7 +89,7 @@ def test_a_method_is_replaced_in_the_block_and_restored_where_it_was():
 
     for owner in (Base, Derived):
         before = dict(vars(owner))
-        with pytest.raises(KeyError), patching.replaced(owner, "double", tripled):
+        with pytest.raises(KeyError), patching.replace(owner, "double", tripled):
             assert Derived().double(5) == 15
             raise KeyError
         assert dict(vars(owner)) == before and Derived().double(5) == 10
@@ -97,7 +97,7 @@ def test_a_method_is_replaced_in_the_block_and_restored_where_it_was():
 
 def test_attributes_are_restored_whatever_the_block_did():
     one = types.SimpleNamespace(kept=1, changed=2, removed=3)
-    with patching.restored([one], ["changed", "removed", "added"]):
+    with patching.restore_after([one], ["changed", "removed", "added"]):
         patching.put(one, "changed", 5)
         patching.put(one, "added", 6)
         del one.removed

@@ -6,7 +6,7 @@ import types
 import keras
 import tensorflow as tf
 
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.keras_fit.script import model_methods
 
 
@@ -24,7 +24,7 @@ def test_auto_means_no_xla_on_machines_with_gpus(monkeypatch):
         return model.jit_compile
 
     assert compiled()
-    with replaced(keras.Model, "compile", model_methods.compile_without_xla):
+    with replace(keras.Model, "compile", model_methods.compile_without_xla):
         assert (compiled(), compiled(jit_compile=True)) == (False, True)
     assert compiled()
 
@@ -32,7 +32,7 @@ def test_auto_means_no_xla_on_machines_with_gpus(monkeypatch):
 def test_variables_are_replicated_after_clear_session():
     made = []
     cluster = types.SimpleNamespace(scope=functools.partial(tf.variable_creator_scope, _noted(made)))
-    with model_methods.distributed(cluster, None):
+    with model_methods.distribute_methods(cluster, None):
         tf.Variable(1.0)
         keras.utils.clear_session()
         tf.Variable(2.0)

@@ -650,7 +650,7 @@ def test_a_wide_line_is_divided_between_words_on_a_terminal(terminal):
         "short",
     ]
     text = "config.data.prepare: " + "word-word " * 20
-    lines = console.wrapped(text, 50)
+    lines = console.wrap(text, 50)
     assert max(map(len, lines)) <= 50 and "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(line.startswith("  word-word") for line in lines[1:])
 

@@ -42,7 +42,7 @@ def test_each_moment_has_one_cause(tmp_path):
             time.sleep(0.02)
             with book.during("checkpoints"):
                 time.sleep(0.01)
-    book.executed(9, 4, 0.005)
+    book.note_execution(9, 4, 0.005)
     book.enter("steps")
     time.sleep(0.02)
     assert book.finish("lost", "worker 1 is lost") and not book.finish("finished")

@@ -169,7 +169,7 @@ def test_recipes_are_rows_of_finished_runs(tmp_path):
     records.write_text(records.read_text().replace('"accuracy": 0.6, "best": false', '"accuracy": 0.7, "best": false'))
     runs, _ = find.read_all([tmp_path])
     rows = {row[0]: dict(zip(recipes.HEADER, row, strict=True)) for row in recipes.table(runs)}
-    assert list(rows) == recipes.shipped() and "mnist" in rows
+    assert list(rows) == recipes.shipped_names() and "mnist" in rows
     assert rows["mnist"]["last evaluation"] == "not run" and rows["mnist"]["runs"] is None
     digits = rows["digits"]
     assert digits["last evaluation"] == "accuracy 0.65 ± 0.071" and digits["runs"] == 2 and digits["replicas"] == 2

@@ -105,4 +105,4 @@ def test_a_pruner_sees_the_evaluations_of_running_runs(tmp_path):
         assert proposals.run_task(plan, tmp_path, index, watched(value)) == 0
     assert stopped == [False] * 5 + [True, False]
     assert [trial.state.name for trial in study.trials].count("PRUNED") == 1
-    assert list(proposals.pruned(tmp_path, plan).values()) == [2]
+    assert list(proposals.read_pruned(tmp_path, plan).values()) == [2]

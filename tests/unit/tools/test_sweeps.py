@@ -101,7 +101,8 @@ def test_the_machine_is_divided_among_the_runs(monkeypatch):
 @pytest.mark.unit
 def test_the_better_half_goes_on_and_the_decision_is_kept(tmp_path):
     values = {"a": 0.5, "b": 0.9, "c": None, "d": 0.9, "e": 0.1}
-    assert halving.kept(values, "max") == ["a", "b", "d"] and halving.kept(values, "min") == ["a", "b", "e"]
+    assert halving.better_half(values, "max") == ["a", "b", "d"]
+    assert halving.better_half(values, "min") == ["a", "b", "e"]
     plan = Plan(runs={name: {"seed": name} for name in values}, metric="accuracy", mode="max", prune=(2, 4))
     assert halving.stage(plan, tmp_path) == halving.Stage(names=tuple(values), epochs=2)
 
@@ -121,11 +122,11 @@ def test_the_better_half_goes_on_and_the_decision_is_kept(tmp_path):
     assert halving.stage(plan, tmp_path, decide=False).epochs == 2
     assert halving.stage(plan, tmp_path) == halving.Stage(names=("a", "b", "d"), epochs=4)  # which has failed.
     evaluated("e", 2, 1.0)  # What comes later changes nothing.
-    assert halving.pruned(plan, tmp_path) == {"c": 2, "e": 2}
+    assert halving.read_pruned(plan, tmp_path) == {"c": 2, "e": 2}
     for name, value in (("a", 0.99), ("b", 0.95), ("d", 0.9)):
         evaluated(name, 4, value)
     assert halving.stage(plan, tmp_path) == halving.Stage(names=("a", "b"))
-    assert halving.pruned(plan, tmp_path) == {"c": 2, "d": 4, "e": 2}
+    assert halving.read_pruned(plan, tmp_path) == {"c": 2, "d": 4, "e": 2}
 
 
 @pytest.mark.unit

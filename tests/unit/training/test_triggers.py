@@ -71,35 +71,35 @@ def test_step_numbers_of_long_runs():
 def test_calls_grow_by_leaps_at_most_to_the_time_that_is_asked_for():
     pace = ExecutionLength(2.0)
     assert pace.next_steps(1000) == 1
-    pace.measured(1, 7.0)  # The first call compiles: its time says nothing.
+    pace.record(1, 7.0)  # The first call compiles: its time says nothing.
     assert pace.next_steps(1000) == 1
-    pace.measured(1, 0.001)  # 2,000 steps would fit; one step says little.
+    pace.record(1, 0.001)  # 2,000 steps would fit; one step says little.
     assert pace.next_steps(1000) == 32
-    pace.measured(32, 0.032)
+    pace.record(32, 0.032)
     assert pace.next_steps(1000) == 1000  # The next boundary.
     assert pace.next_steps(10_000) == 1024
-    pace.measured(1024, 1.024)
+    pace.record(1024, 1.024)
     assert pace.next_steps(10_000) == 2000
 
 
 def test_calls_shrink_where_steps_become_slow():
     pace = ExecutionLength(2.0, steps=2000, executions=5)
-    pace.measured(2000, 20.0)
+    pace.record(2000, 20.0)
     assert pace.next_steps(10_000) == 200
-    pace.measured(200, 2000.0)
+    pace.record(200, 2000.0)
     assert pace.next_steps(10_000) == 1
-    pace.measured(1, 100.0)
+    pace.record(1, 100.0)
     assert pace.next_steps(10_000) == 1  # At least one step, even a slow one.
 
 
 def test_a_clock_that_says_nothing_changes_nothing():
     pace = ExecutionLength(2.0, steps=16, executions=5)
-    pace.measured(16, 0.0)
+    pace.record(16, 0.0)
     assert pace.next_steps(100) == 16
 
 
 def test_a_boundary_close_by_does_not_shorten_the_calls_after_it():
     pace = ExecutionLength(1.0, steps=100, executions=5)
     assert pace.next_steps(3) == 3
-    pace.measured(3, 0.03)
+    pace.record(3, 0.03)
     assert pace.next_steps(1000) >= 90

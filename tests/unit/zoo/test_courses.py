@@ -132,7 +132,7 @@ def test_a_recipe_makes_the_steps_of_its_page(
     config.learning_rate.reference_batch_size = batch
     config.data.source = {"target": "tfdist.zoo.sources:synthetic", "shape": shape, "num_examples": steps * batch}
     config.data.evaluation_split = None
-    config.data.pipeline = "stream"  # The order of `order.permuted`; tests/workers/test_pipelines.py compares both.
+    config.data.pipeline = "stream"  # The order of `order.permute`; tests/workers/test_pipelines.py compares both.
     config.checkpoint.best_metric = None
     config.train.epochs, config.train.steps = None, steps
     config.report.tensorboard, config.report.every.epochs = False, 1
@@ -150,7 +150,7 @@ def test_a_recipe_makes_the_steps_of_its_page(
 
     ids = tf.range(steps * batch, dtype=tf.int64)
     if config.data.shuffle:
-        ids = order.permuted(ids, tf.constant(0, tf.int64), seed=config.seed, num_examples=steps * batch)
+        ids = order.permute(ids, tf.constant(0, tf.int64), seed=config.seed, num_examples=steps * batch)
     data = sources.synthetic("train", shape=shape, num_examples=steps * batch).read(ids)
     images = tf.image.resize(data["image"], size) if smaller else data["image"]
     images, labels = tf.cast(images, tf.float32).numpy(), data["label"].numpy()

@@ -32,13 +32,13 @@ class HostGpu:
     pcie_width: int = 0
 
 
-def assigned(env: Mapping[str, str]) -> tuple[str, ...]:
+def assigned_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     """Returns names of this machine's GPUs: the entries of CUDA_VISIBLE_DEVICES, or the UUIDs of `nvidia-smi -L`."""
     visible = worker_spec.cuda_devices(env)
-    return listed() if visible is None else visible
+    return list_gpus() if visible is None else visible
 
 
-def listed() -> tuple[str, ...]:
+def list_gpus() -> tuple[str, ...]:
     """Returns the UUIDs of `nvidia-smi -L`; () without the program or a GPU."""
     return parse_list(_nvidia_smi("-L") or "")
 

@@ -43,7 +43,7 @@ def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
     """Returns this machine; `root`: the folder of proc and sys."""
     gpus: dict[str, int] = {}
     folder = root / "proc" / "driver" / "nvidia" / "gpus"
-    nvidia = len(host_gpus.listed()) or (len(list(folder.iterdir())) if folder.is_dir() else 0)
+    nvidia = len(host_gpus.list_gpus()) or (len(list(folder.iterdir())) if folder.is_dir() else 0)
     if nvidia:
         gpus["nvidia"] = nvidia
     for device in sorted((root / "sys" / "bus" / "pci" / "devices").glob("*")):
@@ -70,7 +70,7 @@ def advice(machine: Machine, maker: str) -> str:
     return f"{_KNOWN['sites'][machine.site]['advice']} {text}" if machine.site else text
 
 
-def unused(machine: Machine) -> str:
+def unused_gpus(machine: Machine) -> str:
     """Returns a note about GPUs of AMD and Intel, which TensorFlow's wheels do not use; "" without such GPUs."""
     makers = {"amd": "AMD", "intel": "Intel"}
     found = [(maker, machine.gpus[maker]) for maker in makers if machine.gpus.get(maker)]
@@ -111,11 +111,11 @@ def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:
 def check_before_import() -> None:
     """Exits with a message if TensorFlow cannot be imported on this machine, or is too old for tfdist."""
     here = Machine(architecture=platform.machine(), processor_flags=onednn.read_processor().flags)
-    if text := refusal(here, installed()):
+    if text := refusal(here, package_versions()):
         sys.exit(f"tfdist: {text}.")
 
 
-def installed() -> dict[str, str | None]:
+def package_versions() -> dict[str, str | None]:
     """Returns the versions of TensorFlow and Keras without an import; None: not installed, "": not known."""
     return {name: _version(name) for name in ("tensorflow", "keras")}
 

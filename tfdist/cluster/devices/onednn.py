@@ -97,7 +97,7 @@ def choose(env: Mapping[str, str], workdir: Path | None = None, *, measure: bool
 
 def _decide(env: Mapping[str, str], workdir: Path | None, measure: bool) -> Choice:
     processor = read_processor()
-    saved = _saved(workdir, processor)
+    saved = _read_choice(workdir, processor)
     if VARIABLE not in env:
         return saved or _of(processor, measure)
     choice = Choice(_is_true(env[VARIABLE]), f"{VARIABLE}={env[VARIABLE]}")
@@ -107,7 +107,7 @@ def _decide(env: Mapping[str, str], workdir: Path | None, measure: bool) -> Choi
 
 
 @contextlib.contextmanager
-def applied(env: MutableMapping[str, str]) -> Iterator[None]:
+def apply_choice(env: MutableMapping[str, str]) -> Iterator[None]:
     """In the block, `env` says what was chosen: TensorFlow reads it at its import, and child processes choose anew."""
     choice = choose(env)
     if VARIABLE in env or choice.enabled == read_processor().on_by_default:
@@ -148,7 +148,7 @@ def _is_true(value: str) -> bool:
     return value.strip().lower() in ("1", "true")
 
 
-def _saved(workdir: Path | None, processor: Processor) -> Choice | None:
+def _read_choice(workdir: Path | None, processor: Processor) -> Choice | None:
     """Returns the choice of the run in `workdir`; None if there is none."""
     if workdir is None:
         return None

@@ -44,7 +44,7 @@ def check(
     hosts = dict.fromkeys(hostlist.split_address(address)[0] for address in (*spec.addresses, *spec.chiefs))
     unknown, end = list(hosts), time.monotonic() + seconds
     while unknown:
-        unknown = _unresolved(unknown, look_up, end - time.monotonic())
+        unknown = _unresolved_names(unknown, look_up, end - time.monotonic())
         if not unknown or time.monotonic() + _PAUSE > end:
             break
         time.sleep(_PAUSE)
@@ -70,7 +70,7 @@ _ORIGIN = {
 }
 
 
-def _unresolved(hosts: list[str], look_up: Callable[..., Any], seconds: float) -> list[str]:
+def _unresolved_names(hosts: list[str], look_up: Callable[..., Any], seconds: float) -> list[str]:
     """Returns those of `hosts` that surely have no address."""
 
     def fails(host: str) -> bool:

@@ -54,7 +54,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
     worker_spec.need(env, names, "An MPI launcher started this process")
     own_rank, size, local_rank, local_size = (worker_spec.integer(env, name) for name in names)
     if not (own_rank < size and local_rank < local_size <= size):
-        raise ValueError(f"The MPI launcher's variables are inconsistent. {worker_spec.received(env, names)}")
+        raise ValueError(f"The MPI launcher's variables are inconsistent. {worker_spec.say_received(env, names)}")
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
         # On one host, the ranks' parent is mpirun or its daemon; over several hosts, only the batch job is common.

@@ -29,13 +29,13 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     except OSError as error:
         raise ValueError(
             f"PBS_NODEFILE cannot be read ({error.strerror}): PBS may write it on the first host only. Copy it to a "
-            f"shared directory and set PBS_NODEFILE to the copy. {worker_spec.received(env, _VARIABLES)}"
+            f"shared directory and set PBS_NODEFILE to the copy. {worker_spec.say_received(env, _VARIABLES)}"
         ) from None
     rank = worker_spec.integer(env, "PBS_NODENUM")
     if rank >= len(hosts):
         raise ValueError(
             f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task a host, with pbsdsh -u. "
-            f"{worker_spec.received(env, _VARIABLES)}"
+            f"{worker_spec.say_received(env, _VARIABLES)}"
         )
     port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([env["PBS_JOBID"]]), at_least=1)
     return WorkerSpec(

@@ -56,7 +56,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     if len(nodes) != len(counts) or sum(counts) != num_workers or not rank < num_workers or not node < len(nodes):
         raise ValueError(
             "Slurm's variables are inconsistent (job steps that span het groups, srun --het-group=0,1, are not "
-            f"supported). {worker_spec.received(env, _STEP_VARIABLES)}"
+            f"supported). {worker_spec.say_received(env, _STEP_VARIABLES)}"
         )
     number = worker_spec.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * worker_spec.integer(env, "SLURM_STEP_ID")
     number += _BLOCKS_PER_RESTART * int(env.get("SLURM_RESTART_COUNT") or 0)
@@ -147,7 +147,7 @@ def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequenc
         raise ValueError(
             f"Rank {rank} should be task {index} of node {expected} ({nodes[expected]}), according to the step's host "
             f"list and distribution, but Slurm placed it elsewhere. Specify the distribution: srun -m block, cyclic "
-            f"or plane=<size>. {worker_spec.received(env, (*_STEP_VARIABLES, *names))}"
+            f"or plane=<size>. {worker_spec.say_received(env, (*_STEP_VARIABLES, *names))}"
         )
 
 

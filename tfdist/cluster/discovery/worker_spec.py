@@ -125,7 +125,7 @@ def need(env: Mapping[str, str], names: Sequence[str], why: str) -> None:
     if missing:
         raise ValueError(
             f"{why}, but these variables are not set: {', '.join(missing)}. Pass the launcher's variables to the "
-            f"process (a container or shell may have removed them). {received(env, names)}"
+            f"process (a container or shell may have removed them). {say_received(env, names)}"
         )
 
 
@@ -136,6 +136,6 @@ def integer(env: Mapping[str, str], name: str) -> int:
     return int(env[name])
 
 
-def received(env: Mapping[str, str], names: Sequence[str]) -> str:
+def say_received(env: Mapping[str, str], names: Sequence[str]) -> str:
     """Returns the end of a message: those of `names` that are set, with their values."""
     return "Received: " + ", ".join(f"{name}={env[name]}" for name in dict.fromkeys(names) if name in env)

@@ -177,7 +177,7 @@ async def _watch(monitor: HeartbeatMonitor) -> None:
             peer_loss.declare_lost(monitor, text)
         elif text := stall.left_behind(monitor, now):
             peer_loss.declare_lost(monitor, text, restart_helps=False)
-        elif text := stall.stalled(monitor, now):
+        elif text := stall.describe_stall(monitor, now):
             peer_loss.declare_lost(monitor, text, stacks=True)
 
 
@@ -196,7 +196,7 @@ async def _query_watchdogs(monitor: HeartbeatMonitor) -> None:
     while peer_loss.is_registered(monitor):
         await asyncio.sleep(min(_INTERVAL_SECONDS, half / 2))
         limit = time.monotonic() - half
-        silent = [rank for rank in peer_loss.connected(monitor) if monitor.peers[rank].last_heartbeat < limit]
+        silent = [rank for rank in peer_loss.connected_ranks(monitor) if monitor.peers[rank].last_heartbeat < limit]
         await asyncio.gather(*(query(rank) for rank in silent if "watchdog_port" in monitor.members[rank]))
 
 

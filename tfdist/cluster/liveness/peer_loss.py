@@ -47,7 +47,7 @@ class Peer:
     step: int | None = None
     # The call in which it waits for all others, in words, and the seconds since; None: it is in no such call.
     waits: tuple[str, float] | None = None
-    # True if it is in a block of `HeartbeatMonitor.paused`, or, from the chief, if any worker is.
+    # True if it is in a block of `HeartbeatMonitor.pause_timers`, or, from the chief, if any worker is.
     paused: bool = False
     # When its watchdog process confirmed that it is running although it sends no heartbeats.
     last_alive: float = 0.0
@@ -108,7 +108,7 @@ class HeartbeatMonitor:
         self.own.last_execution = None
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause_timers(self) -> Iterator[None]:
         """Stops the stall timers of all workers in a block that may take any time, such as a callback or a save."""
         self.own.pauses += 1
         try:
@@ -240,7 +240,7 @@ def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
         monitor.all_finished.set()  # From now on the process may exit.
 
 
-def connected(monitor: HeartbeatMonitor) -> set[int]:
+def connected_ranks(monitor: HeartbeatMonitor) -> set[int]:
     """Returns the ranks of the workers to which there is a connection."""
     return {rank for rank, peer in monitor.peers.items() if peer.channel is not None}
 
@@ -338,7 +338,7 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
     await_writers()
     # A worker that has not read the message would lose it with the connection, and name the chief.
     limit = time.monotonic() + min(_READING_SECONDS, len(monitor.members) / _READERS_PER_SECOND)
-    while monitor.rank == 0 and connected(monitor) - monitor.timed_out and time.monotonic() < limit:
+    while monitor.rank == 0 and connected_ranks(monitor) - monitor.timed_out and time.monotonic() < limit:
         time.sleep(0.1)
     if _claim(monitor, "heartbeat"):
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""

@@ -7,12 +7,13 @@ from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 
-def stalled(monitor: HeartbeatMonitor, now: float) -> str:
+def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message if this worker has not completed an execution in time; "" otherwise.
 
     The timer starts with the end of the previous execution; before the first one, with the first call that waits for
-    all workers. Time in which any worker is in a block of `paused` does not count. If there is only one worker, its
-    time outside of these calls does not count either: nobody waits for it, and it may be in a notebook or a debugger.
+    all workers. Time in which any worker is in a block of `pause_timers` does not count. If there is only one worker,
+    its time outside of these calls does not count either: nobody waits for it, and it may be in a notebook or in a
+    debugger.
     """
     options, name = monitor.options, peer_loss.worker_name(monitor, monitor.rank)
     collective, last = monitor.own.collective, monitor.own.last_execution

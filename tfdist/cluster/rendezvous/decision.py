@@ -57,7 +57,7 @@ def decide(
     """
     requests = {rank: report["stopped"] for rank, report in reports.items() if report.get("stopped")}
     if requests:
-        return stopped(requests, addresses)
+        return decide_stop(requests, addresses)
     failed = {rank: report["failed"] for rank, report in reports.items() if report["failed"]}
     if failed:
         return failure(failed, addresses, port_in_use=all(reports[rank].get("port_in_use") for rank in failed))
@@ -90,7 +90,7 @@ def decide(
     return {"members": members}
 
 
-def stopped(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
+def decide_stop(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
     """The decision after stop requests; `requests`: rank -> reason, such as "SIGTERM"."""
     who = ", ".join(f"{reason} to {worker_name(rank, addresses)}" for rank, reason in sorted(requests.items()))
     return _error(interruption.StopError, f"stopped by {who} before training started", [])
@@ -113,7 +113,7 @@ def missing(absent: Mapping[int, str], addresses: Sequence[str], seconds: float)
     ) | {"missing": sorted(absent)}
 
 
-def awaited(absent: Mapping[int, str], size: int, addresses: Sequence[str], seconds: float) -> str:
+def describe_awaited(absent: Mapping[int, str], size: int, addresses: Sequence[str], seconds: float) -> str:
     """Returns the line that says which workers are missing so far; rank -> reason, "" if it is not known yet."""
     which = (
         _ranks(sorted(absent)) if len(absent) > 1 and not addresses else "; ".join(_with_reasons(absent, addresses, 3))

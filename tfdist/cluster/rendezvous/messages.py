@@ -18,7 +18,7 @@ _LONGEST_TEXT = 65_536
 _LONGEST_HOST = 255
 
 
-def addressed(body: bytes, rank: int) -> bytes:
+def add_receiver(body: bytes, rank: int) -> bytes:
     """Adds the receiver's rank to the encoding of a message."""
     return b'{"to": %d, ' % rank + body.removeprefix(b"{")
 

@@ -88,7 +88,7 @@ def rendezvous(
     me = {"host": socket.gethostname(), "pid": os.getpid(), "metadata": dict(metadata or {})}
     if spec.num_workers == 1:
         if stop.reason is not None:
-            decision.members_or_raise(decision.stopped({0: stop.reason}, spec.addresses))
+            decision.members_or_raise(decision.decide_stop({0: stop.reason}, spec.addresses))
         address = (spec.addresses or ("localhost",))[0]
         return [{"rank": 0, "address": address, "host": me["host"], "pid": me["pid"], **me["metadata"]}]
     me |= {"must_match": dict(must_match), "exclusive": list(exclusive)}
@@ -170,7 +170,7 @@ async def _say_awaited(state: RendezvousState) -> None:
         if spec.rank == 0 and not state.addresses:
             absent = dict.fromkeys(set(range(1, spec.num_workers)) - set(state.received.arrivals), "no message yet")
         if absent and not state.over:
-            line = decision.awaited(absent, spec.num_workers, state.addresses, state.seconds)
+            line = decision.describe_awaited(absent, spec.num_workers, state.addresses, state.seconds)
             print(f"tfdist: {line}", file=sys.stderr, flush=True)
 
 
@@ -179,17 +179,17 @@ async def _stop(state: RendezvousState) -> None:
     rank = state.spec.rank
     limit = protocol.now() + _FAREWELL_SECONDS
 
-    def decided() -> bool:
+    def has_decision() -> bool:
         return state.decision is not None
 
-    while rank and state.addresses and not decided() and protocol.now() < limit:
+    while rank and state.addresses and not has_decision() and protocol.now() < limit:
         with contextlib.suppress(rpc.UnreachableError):
             await protocol.call(state, 0, protocol.report(state))
-            await protocol.until(state, decided, protocol.now() + _DECISION_SECONDS)
+            await protocol.until(state, has_decision, protocol.now() + _DECISION_SECONDS)
             break
-        await protocol.until(state, decided, protocol.now() + 0.2)
-    if rank == 0 or not decided():
-        state.decision = decision.stopped({rank: state.stopped}, state.addresses)
+        await protocol.until(state, has_decision, protocol.now() + 0.2)
+    if rank == 0 or not has_decision():
+        state.decision = decision.decide_stop({rank: state.stopped}, state.addresses)
 
 
 async def _run_rank_0(state: RendezvousState) -> None:

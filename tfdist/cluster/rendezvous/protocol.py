@@ -160,7 +160,7 @@ async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False,
         while rank in pending and now() < limit:
             async with gate:
                 with contextlib.suppress(rpc.UnreachableError):
-                    reply = await rpc.request(addresses[rank], messages.addressed(body, rank), state.keys, attempt)
+                    reply = await rpc.request(addresses[rank], messages.add_receiver(body, rank), state.keys, attempt)
                     verify(state, reply, rank)
                     pending.remove(rank)
             if not insist and rank not in known:
@@ -185,14 +185,14 @@ async def connect(state: RendezvousState) -> None:
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
     stop = False
 
-    def finished() -> bool:
+    def is_over() -> bool:
         return bool(stop or not state.unreached or state.failed or state.over or now() >= state.deadline)
 
     async def reach(rank: int) -> None:
         nonlocal stop
         pause, wrong_peer, wrong_peer_since = 0.1, "", 0.0
         # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs its own end condition.
-        while rank in state.unreached and not finished():
+        while rank in state.unreached and not is_over():
             try:
                 if own and rank not in (0, own):
                     async with gate:
@@ -223,7 +223,7 @@ async def connect(state: RendezvousState) -> None:
     ranks = dict.fromkeys([0, own, *reachability.partners(own, size)]) if own else range(size)
     state.unreached = dict.fromkeys(ranks, "")
     tasks = [asyncio.ensure_future(reach(rank)) for rank in ranks]
-    await until(state, finished, state.deadline)
+    await until(state, is_over, state.deadline)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -57,7 +57,7 @@ class Channel:
         """Sends a message: a JSON object, or its encoding. Does not block or raise."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         length, digest = str(len(body)).encode(), hashlib.sha256(body).hexdigest().encode()
-        signatures = self.keys.sign(self._signed(self.is_server, self.sent, length, digest))
+        signatures = self.keys.sign(self._to_sign(self.is_server, self.sent, length, digest))
         nonce = b"" if self.is_server or self.sent else self.client_nonce + b" "
         self.sent += 1
         self.writer.write(nonce + b" ".join((length, digest, signatures)) + b"\n" + body)
@@ -84,7 +84,7 @@ class Channel:
             raise ValueError("not a header")
         self.client_nonce = match[1] or self.client_nonce
         length, digest, signatures = match[2], match[3], match[4]
-        if not self.keys.verify(self._signed(not self.is_server, self.received, length, digest), signatures):
+        if not self.keys.verify(self._to_sign(not self.is_server, self.received, length, digest), signatures):
             if self.is_server:
                 self.writer.write(_REFUSED)
             raise ValueError("signed with another key")
@@ -103,7 +103,7 @@ class Channel:
             raise ValueError("not a JSON object")
         return message
 
-    def _signed(self, by_server: bool, number: int, length: bytes, digest: bytes) -> bytes:
+    def _to_sign(self, by_server: bool, number: int, length: bytes, digest: bytes) -> bytes:
         parts = (b"server" if by_server else b"client", self.server_nonce, self.client_nonce, str(number).encode())
         return b" ".join((_GREETING.strip(), *parts, length, digest))
 

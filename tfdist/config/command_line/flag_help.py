@@ -30,11 +30,11 @@ def text(purpose: str, usage: str, run_flags: Sequence[str] = ()) -> str:
     own = own_flags()
     of_run = [name for name in run_flags if name in own]
     others = [name for name in own if name not in of_run]
-    lines = [f"usage: {usage}", "", *_wrapped(purpose)]
+    lines = [f"usage: {usage}", "", *_wrap(purpose)]
     if of_run:
-        lines += ["", "the run:", *_described(of_run)]
+        lines += ["", "the run:", *_describe(of_run)]
     if others:
-        lines += ["", "options:" if of_run else "flags:", *_described(others)]
+        lines += ["", "options:" if of_run else "flags:", *_describe(others)]
     stack = _row("--verbosity=1", "Shows the stack of an error as well.")
     return "\n".join([*lines, "", *_row("-h, --help", "Prints this text."), *stack])
 
@@ -48,7 +48,7 @@ def own_flags() -> list[str]:
     return names
 
 
-def _wrapped(paragraphs: str) -> list[str]:
+def _wrap(paragraphs: str) -> list[str]:
     lines = []
     for paragraph in paragraphs.strip().split("\n\n"):
         indented = paragraph.startswith(" ")
@@ -56,7 +56,7 @@ def _wrapped(paragraphs: str) -> list[str]:
     return lines[1:]
 
 
-def _described(names: Sequence[str]) -> list[str]:
+def _describe(names: Sequence[str]) -> list[str]:
     lines = []
     for flag in (flags.FLAGS[name] for name in names):
         lines += _row(_form(flag), _meaning(flag))
@@ -126,10 +126,10 @@ def _leaves(name: str, value: Any) -> Iterator[str]:
         for key, item in value.items():
             yield from _leaves(f"{name}.{key}", item)
     else:
-        yield f"  --config.{name}={_shown(value)}"
+        yield f"  --config.{name}={_show(value)}"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else repr(value)

@@ -75,7 +75,7 @@ def complete(words: Sequence[str]) -> list[str]:
     saved config. `--epochs=5` is `--config.train.epochs=5`, in the place of a number of steps. Old names of fields
     become the new.
     """
-    words = _with_long_epochs([_renamed(word) for word in words])
+    words = _with_long_epochs([_new_name(word) for word in words])
     if path := config_path(words):
         found = configs.find(path)
         return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in words]
@@ -104,7 +104,7 @@ def _with_long_epochs(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _renamed(word: str) -> str:
+def _new_name(word: str) -> str:
     for old, new in schema.RENAMED.items():
         if re.match(rf"--?(no)?config\.{old}\b", word):
             print(f"tfdist: config.{old} is now config.{new}: change the name.", file=sys.stderr)

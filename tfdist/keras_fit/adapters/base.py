@@ -147,7 +147,7 @@ class RandomAccessAdapter:
         if self.num_examples % self.batch_size == 0 and self.batch_size % num_replicas == 0:
             positions = tf.ensure_shape(positions, [self.batch_size // num_replicas])
         if self.shuffle:
-            positions = order.permuted(positions, epoch, seed=self.seed, num_examples=self.num_examples)
+            positions = order.permute(positions, epoch, seed=self.seed, num_examples=self.num_examples)
         return positions, count, total
 
 
@@ -249,13 +249,13 @@ class BatchAdapter:
 
             return tf.data.Dataset.range(shard.local_replicas).map(load)
 
-        def finished(element: dict[str, Any]) -> dict[str, Any]:
+        def finish_element(element: dict[str, Any]) -> dict[str, Any]:
             return element | {"data": self.finish(element["data"])}
 
         elements = self.stream(start, stop).flat_map(shards)
         if self.finish is not None:
-            finished = tf.autograph.experimental.do_not_convert(finished)
-            elements = elements.map(finished, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            finish_element = tf.autograph.experimental.do_not_convert(finish_element)
+            elements = elements.map(finish_element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return read_ahead.prefetch(self._endless(elements), rows=rows, local_replicas=shard.local_replicas)
 
     def _endless(self, elements: tf.data.Dataset) -> tf.data.Dataset:

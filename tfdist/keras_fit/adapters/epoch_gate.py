@@ -93,7 +93,7 @@ class EpochGate:
         with self._changed:
             return self._first.get(self.epoch, summary([]))
 
-    def watched(self, dataset: tf.data.Dataset, start: int) -> tf.data.Dataset:
+    def watch(self, dataset: tf.data.Dataset, start: int) -> tf.data.Dataset:
         """Returns `dataset`, the batches from step `start` on, read epoch by epoch."""
 
         def at_epoch(step: tf.Tensor, function: Any, *parts: Any) -> tf.Tensor:
@@ -102,22 +102,22 @@ class EpochGate:
 
             return tf.cond(tf.equal(step % self._steps, 0), call, lambda: step)
 
-        def waited(step: np.int64) -> np.int64:
+        def wait_for_epoch(step: np.int64) -> np.int64:
             if not self.wait(step):
                 raise StopIteration
             return step
 
-        def noted(step: np.int64, *parts: np.ndarray) -> np.int64:
+        def note_batch(step: np.int64, *parts: np.ndarray) -> np.int64:
             self.look(step, parts)
             return step
 
         def look(step: tf.Tensor, batch: Any) -> Any:
-            at_epoch(step, noted, *tf.nest.flatten(batch, expand_composites=True))
+            at_epoch(step, note_batch, *tf.nest.flatten(batch, expand_composites=True))
             return batch
 
         convert = tf.autograph.experimental.do_not_convert
         numbers = tf.data.Dataset.range(start, np.iinfo(np.int64).max)
-        numbers = numbers.map(convert(lambda step: at_epoch(step, waited)))
+        numbers = numbers.map(convert(lambda step: at_epoch(step, wait_for_epoch)))
         # The number is taken first.
         found = tf.data.Dataset.zip((numbers, dataset)).map(convert(look))
         if not self.holds:

@@ -246,7 +246,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     def passes(start: int, stop: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
         found = all_passes(start, stop, dataset)
-        return found if gate is None else gate.watched(found, start)
+        return found if gate is None else gate.watch(found, start)
 
     def all_passes(start: int, stop: int, dataset: tf.data.Dataset) -> tf.data.Dataset:
         # All passes are equal: finished ones are not read again.
@@ -261,7 +261,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         passes = length and shuffle_passes.of_keras(steps, length, two_per_epoch=two_per_epoch)
         shuffles.add(passes, ended_early=ended_early)
 
-    def sharded(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
+    def shard_steps(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         return rebuild_pipeline.shard_elements(
             parts, lambda raw: passes(start, stop, raw), shard, lambda rows: base.finish(rows, options)
         )
@@ -275,7 +275,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         smallest_batch=static or 1,
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
-        sharded=None if parts is None else sharded,
+        shard_steps=None if parts is None else shard_steps,
         stops=stops,
         count_passes=count_passes if stops else None,
         order_unknown=order_unknown,

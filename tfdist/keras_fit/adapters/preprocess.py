@@ -29,7 +29,7 @@ def function_of(model: keras.Model) -> Callable[..., Any] | None:
 
 
 @contextlib.contextmanager
-def assume_applied() -> Iterator[None]:
+def assume_preprocessing() -> Iterator[None]:
     """Takes the data of `fit`, `evaluate` and `predict` as preprocessed."""
     token = _applied.set(True)
     try:

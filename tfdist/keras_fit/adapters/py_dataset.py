@@ -50,7 +50,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         epoch, index = step // length, step % length
         if not options.shuffle:
             return index
-        return order.permuted(index[tf.newaxis], epoch, seed=options.seed, num_examples=length)[0]
+        return order.permute(index[tf.newaxis], epoch, seed=options.seed, num_examples=length)[0]
 
     def call(read: Callable[..., Any], step: tf.Tensor, *rows: tf.Tensor) -> tuple:
         flat = tf.numpy_function(read, [step, place(step), *rows], [one.dtype for one in tf.nest.flatten(spec)])
@@ -63,7 +63,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         load = tf.autograph.experimental.do_not_convert(lambda step: call(batches.read, step))
         return numbers.map(load, num_parallel_calls=batches.num_parallel_calls, deterministic=True)
 
-    def sharded(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
+    def shard_steps(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
             total = tf.ensure_shape(tf.numpy_function(batches.num_rows, [step, place(step)], tf.int64), [])
@@ -84,7 +84,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         smallest_batch=1,
         sample=lambda: base.name_columns(_numpy_batch(samples[0])),
         resume_caveat=batches.resume_caveat(),
-        sharded=sharded if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
+        shard_steps=shard_steps if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
         stops=True,
         epoch_hooks=base.EpochHooks(data.on_epoch_begin, data.on_epoch_end),
         first_nonfinite=batches.watch.first if batches.epoch_hooks else None,
@@ -189,7 +189,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
     spec = data_adapter_utils.get_tensor_spec(samples)
     watch, gate = _NonfiniteBatches(), EpochGate(steps)
 
-    def watched() -> Iterator[Any]:
+    def read_and_watch() -> Iterator[Any]:
         batches = itertools.chain(samples, map(_numpy_batch, generator))
         for step in itertools.count():
             batch = next(batches, None) if gate.wait(step) else None
@@ -199,7 +199,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
             gate.look(step, keras.tree.flatten(batch))
             yield batch
 
-    batches = watched()
+    batches = read_and_watch()
     dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
     dataset = dataset.map(lambda *parts: base.finish(parts, options))
     waiting = tf.data.Options()

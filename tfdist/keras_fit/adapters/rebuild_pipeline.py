@@ -137,22 +137,22 @@ def shard_elements(
             }
         )
 
-    def mapped(row: dict[str, Any]) -> dict[str, Any]:
+    def map_row(row: dict[str, Any]) -> dict[str, Any]:
         flat = tf.nest.flatten(row["data"])
         for function in parts.maps:
             flat = function(*flat)
             flat = [flat] if tf.is_tensor(flat) else list(flat)
         return row | {"data": structure.from_tensor_list(parts.mapped_spec, flat)}
 
-    def joined(group: dict[str, Any]) -> dict[str, Any]:
+    def join(group: dict[str, Any]) -> dict[str, Any]:
         count, total = group["count"][0], group["total"][0]
         data = tf.nest.map_structure(lambda part: part[: tf.maximum(count, 1)], group["data"])
         return {"data": finish(data), "count": count, "total": total}
 
     own_rows = stream(parts.batches).flat_map(tf.autograph.experimental.do_not_convert(rows))
-    mapped, joined = tf.autograph.experimental.do_not_convert(mapped), tf.autograph.experimental.do_not_convert(joined)
-    own_rows = own_rows.map(mapped, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return own_rows.batch(most, drop_remainder=True).map(joined)
+    map_row, join = tf.autograph.experimental.do_not_convert(map_row), tf.autograph.experimental.do_not_convert(join)
+    own_rows = own_rows.map(map_row, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return own_rows.batch(most, drop_remainder=True).map(join)
 
 
 def _is_pure(graph: tf.Graph) -> bool:

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.own_step import eager_steps, replica_step
@@ -71,7 +71,7 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         zero = tf.zeros([], tf.int64)
         rows = Rows(low=zero, count=zero + 1, total=zero + 1, most=1, replicas=cluster.num_replicas)
         step = ReplicaStep(rows=rows, apply=apply, without_effect=True)
-        with replica_step.tracing(step), _results_noted(model) as noted:
+        with replica_step.tracing(step), _note_results(model) as noted:
             values = _flat(function(data), f"{type(model).__name__}.{name}")
         found.extend((values, noted))
 
@@ -119,16 +119,16 @@ def _flat(values: Any, step: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ValueError(f"{step} must return a dict of scalars by name. Received: {type(values).__name__}")
-    return compiled_model.flat(_sorted(values))
+    return compiled_model.flat(_sort_names(values))
 
 
-def _sorted(values: dict[str, Any]) -> dict[str, Any]:
+def _sort_names(values: dict[str, Any]) -> dict[str, Any]:
     """Sorts the names as tf.function does in what it returns: those of each dict."""
-    return {name: _sorted(value) if isinstance(value, dict) else value for name, value in sorted(values.items())}
+    return {name: _sort_names(value) if isinstance(value, dict) else value for name, value in sorted(values.items())}
 
 
 @contextlib.contextmanager
-def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric, str | None]]]:
+def _note_results(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric, str | None]]]:
     """Notes which tensors are results of metrics: id(tensor) -> the metric, and the key if its result is a dict."""
     noted: dict[int, tuple[keras.Metric, str | None]] = {}
     # The tensors must live as long as their ids are used.
@@ -145,5 +145,5 @@ def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric,
     metrics = list({id(metric): metric for metric in (*model.metrics, *own)}.values())
     with contextlib.ExitStack() as stack:
         for metric in metrics:
-            stack.enter_context(replaced(metric, "result", functools.partial(note, metric)))
+            stack.enter_context(replace(metric, "result", functools.partial(note, metric)))
         yield noted

@@ -81,12 +81,12 @@ class OwnStepObjective:
             trainer.begin_forward_pass(0)
         else:
             trainer.begin_evaluation_pass()
-        assert shard_losses.patched(), "call this within shard_losses.patched_losses"
+        assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
         present = trainer.shard_present(rows.present)
         losses = shard_losses.mode(alone=True, shard=Shard(rows=rows, means=True))
         with losses, present, trainer.loss_weight_context(rows.weight), replica_step.tracing(step):
             values = discovered.function(element["data"][0])
-            numbers = [reductions.shared(one, rows) for one in discover.scalars(values, discovered.numbers)]
+            numbers = [reductions.share_value(one, rows) for one in discover.scalars(values, discovered.numbers)]
             numbers = [tf.cast(one, tf.float64) for one in numbers]
         for variable, old in kept:
             variable.assign(tf.where(rows.count > 0, variable.value, old))
@@ -169,7 +169,7 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
         owner = getattr(optimizer, "inner_optimizer", optimizer)
         known = owner._trainable_variables if variables is None else list(variables)
-        done = replica_step.current().take_averaged(known)
+        done = replica_step.current().pop_averaged(known)
         others = [place for place, of in enumerate(done) if not of]
         averaged = average([gradients[place] for place in others], [known[place] for place in others])
         for place, gradient in zip(others, averaged, strict=True):

@@ -99,7 +99,7 @@ class OneStep:
 
     def _trace(self, cluster: Cluster, batch: Batch) -> None:
         """Makes the variables of the step, and its function for batches of one kind."""
-        with patches.patched_for_run(self._model) as stack:
+        with patches.patch_for_run(self._model) as stack:
             config = config_lib.Config(
                 model={"class": type(self._model).__name__},
                 data=config_lib.Data(batch_size=batch.data.batch_size),
@@ -152,11 +152,11 @@ class Step(OneStep):
 
     def _make_model(self) -> _Loop:
         optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
-        model = _Loop(self._named, [one for one in self._parts if not isinstance(one, keras.Optimizer)])
+        model = _Loop(self._call_by_name, [one for one in self._parts if not isinstance(one, keras.Optimizer)])
         model.compile(optimizer=optimizers[0] if optimizers else "sgd")
         return model
 
-    def _named(self, data: Any) -> dict[str, Any]:
+    def _call_by_name(self, data: Any) -> dict[str, Any]:
         """Calls the function, and returns its results by name."""
         data = data[0] if self._bare else data
         several = len(inspect.signature(self._function).parameters) > 1
@@ -288,7 +288,7 @@ class _Place:
 
     def save(self, cluster: Cluster, steps: int) -> None:
         """Saves the variables of all steps after `steps` of this pass. Collective."""
-        with context.running(), cluster.paused():
+        with context.running(), cluster.pause_timers():
             if cluster.is_chief:
                 state = {"passes": self.passes, "steps": steps}
                 number = next(_numbers) if self.saved is None else self.saved.step + next(_numbers)
@@ -336,7 +336,7 @@ def _restore(cluster: Cluster, made: Step) -> None:
 
 
 def _cluster() -> Cluster:
-    cluster = connect.connected()
+    cluster = connect.current_cluster()
     if cluster is None:
         raise ValueError(
             "tfdist.step and tfdist.batches need the workers: call tfdist.connect() at the start of the script, and "

@@ -100,7 +100,7 @@ class ReplicaStep:
             if flat[place] is not None:
                 _check(unclear)
                 flat[place] = trainer.scale_gradients([flat[place]], self.rows.weight)[0]
-        averaged = self._averaged([flat[place] for place in shared], [given[place] for place in shared])
+        averaged = self._average_outside_branches([flat[place] for place in shared], [given[place] for place in shared])
         for place, gradient in zip(shared, averaged, strict=True):
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
@@ -110,7 +110,7 @@ class ReplicaStep:
             return True
         return not tf.executing_eagerly() and not reductions.depends_on_data(source.op, self.rows)
 
-    def _averaged(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
+    def _average_outside_branches(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
         recorded = bool(self.recording)
         if self.in_branch and recorded and any(one is not None for one in gradients):
             raise ValueError(
@@ -121,7 +121,7 @@ class ReplicaStep:
         if self.in_branch or not sources:
             return gradients
         if recorded or not all(isinstance(one, keras.Variable | tf.Variable) for one in sources):
-            found = self._averaged_for_tapes(gradients)
+            found = self._average_for_tapes(gradients)
         else:
             found = self.average(gradients, sources)
         self.averaged |= {id(one) for one in sources}
@@ -130,7 +130,7 @@ class ReplicaStep:
             self.rows.equal.update(part.op for part in parts)
         return found
 
-    def _averaged_for_tapes(self, gradients: list[Any]) -> list[Any]:
+    def _average_for_tapes(self, gradients: list[Any]) -> list[Any]:
         """Averages gradients that may be part of a loss: differentiable, in one collective per dtype."""
         found = [None if one is None else tf.convert_to_tensor(one) for one in gradients]
         for dtype in {one.dtype for one in found if one is not None}:
@@ -143,7 +143,7 @@ class ReplicaStep:
                 found[place] = tf.reshape(values, tf.shape(part))
         return found
 
-    def take_averaged(self, variables: list[Any]) -> list[bool]:
+    def pop_averaged(self, variables: list[Any]) -> list[bool]:
         """Returns for each variable whether its gradient was averaged since the last apply."""
         found = [id(variable) in self.averaged for variable in variables]
         self.averaged -= {id(variable) for variable in variables}
@@ -178,7 +178,7 @@ class ReplicaStep:
         kinds = {reductions.kind_of(term, self.rows) for _, term in reductions.terms_of(value, self.rows)}
         if kinds <= {"mean", "sum", "equal"} and kinds != {"equal"} and value.dtype.is_floating:
             weight = tf.cast(self.rows.weight, value.dtype)
-            value = trainer.sum_differentiable(reductions.shared(value, self.rows) * weight)
+            value = trainer.sum_differentiable(reductions.share_value(value, self.rows) * weight)
             self.rows.equal.add(value.op)
         return original(variable, value)
 

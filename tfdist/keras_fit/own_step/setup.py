@@ -64,9 +64,9 @@ def prepare(
     for variable, value in plain:
         variable.assign(value)
     optimizers = list({id(one): one for of in found.values() for one, _ in of.optimizers}.values())
-    stack.enter_context(patches.sums_expected(optimizers, cluster))
+    stack.enter_context(patches.expect_sums(optimizers, cluster))
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
-    stack.enter_context(batch_metrics.computed_on_whole_batch(cluster, [*batch_metrics.metrics_of(model), *reported]))
+    stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, [*batch_metrics.metrics_of(model), *reported]))
     with cluster.scope():
         last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
         steps = keras.Variable(0, dtype="int64", trainable=False, name="steps")
@@ -99,7 +99,7 @@ def prepare(
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
-    """Traces one step without a loop; called within `patches.patched_for_run`.
+    """Traces one step without a loop; called within `patches.patch_for_run`.
 
     Args:
         kind: "train" or "test".
@@ -172,7 +172,7 @@ def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
 
 
 @contextlib.contextmanager
-def explained(model: keras.Model, found: Any) -> Iterator[None]:
+def explain_mismatch(model: keras.Model, found: Any) -> Iterator[None]:
     """Turns a mismatch of the replicas after the first step of a user's step into an error about that step.
 
     Args:

@@ -48,7 +48,7 @@ class Agreement:
 
     def compare(self) -> None:
         """Warns of what differs from worker 0. Collective."""
-        found = dict(self._found())
+        found = dict(self._compared_values())
         batch = (0.0,) * 4 if self._gate is None else self._gate.first_batch()
         total = zlib.crc32(json.dumps(found, sort_keys=True).encode())
         workers = self._cluster.all_gather([float(total), *batch])
@@ -72,7 +72,7 @@ class Agreement:
                 flush=True,
             )
 
-    def _found(self) -> Iterator[tuple[str, int]]:
+    def _compared_values(self) -> Iterator[tuple[str, int]]:
         """Yields what is compared, by name."""
         if self._generators:
             yield "the random generator of `random`", zlib.crc32(repr(random.getstate()).encode())

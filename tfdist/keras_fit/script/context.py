@@ -206,7 +206,7 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
         with tf.init_scope():
             return collective_guard.result(_script.cluster)
     with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
-        found = collective_guard.tried(function)
+        found = collective_guard.try_call(function)
     with tf.init_scope():
         if _script.cluster.is_chief:
             collective_guard.announce(_script.cluster, found)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from numpy.random import bit_generator
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import put, replaced, restored
+from tfdist.config.patching import put, replace, restore_after
 from tfdist.keras_fit.script import context
 
 _BYTES = 16
@@ -35,7 +35,7 @@ _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "m
 
 
 @contextlib.contextmanager
-def shared(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
+def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     """Shares entropy and time among the workers in the block. Collective: all workers enter it.
 
     Args:
@@ -51,12 +51,12 @@ def shared(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     np.random.seed(draws.bits(32))
     tf.random.set_global_generator(tf.random.Generator.from_seed(draws.bits(63)))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(bit_generator, "randbits", draws.random_bits))
-        stack.enter_context(replaced(random.Random, "seed", draws.seed))
-        stack.enter_context(replaced(random, "seed", draws.seed))
-        stack.enter_context(replaced(uuid, "uuid1", draws.uuid))
-        stack.enter_context(replaced(uuid, "uuid4", draws.uuid))
-        stack.enter_context(replaced(_SEEDS, "get_seed", draws.operation_seeds))
+        stack.enter_context(replace(bit_generator, "randbits", draws.random_bits))
+        stack.enter_context(replace(random.Random, "seed", draws.seed))
+        stack.enter_context(replace(random, "seed", draws.seed))
+        stack.enter_context(replace(uuid, "uuid1", draws.uuid))
+        stack.enter_context(replace(uuid, "uuid4", draws.uuid))
+        stack.enter_context(replace(_SEEDS, "get_seed", draws.operation_seeds))
         stack.enter_context(_common_time(cluster))
         yield
 
@@ -129,7 +129,7 @@ def _common_time(cluster: Cluster) -> Iterator[None]:
     def of_seconds(original: Callable[..., Any], given: float | None = None) -> Any:
         return original(read(seconds) if given is None else given)
 
-    def formatted(original: Callable[..., str], form: str, *given: Any) -> str:
+    def format_time(original: Callable[..., str], form: str, *given: Any) -> str:
         return original(form, *(given or [time.localtime(read(seconds))]))
 
     class Meta(type):
@@ -157,10 +157,10 @@ def _common_time(cluster: Cluster) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _CLOCKS:
-            stack.enter_context(replaced(time, name, read))
+            stack.enter_context(replace(time, name, read))
         for name in ("localtime", "gmtime", "ctime"):
-            stack.enter_context(replaced(time, name, of_seconds))
-        stack.enter_context(replaced(time, "strftime", formatted))
-        stack.enter_context(restored([datetime_lib], ["datetime"]))
+            stack.enter_context(replace(time, name, of_seconds))
+        stack.enter_context(replace(time, "strftime", format_time))
+        stack.enter_context(restore_after([datetime_lib], ["datetime"]))
         put(datetime_lib, "datetime", datetime)
         yield

@@ -34,7 +34,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.keras_fit.script import context, handles, temporary
 
 # Owner, functions, and the name of the parameter that is the path; where it is given, it must be a path, not a file.
@@ -76,7 +76,7 @@ _KERAS_SAVING = (
 
 
 @contextlib.contextmanager
-def written_once(cluster: Cluster) -> Iterator[None]:
+def write_once(cluster: Cluster) -> Iterator[None]:
     """Lets one worker print and write for all in the block, which runs a script."""
     if cluster.num_workers == 1:
         yield
@@ -84,35 +84,35 @@ def written_once(cluster: Cluster) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, names, parameter in _WRITING:
             for name in names:
-                stack.enter_context(replaced(owner, name, functools.partial(_once, parameter)))
+                stack.enter_context(replace(owner, name, functools.partial(_once, parameter)))
         for owner, names, parameter in _KERAS_SAVING:
             for name in names:
-                stack.enter_context(replaced(owner, name, functools.partial(_saved_once, parameter)))
+                stack.enter_context(replace(owner, name, functools.partial(_save_once, parameter)))
         # These two modules have taken `open` when they were imported.
         for owner, name in ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")):
             if hasattr(owner, name):
-                stack.enter_context(replaced(owner, name, handles.open_file))
-        stack.enter_context(replaced(keras.utils, "get_file", _get_file))
-        stack.enter_context(replaced(tempfile, "mkdtemp", temporary.make_directory))
-        stack.enter_context(replaced(tempfile, "mkstemp", temporary.make_file))
-        stack.enter_context(replaced(tempfile, "NamedTemporaryFile", temporary.make_named_file))
-        stack.enter_context(replaced(tempfile.TemporaryDirectory, "cleanup", temporary.clean_up))
-        stack.enter_context(replaced(np.memmap, "__new__", handles.map_file))
-        stack.enter_context(replaced(h5py.File, "__init__", handles.open_h5py))
-        stack.enter_context(replaced(h5py.File, "close", handles.close_h5py))
+                stack.enter_context(replace(owner, name, handles.open_file))
+        stack.enter_context(replace(keras.utils, "get_file", _get_file))
+        stack.enter_context(replace(tempfile, "mkdtemp", temporary.make_directory))
+        stack.enter_context(replace(tempfile, "mkstemp", temporary.make_file))
+        stack.enter_context(replace(tempfile, "NamedTemporaryFile", temporary.make_named_file))
+        stack.enter_context(replace(tempfile.TemporaryDirectory, "cleanup", temporary.clean_up))
+        stack.enter_context(replace(np.memmap, "__new__", handles.map_file))
+        stack.enter_context(replace(h5py.File, "__init__", handles.open_h5py))
+        stack.enter_context(replace(h5py.File, "close", handles.close_h5py))
         for owner, name in ((tf.io, "TFRecordWriter"), (tf.io.gfile, "GFile")):
-            stack.enter_context(replaced(owner, name, handles.open_of_tensorflow))
+            stack.enter_context(replace(owner, name, handles.open_of_tensorflow))
         for name in ("save", "write"):
-            stack.enter_context(replaced(tf.train.Checkpoint, name, handles.save_checkpoint))
-        stack.enter_context(replaced(tf.train.CheckpointManager, "__init__", handles.make_manager))
-        stack.enter_context(replaced(tf.train.CheckpointManager, "save", handles.save_by_manager))
+            stack.enter_context(replace(tf.train.Checkpoint, name, handles.save_checkpoint))
+        stack.enter_context(replace(tf.train.CheckpointManager, "__init__", handles.make_manager))
+        stack.enter_context(replace(tf.train.CheckpointManager, "save", handles.save_by_manager))
         stack.enter_context(_on_import(stack))
         if not cluster.is_chief:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-            stack.enter_context(replaced(tf.summary, "create_file_writer", _null_writer))
-            stack.enter_context(replaced(tf.data.Dataset, "cache", functools.partial(_cache, cluster.rank)))
+            stack.enter_context(replace(tf.summary, "create_file_writer", _null_writer))
+            stack.enter_context(replace(tf.data.Dataset, "cache", functools.partial(_cache, cluster.rank)))
             for name in ("start", "stop"):
-                stack.enter_context(replaced(tf.profiler.experimental, name, _nothing))
+                stack.enter_context(replace(tf.profiler.experimental, name, _nothing))
         yield
 
 
@@ -131,7 +131,7 @@ def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: 
     return context.once(place, functools.partial(original, *args, **keywords), path)
 
 
-def _saved_once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def _save_once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     if not context.on_all_workers():
         return original(*args, **keywords)
     path = _path(parameter, original, args, keywords)
@@ -177,7 +177,7 @@ def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
             owner = module if kind is None else getattr(module, kind, None)
             if name == module.__name__ and owner is not None:
                 for function in functions:
-                    stack.enter_context(replaced(owner, function, functools.partial(_once, parameter)))
+                    stack.enter_context(replace(owner, function, functools.partial(_once, parameter)))
 
     def around(execute: Callable[[Any], None], module: Any) -> None:
         execute(module)

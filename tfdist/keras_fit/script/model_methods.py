@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.keras_fit import api, compiled_model, connect
 from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.own_step import own_loop
@@ -32,7 +32,7 @@ _IGNORED_SETTINGS = (
 
 
 @contextlib.contextmanager
-def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
+def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     """Replaces Keras' methods, and makes variables and optimizers in the cluster's scope.
 
     Args:
@@ -51,27 +51,27 @@ def distributed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
             if pipeline is not None and pipeline not in pipelines:
                 pipelines.add(pipeline)
                 for name in ("fit", "evaluate", "predict"):
-                    stack.enter_context(replaced(pipeline, name, methods[name]))
+                    stack.enter_context(replace(pipeline, name, methods[name]))
             compile_without_xla(original, model, *args, **keywords)
 
-        stack.enter_context(replaced(trainer, "compile", compile))
+        stack.enter_context(replace(trainer, "compile", compile))
         for name, method in methods.items():
-            stack.enter_context(replaced(keras.Model, name, functools.partial(_preprocessed, method)))
+            stack.enter_context(replace(keras.Model, name, functools.partial(_preprocess, method)))
         for name in ("__init__", "add_variable_from_reference"):
-            stack.enter_context(replaced(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
-        stack.enter_context(replaced(keras.optimizers.Optimizer, "apply", functools.partial(_tell_loop, cluster)))
+            stack.enter_context(replace(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
+        stack.enter_context(replace(keras.optimizers.Optimizer, "apply", functools.partial(_tell_loop, cluster)))
         for module in (tf.config, tf.config.experimental):
             for name in _DEVICE_SETTINGS:
                 if hasattr(module, name):
-                    stack.enter_context(replaced(module, name, functools.partial(_refuse_device_setting, name)))
+                    stack.enter_context(replace(module, name, functools.partial(_refuse_device_setting, name)))
         for module, name, variable in _IGNORED_SETTINGS:
             ignore = functools.partial(_ignore_setting, cluster, variable)
-            stack.enter_context(replaced(module, name, ignore))
+            stack.enter_context(replace(module, name, ignore))
         stack.enter_context(collective_guard.refuse_others())
-        stack.enter_context(replaced(connect, "connect", _refuse_connect))
+        stack.enter_context(replace(connect, "connect", _refuse_connect))
         # The scope is one of the default graph, which keras.utils.clear_session replaces.
         replicated = functools.partial(_reset_graph, cluster, stack)
-        stack.enter_context(replaced(tf.compat.v1, "reset_default_graph", replicated))
+        stack.enter_context(replace(tf.compat.v1, "reset_default_graph", replicated))
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
 
@@ -120,9 +120,9 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
 
 
-def _preprocessed(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def _preprocess(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     """Calls `method` for Keras' own, which a keras-hub task calls with preprocessed data."""
-    with preprocess.assume_applied():
+    with preprocess.assume_preprocessing():
         return method(original, *args, **keywords)
 
 

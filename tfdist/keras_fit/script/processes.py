@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.keras_fit.script import context
 
 _FUNCTIONS = ("run", "call", "check_call", "check_output")
@@ -33,11 +33,11 @@ def run_once(cluster: Cluster) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
-            stack.enter_context(replaced(subprocess, name, _run))
-        stack.enter_context(replaced(os, "system", _run))
-        stack.enter_context(replaced(subprocess.Popen, "__init__", _start))
+            stack.enter_context(replace(subprocess, name, _run))
+        stack.enter_context(replace(os, "system", _run))
+        stack.enter_context(replace(subprocess.Popen, "__init__", _start))
         for name in _METHODS:
-            stack.enter_context(replaced(subprocess.Popen, name, _method))
+            stack.enter_context(replace(subprocess.Popen, name, _method))
         yield
 
 
@@ -66,24 +66,24 @@ def _run(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
             found = original(*args, **keywords)
         except subprocess.CalledProcessError as error:
             here.append(error)
-            return {"failed": [error.returncode, error.cmd, _encoded(error.stdout), _encoded(error.stderr)]}
+            return {"failed": [error.returncode, error.cmd, _encode(error.stdout), _encode(error.stderr)]}
         here.append(found)
         if not isinstance(found, subprocess.CompletedProcess):
-            return {"value": _encoded(found)}
-        return {"code": found.returncode, "stdout": _encoded(found.stdout), "stderr": _encoded(found.stderr)}
+            return {"value": _encode(found)}
+        return {"code": found.returncode, "stdout": _encode(found.stdout), "stderr": _encode(found.stderr)}
 
     told = context.once(place, run)
     if not here and "failed" in told:
         code, command, *texts = told["failed"]
-        here.append(subprocess.CalledProcessError(code, command, *map(_decoded, texts)))
+        here.append(subprocess.CalledProcessError(code, command, *map(_decode, texts)))
     if here and isinstance(here[0], Exception):
         raise here[0]
     if here:
         return here[0]
     if "value" in told:
-        return _decoded(told["value"])
+        return _decode(told["value"])
     command = args[0] if args else keywords.get("args")
-    return subprocess.CompletedProcess(command, told["code"], _decoded(told["stdout"]), _decoded(told["stderr"]))
+    return subprocess.CompletedProcess(command, told["code"], _decode(told["stdout"]), _decode(told["stderr"]))
 
 
 def _start(original: Callable[..., None], process: subprocess.Popen, *args: Any, **keywords: Any) -> None:
@@ -117,7 +117,7 @@ def _method(original: Callable[..., Any], process: subprocess.Popen, *args: Any,
             found = original(process, *args, **keywords)
         finally:
             vars(process).update(pipes)
-        return [_encoded([*found] if isinstance(found, tuple) else found), process.returncode]
+        return [_encode([*found] if isinstance(found, tuple) else found), process.returncode]
 
     place = context.calling_line() if process in _shared else ""
     if place:
@@ -126,7 +126,7 @@ def _method(original: Callable[..., Any], process: subprocess.Popen, *args: Any,
         return process.returncode
     else:
         found, _ = call()
-    found = _decoded(found)
+    found = _decode(found)
     return tuple(found) if isinstance(found, list) else found
 
 
@@ -141,8 +141,8 @@ class _SharedPipe:
             place = context.calling_line()
             if not place:
                 return None if self.real is None else getattr(self.real, name)(*args, **keywords)
-            there = context.once(f"{place} {name}", lambda: _encoded(getattr(self.real, name)(*args, **keywords)))
-            return _decoded(there)
+            there = context.once(f"{place} {name}", lambda: _encode(getattr(self.real, name)(*args, **keywords)))
+            return _decode(there)
 
         return call
 
@@ -157,13 +157,13 @@ class _SharedPipe:
         self.close()
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, list):
-        return {"list": [_encoded(one) for one in value]}
+        return {"list": [_encode(one) for one in value]}
     return {"bytes": value.hex()} if isinstance(value, bytes) else {"value": value}
 
 
-def _decoded(value: dict[str, Any]) -> Any:
+def _decode(value: dict[str, Any]) -> Any:
     if "list" in value:
-        return [_decoded(one) for one in value["list"]]
+        return [_decode(one) for one in value["list"]]
     return bytes.fromhex(value["bytes"]) if "bytes" in value else value["value"]

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.keras_fit.whole_batch import metric_state, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
@@ -20,7 +20,7 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
 
 
 @contextlib.contextmanager
-def computed_on_whole_batch(cluster: Cluster, metrics: Sequence[keras.Metric]) -> Iterator[None]:
+def compute_on_whole_batch(cluster: Cluster, metrics: Sequence[keras.Metric]) -> Iterator[None]:
     """Gathers the arguments of those of `metrics` whose state is no sum over examples; restores their methods."""
     with contextlib.ExitStack() as stack:
         for metric in {id(metric): metric for metric in metrics}.values():
@@ -28,7 +28,7 @@ def computed_on_whole_batch(cluster: Cluster, metrics: Sequence[keras.Metric]) -
                 continue
             for variable in metric.variables:
                 metric_state.make_whole(variable)
-            stack.enter_context(replaced(metric, "update_state", _update))
+            stack.enter_context(replace(metric, "update_state", _update))
         yield
 
 

@@ -54,7 +54,7 @@ def kind_of(value: tf.Tensor, rows: Rows) -> str:
         return _of_terms(inputs, rows)
     if op.type == "MatMul":
         return "sum" if _sums_rows(op, rows) else "other"
-    scaled = _scaled(op, rows)
+    scaled = _split_scale(op, rows)
     if scaled is None:
         return "other"
     term, factor = scaled
@@ -74,7 +74,7 @@ def terms_of(value: tf.Tensor, rows: Rows) -> list[tuple[Any, tf.Tensor]]:
         return [(1.0, value)]
     signs = {"Identity": [1.0], "Neg": [-1.0], "Sub": [1.0, -1.0]} | dict.fromkeys(_SUMS, [1.0] * len(inputs))
     parts = list(zip(signs.get(op.type, ()), inputs, strict=False))
-    scaled = _scaled(op, rows)
+    scaled = _split_scale(op, rows)
     if scaled is not None and not depends_on_data(scaled[1].op, rows, by_shape=True):
         parts = [(scaled[1] if op.type == "Mul" else 1.0 / scaled[1], scaled[0])]
     found = [(factor * inner, term) for factor, one in parts for inner, term in terms_of(one, rows)]
@@ -91,7 +91,7 @@ def share(value: tf.Tensor, rows: Rows) -> tf.Tensor:
     return tf.math.divide_no_nan(1.0, rows.weight) if is_sum else tf.ones([])
 
 
-def shared(value: tf.Tensor, rows: Rows) -> tf.Tensor:
+def share_value(value: tf.Tensor, rows: Rows) -> tf.Tensor:
     """Returns a tensor whose mean over the replicas, weighted by examples, is `value` on one device."""
     terms = [] if rows.replicas == 1 else terms_of(value, rows)
     if not any(kind_of(term, rows) in ("sum", "rows") for _, term in terms):
@@ -106,7 +106,7 @@ def _of_terms(inputs: list[tf.Tensor], rows: Rows) -> str:
     return found.pop() if found == {"sum"} else "other"
 
 
-def _scaled(op: tf.Operation, rows: Rows) -> tuple[tf.Tensor, tf.Tensor] | None:
+def _split_scale(op: tf.Operation, rows: Rows) -> tuple[tf.Tensor, tf.Tensor] | None:
     """Returns the operand of a product or quotient that depends on the examples, and the other one; None: both do."""
     inputs = list(op.inputs)
     if op.type == "Mul":
@@ -130,8 +130,8 @@ def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
     if depends_on_data(factor.op, rows, by_shape=True):
         return True
     number, op = tf.get_static_value(factor), value.op
-    while op.type in _LINEAR or _scaled(op, rows) is not None:
-        op = op.inputs[0].op if op.type in _LINEAR else _scaled(op, rows)[0].op
+    while op.type in _LINEAR or _split_scale(op, rows) is not None:
+        op = op.inputs[0].op if op.type in _LINEAR else _split_scale(op, rows)[0].op
     if number is None or getattr(number, "size", 0) != 1 or op.type != "Sum":
         return False
     summed = op.inputs[0].shape

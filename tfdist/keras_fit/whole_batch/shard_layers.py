@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import put, restored
+from tfdist.config.patching import put, restore_after
 
 # What was said.
 _told: set[str] = set()
@@ -53,12 +53,12 @@ def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
                 others.append(f"{type(layer).__name__} ({layer.name})")
     if normalizing:
         _say(
-            f"BatchNormalization ({_listed(normalizing)}) takes the statistics of each replica's examples; "
+            f"BatchNormalization ({_list_names(normalizing)}) takes the statistics of each replica's examples; "
             "synchronized=True takes those of the whole batch, as on one device"
         )
     if others:
         _say(
-            f"{_listed(others)}: variables that such a layer updates from its batch are those of each replica's "
+            f"{_list_names(others)}: variables that such a layer updates from its batch are those of each replica's "
             "examples, averaged over the replicas after each step"
         )
 
@@ -69,7 +69,7 @@ def _say(text: str) -> None:
         print(f"tfdist: {text}.", file=sys.stderr, flush=True)
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -114,7 +114,7 @@ class _LossesOfReplica:
 @contextlib.contextmanager
 def losses_of_each_replica(layers: list[keras.Layer]) -> Iterator[None]:
     """In the block, a replica reads in `layer.losses` what its own call of the layer has added."""
-    with restored(layers, ["_losses"]):
+    with restore_after(layers, ["_losses"]):
         for layer in layers:
             put(layer, "_losses", _LossesOfReplica())
         yield

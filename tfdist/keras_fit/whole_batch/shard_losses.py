@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config.patching import put, replaced, restored
+from tfdist.config.patching import put, replace, restore_after
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows
@@ -87,13 +87,13 @@ def mode(**values: Any) -> Iterator[None]:
         vars(_mode).update(before)
 
 
-def patched() -> bool:
+def losses_are_patched() -> bool:
     """Returns whether Keras' losses are patched now."""
     return _depth > 0
 
 
 @contextlib.contextmanager
-def patched_losses(model: keras.Model) -> Iterator[None]:
+def patch_losses(model: keras.Model) -> Iterator[None]:
     """Patches Keras' loss functions, and removes the patches at the end, those on `model`'s trackers included."""
     global _depth
     replacements: dict[str, Callable[..., tf.Tensor]] = {
@@ -103,10 +103,10 @@ def patched_losses(model: keras.Model) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
         for name, replacement in replacements.items():
-            stack.enter_context(replaced(keras_loss, name, replacement))
+            stack.enter_context(replace(keras_loss, name, replacement))
         for owner in _callers(model):
-            stack.enter_context(replaced(owner, "__call__", _call))
-        stack.enter_context(restored(compiled_model.trackers(model), ["update_state"]))
+            stack.enter_context(replace(owner, "__call__", _call))
+        stack.enter_context(restore_after(compiled_model.trackers(model), ["update_state"]))
         _depth += 1
         try:
             yield
@@ -116,7 +116,7 @@ def patched_losses(model: keras.Model) -> Iterator[None]:
 
 def _callers(model: keras.Model) -> list[type]:
     """Returns the classes whose `__call__` computes a loss: Keras' own, and those that override it."""
-    given = [type(loss) for loss in compiled_model.given_losses(model) if isinstance(loss, keras.Loss)]
+    given = [type(loss) for loss in compiled_model.compile_losses(model) if isinstance(loss, keras.Loss)]
     own = {cls for kind in given for cls in kind.__mro__ if "__call__" in vars(cls) and issubclass(cls, keras.Loss)}
     return list({keras.Loss, *own})
 

@@ -239,4 +239,4 @@ def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: f
 
 def _few(names: Iterable[Any]) -> str:
     names = list(names)
-    return text_lib.listed([*map(str, names)], 6)
+    return text_lib.list_names([*map(str, names)], 6)

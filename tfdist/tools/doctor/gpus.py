@@ -141,7 +141,7 @@ def links(gpus: Sequence[int]) -> tuple[str, float] | None:
     Args:
         gpus: indices among those that the process sees.
     """
-    visible = host_gpus.assigned(os.environ)
+    visible = host_gpus.assigned_gpus(os.environ)
     on_host = host_gpus.query()
     index = {name: gpu.index for gpu in on_host for name in (gpu.uuid, str(gpu.index))}
     places = [index.get(visible[gpu]) for gpu in gpus if gpu < len(visible)]

@@ -55,7 +55,7 @@ def gpus(here: Machine, listed: int, problem: str) -> list[Finding]:
     found = ", ".join(f"{count} of {_MAKERS[maker]}" for maker, count in here.gpus.items()) or "none"
     if problem:
         return [Finding("GPUs", BAD, problem)]
-    if note := machine.unused(here):
+    if note := machine.unused_gpus(here):
         return [Finding("GPUs", LOOK, f"{found}; TensorFlow lists {listed}. {note}")]
     return [Finding("GPUs", OK, f"{found}; TensorFlow lists {listed}")]
 
@@ -92,7 +92,7 @@ def disk(folder: Path) -> Finding:
 def look(env: Mapping[str, str]) -> tuple[list[Finding], int]:
     """Returns the findings, and the rank of this process."""
     here = machine.read(env)
-    findings = [processor(here), software(here, machine.installed())]
+    findings = [processor(here), software(here, machine.package_versions())]
     if findings[-1].verdict == OK:
         from tfdist.cluster.devices import gpu_software
 

@@ -62,4 +62,4 @@ def picture(title: str, path: Path) -> str:
 
 def _cell(value: Any) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"<td{' class=number' if number else ''}>{html.escape(tables.shown(value))}</td>"
+    return f"<td{' class=number' if number else ''}>{html.escape(tables.format_value(value))}</td>"

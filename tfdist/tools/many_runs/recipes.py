@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     print(markdown(HEADER, table(runs)))
 
 
-def shipped() -> list[str]:
+def shipped_names() -> list[str]:
     """Returns the names of the shipped configs."""
     found = sorted(path for path in configs.FOLDER.glob("*.py") if "def get_config(" in path.read_text())
     return [path.stem for path in found]
@@ -72,7 +72,7 @@ def table(runs: Sequence[RunState]) -> list[list[Any]]:
             kept = [word for word in words[1:] if word.startswith("--") and not _LEFT_OUT.match(word)]
             key = name, " ".join(shlex.quote(word) for word in kept), differences.topology(environment)
             groups[key].append((run, environment))
-    names = shipped()
+    names = shipped_names()
     absent = [name for name in names if name not in {key[0] for key in groups}]
     rows = [[{"config": name, "last evaluation": _NOT_RUN}.get(column) for column in HEADER] for name in absent]
     rows += [_row(*key, found) for key, found in groups.items() if key[0] in names]
@@ -116,6 +116,6 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [
         header,
         ["---"] * len(header),
-        *[[tables.shown(value).replace("|", "\\|") for value in row] for row in rows],
+        *[[tables.format_value(value).replace("|", "\\|") for value in row] for row in rows],
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

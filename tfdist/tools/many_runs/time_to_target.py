@@ -166,8 +166,9 @@ def describe(points: Sequence[Point], noise_scale: float | None, reached: Reache
         for one, time in zip(found, until, strict=True)
     ]
     best = min(found, key=lambda one: one.seconds)
-    times = f", {tables.shown(found[0].seconds / best.seconds)} times as fast as {found[0].replicas}"
-    size = "larger than was measured" if math.isinf(noise_scale) else f"{tables.shown(float(noise_scale))} examples"
+    times = f", {tables.format_value(found[0].seconds / best.seconds)} times as fast as {found[0].replicas}"
+    size = f"{tables.format_value(float(noise_scale))} examples"
+    size = "larger than was measured" if math.isinf(noise_scale) else size
     return (
         f"Noise scale: {size}. Far below it, twice the global batch needs half the steps to a target; far above it, "
         "steps hardly fall further.\n"

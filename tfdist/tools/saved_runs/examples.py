@@ -52,12 +52,12 @@ class ImageFiles:
         image = tf.io.decode_image(content, channels=self._shape[-1], expand_animations=False)
         image = tf.ensure_shape(image, [None, None, self._shape[-1]])
 
-        def scaled() -> tf.Tensor:
+        def resize() -> tf.Tensor:
             smooth = tf.image.resize(image, self._shape[:2], antialias=True)
             return tf.saturate_cast(tf.round(smooth), tf.uint8)
 
         fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
-        return tf.ensure_shape(tf.cond(fits, lambda: image, scaled), self._shape)
+        return tf.ensure_shape(tf.cond(fits, lambda: image, resize), self._shape)
 
 
 class Rows:

@@ -89,7 +89,7 @@ def run(workdir: str) -> int:
     report(to, expected, found)
     if to == "keras":
         for backend in ("jax", "torch"):
-            if formats.installed(backend):
+            if formats.is_installed(backend):
                 report(f"keras with the backend {backend}", expected, formats.by_other_backend(backend, model, inputs))
             else:
                 print(f"not tried with the backend {backend}, which is not installed")

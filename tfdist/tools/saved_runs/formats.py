@@ -60,14 +60,14 @@ def write_savedmodel(model: keras.Model, path: Path, inputs: Sequence[np.ndarray
     """Writes a SavedModel with the endpoint "serve"; returns its outputs, by TensorFlow alone."""
     model.export(path, format="tf_saved_model", verbose=False)
     loaded = tf.saved_model.load(str(path))  # Its variables live as long as this name.
-    return loaded.serve(*_given(inputs)).numpy()
+    return loaded.serve(*_as_call_arguments(inputs)).numpy()
 
 
 def write_onnx(model: keras.Model, path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
     """Writes an ONNX file; returns its outputs by ONNX Runtime, or None without it."""
     need("onnx", "tf2onnx")
     model.export(path, format="onnx", verbose=False)
-    if not installed("onnxruntime"):
+    if not is_installed("onnxruntime"):
         return None
     import onnxruntime
 
@@ -81,7 +81,7 @@ def write_tflite(model: keras.Model, path: Path, inputs: Sequence[np.ndarray]) -
     with tempfile.TemporaryDirectory() as folder:
         model.export(folder, format="tf_saved_model", verbose=False)
         path.write_bytes(tf.lite.TFLiteConverter.from_saved_model(folder).convert())
-    if installed("ai_edge_litert"):
+    if is_installed("ai_edge_litert"):
         from ai_edge_litert.interpreter import Interpreter
     else:
         Interpreter = tf.lite.Interpreter
@@ -155,7 +155,7 @@ def by_other_backend(backend: str, model: keras.Model, inputs: Sequence[np.ndarr
     return float(done.stdout.split()[-1])
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Returns whether a package can be imported."""
     with contextlib.suppress(ImportError, ValueError):
         return importlib.util.find_spec(name) is not None
@@ -164,12 +164,12 @@ def installed(name: str) -> bool:
 
 def need(*names: str) -> None:
     """Raises a ValueError that says what to install if a package is missing."""
-    missing = [name for name in names if not installed(name)]
+    missing = [name for name in names if not is_installed(name)]
     if missing:
         raise ValueError(f"--to needs {' and '.join(missing)}: pip install 'tfdist[export]', or {' '.join(missing)}")
 
 
-def _given(inputs: Sequence[np.ndarray]) -> list[Any]:
+def _as_call_arguments(inputs: Sequence[np.ndarray]) -> list[Any]:
     return [tf.constant(inputs[0])] if len(inputs) == 1 else [[tf.constant(array) for array in inputs]]
 
 

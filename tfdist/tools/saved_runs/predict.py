@@ -121,7 +121,7 @@ def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
         stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
         return examples.Rows({key: examples.read_array(files[0], key, stored)})
     if kind == "table" and saved.label_column:
-        return encoded_table(saved, key, files[0])
+        return open_table(saved, key, files[0])
     if kind == "table":
         width = shape[0] if shape is not None and len(shape) == 1 else None
         return examples.Rows({key: examples.read_table(files[0], width)[0]})
@@ -130,7 +130,7 @@ def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
     return examples.ImageFiles(files, size, dtype, saved.classes)
 
 
-def encoded_table(saved: SavedRun, key: str, path: Path) -> Any:
+def open_table(saved: SavedRun, key: str, path: Path) -> Any:
     """Opens a table with the columns of the table of the training, with or without the label.
 
     Raises:

@@ -62,12 +62,12 @@ def preparation(saved: SavedRun) -> Prepare:
     prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)
     finish = data.finish and specs.partial(data.finish, field="config.data.finish", positional=1, training=True)
 
-    def prepared(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
+    def prepare_and_finish(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
         del training
         batch = prepare(batch, seeds, training=False)
         return finish(batch, training=False) if finish else batch
 
-    return prepared
+    return prepare_and_finish
 
 
 def input_shape(model: keras.Model) -> tuple[int | None, ...] | None:

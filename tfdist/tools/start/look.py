@@ -79,7 +79,7 @@ def images(path: Path) -> Data:
         labels="label",
         classes=training.num_classes,
         lines=(
-            f"{len(training.classes)} classes: {_listed(training.classes)}",
+            f"{len(training.classes)} classes: {_list_values(training.classes)}",
             f"images of {shape[0]}x{shape[1]} pixels, {'grey' if shape[2] == 1 else 'colour'}{note}",
         ),
     )
@@ -108,9 +108,9 @@ def table(path: Path, label: str = "") -> Data:
         training,
         evaluation,
         batch,
-        *([f"columns of numbers: {_listed(numbers)}"] if numbers else []),
-        *([f"columns of categories: {_listed(categories)}"] if categories else []),
-        *([f"left out, as names or numbers of rows: {_listed(source['ignore'])}"] if ignored else []),
+        *([f"columns of numbers: {_list_values(numbers)}"] if numbers else []),
+        *([f"columns of categories: {_list_values(categories)}"] if categories else []),
+        *([f"left out, as names or numbers of rows: {_list_values(source['ignore'])}"] if ignored else []),
         label=f"the column {label!r}",
     )
 
@@ -132,7 +132,7 @@ def arrays(path: Path) -> Data:
             f"--arrays={path}: which array is predicted is not known. Name the arrays x and y, or image and label. It "
             f"has: {', '.join(batch)}."
         )
-    return _of_arrays("arrays", source, training, evaluation, batch, f"arrays: {_listed(parts)}", label=labels)
+    return _of_arrays("arrays", source, training, evaluation, batch, f"arrays: {_list_values(parts)}", label=labels)
 
 
 def text(path: Path) -> Data:
@@ -170,7 +170,7 @@ def _of_arrays(
         found = f"{label} is a number, {values.min():.4g} to {values.max():.4g}"
     else:
         names = training.classes or [str(number) for number in range(training.num_classes)]
-        found = f"{label} has {training.num_classes} classes: {_listed(names)}"
+        found = f"{label} has {training.num_classes} classes: {_list_values(names)}"
     return Data(
         kind=kind,
         source=source,
@@ -214,6 +214,6 @@ def _image_form(files: list[Path]) -> tuple[list[int] | None, int, str]:
     return size, channels, f", scaled from up to {largest[0]}x{largest[1]}"
 
 
-def _listed(names: Any, most: int = 8) -> str:
+def _list_values(names: Any, most: int = 8) -> str:
     names = [str(name) for name in names]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

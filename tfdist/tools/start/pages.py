@@ -40,7 +40,9 @@ def main(argv: list[str]) -> None:
     named = named or [name for name in found if words and words in name]
     if not words:
         print(
-            "\n".join(["The pages; tfdist docs NAME prints one, tfdist docs WORD searches all.", "", *_listed(found)])
+            "\n".join(
+                ["The pages; tfdist docs NAME prints one, tfdist docs WORD searches all.", "", *_list_pages(found)]
+            )
         )
     elif len(named) == 1:
         _show(plain(found[named[0]]))
@@ -85,7 +87,7 @@ def search(name: str, text: str, words: str) -> list[str]:
     return [*lines, *([f"    and {more} more lines: tfdist docs {name}"] if more > 0 else []), ""]
 
 
-def _listed(found: dict[str, str]) -> list[str]:
+def _list_pages(found: dict[str, str]) -> list[str]:
     width = max(map(len, found))
     return [f"  {name:{width}}  {title(text)}" for name, text in found.items()]
 

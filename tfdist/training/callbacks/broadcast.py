@@ -135,7 +135,7 @@ def broadcast_attributes(
         name: np.frombuffer(bytes.fromhex(values), np.dtype(dtype)).reshape(shape).copy()
         for name, (dtype, shape, values) in encoded.items()
     }
-    named = state_lib.named(callbacks).items()
+    named = state_lib.by_name(callbacks).items()
     on_chief = {name for name, callback in named if not everywhere(callback)}
     state_lib.restore(callbacks, {name: value for name, value in state.items() if name in on_chief}, arrays)
 

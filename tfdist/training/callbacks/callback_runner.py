@@ -142,11 +142,11 @@ class CallbackRunner(NoCallbacks):
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
-        arguments = ([] if index is None else [index]) + [_rounded(logs or {})]
+        arguments = ([] if index is None else [index]) + [_round(logs or {})]
         synchronised = hook in self._needed.synchronised and self._cluster.num_workers > 1
         if synchronised:
             self._variables.begin()
-        with self._cluster.paused(), _quiet_unless(self._cluster.is_chief):
+        with self._cluster.pause_timers(), _quiet_unless(self._cluster.is_chief):
             failed = self._call_each(hook, arguments)
         if hook == "on_epoch_end":
             self._check_watched()
@@ -194,7 +194,7 @@ class CallbackRunner(NoCallbacks):
             self._watched.note()
 
     def _check_watched(self) -> None:
-        changed = [self._watched.variables[name].name for name in self._watched.changed()]
+        changed = [self._watched.variables[name].name for name in self._watched.changed_values()]
         if not changed:
             return
         names = sorted({name.partition("/replica_")[0].partition(":")[0] for name in changed})
@@ -243,7 +243,7 @@ class CallbackRunner(NoCallbacks):
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
         known = {id(one) for one in variables}
-        changed = self._held.changed()
+        changed = self._held.changed_values()
         held = {name: value for name, value in changed.items() if id(self._held.variables[name]) not in known}
         return {"callbacks": values, "stop": self.stop()}, arrays | held
 
@@ -301,7 +301,7 @@ class CallbackRunner(NoCallbacks):
 
     def _warn_unsaved(self, name: str, attribute: str, value: Any) -> None:
         """Warns once about an attribute of a user's callback that a checkpoint cannot hold."""
-        callback, attribute = state.named(self._saved)[name], f"{name}.{attribute}"
+        callback, attribute = state.by_name(self._saved)[name], f"{name}.{attribute}"
         if attribute not in self._reported_unsaved and not type(callback).__module__.startswith("keras."):
             self._reported_unsaved.add(attribute)
             self._warn(
@@ -360,7 +360,7 @@ def _check_callback(callback: Any, field: str, names: list[str], optimizer: kera
         raise ValueError(f'{field}: set mode="max" or mode="min" for monitor={monitor!r}.')
 
 
-def _rounded(logs: dict[str, Any]) -> dict[str, Any]:
+def _round(logs: dict[str, Any]) -> dict[str, Any]:
     return {
         name: float(np.float32(value)) if isinstance(value, float) else value for name, value in sorted(logs.items())
     }

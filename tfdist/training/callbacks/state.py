@@ -46,7 +46,7 @@ class _NotSerializable(TypeError):
     """A value that a checkpoint cannot hold."""
 
 
-def named(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callbacks.Callback]:
+def by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callbacks.Callback]:
     """Returns the callbacks by class name; the second of a class has the suffix "#2"."""
     found: dict[str, keras.callbacks.Callback] = {}
     for callback in callbacks:
@@ -61,7 +61,7 @@ def initial_state(callbacks: list[keras.callbacks.Callback]) -> InitialState:
     """Returns fingerprints of the callbacks' attributes; called after `on_train_begin`."""
     return {
         name: {attribute: (_fingerprint(value), value) for attribute, value in _attributes(callback)}
-        for name, callback in named(callbacks).items()
+        for name, callback in by_name(callbacks).items()
     }
 
 
@@ -71,7 +71,7 @@ def plain_attributes(callbacks: list[keras.callbacks.Callback], skip: Callable[[
     Attributes that a checkpoint cannot hold are not among them, nor large arrays, nor values for which `skip` is true.
     """
     found = {}
-    for name, callback in named(callbacks).items():
+    for name, callback in by_name(callbacks).items():
         for attribute, value in _attributes(callback):
             arrays: dict[str, Any] = {}
             try:
@@ -102,7 +102,7 @@ def snapshot(
     """
     state: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
-    for name, callback in named(callbacks).items():
+    for name, callback in by_name(callbacks).items():
         saved = {}
         for attribute, value in _attributes(callback):
             if (attribute in before[name]) and before[name][attribute][0] == _fingerprint(value):
@@ -125,7 +125,7 @@ def snapshot(
 
 def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any]) -> None:
     """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`."""
-    for name, callback in named(callbacks).items():
+    for name, callback in by_name(callbacks).items():
         size = state.get(name, {}).get("bytes")
         if size is not None:
             callback.append = True
@@ -138,7 +138,7 @@ def restore(
 ) -> list[str]:
     """Restores what `snapshot` returned; returns the names of callbacks that are not in `state`."""
     unknown = []
-    for name, callback in named(callbacks).items():
+    for name, callback in by_name(callbacks).items():
         if name not in state:
             unknown.append(name)
             continue
@@ -169,7 +169,7 @@ class WatchedVariables:
         """Notes the present values."""
         self.noted = self._hashes()
 
-    def changed(self) -> dict[str, np.ndarray]:
+    def changed_values(self) -> dict[str, np.ndarray]:
         """Returns copies of the values that are no longer those that were noted."""
         now = self._hashes() if self.noted else {}
         return {name: _value(self.variables[name]) for name, found in now.items() if found != self.noted[name]}
@@ -179,7 +179,7 @@ class WatchedVariables:
 
 
 def restore_variables(variables: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
-    """Assigns what `WatchedVariables.changed` returned; returns the names in `arrays` that are not in `variables`."""
+    """Assigns the result of `WatchedVariables.changed_values`; returns names in `arrays` that `variables` lacks."""
     saved = [name for name in arrays if name.startswith(f"{checkpoint_format.CALLBACKS}variables/")]
     for name in saved:
         if name in variables:
@@ -279,7 +279,7 @@ def _random_state(generator: Any) -> list[Any]:
     return ["Generator", type(generator.bit_generator).__name__, generator.bit_generator.state]
 
 
-def _restored_generator(kind: str, *state: Any) -> Any:
+def _restore_generator(kind: str, *state: Any) -> Any:
     """Inverts `_random_state`."""
     if kind == "random.Random":
         generator = random.Random()
@@ -316,6 +316,6 @@ def _decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if kind == "dict":
         return {_decode(key, arrays): _decode(item, arrays) for key, item in content}
     if kind == "random":
-        return _restored_generator(*_decode(content, arrays))
+        return _restore_generator(*_decode(content, arrays))
     items = [_decode(item, arrays) for item in content]
     return tuple(items) if kind == "tuple" else items

@@ -41,10 +41,10 @@ def _stop(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
     if not math.isfinite(loss) and not tools.run.callbacks.nonfinite_loss(in_epoch, loss):
         steps = f"steps {first_step} to {state.step}" if execution.steps > 1 else f"step {state.step}"
         text = f"The loss is {loss} in {steps}"
-        raise diverged(tools, text, (first_step, state.step))
+        raise make_diverged_error(tools, text, (first_step, state.step))
     if execution.skipped_steps:  # In float16, if no loss scale makes a gradient finite.
         bad_step = _bad_step(state, execution)
-        raise diverged(tools, _bad_step_text(bad_step), (bad_step, bad_step))
+        raise make_diverged_error(tools, _bad_step_text(bad_step), (bad_step, bad_step))
     return False
 
 
@@ -59,7 +59,7 @@ def _skip(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
         text = f"The losses or gradients of {skipped} of the steps {bad_step} to {state.step} are not finite"
     if state.skipped > limit:
         too_many = f"{state.skipped} updates, more than config.train.nonfinite_limit={limit}"
-        raise diverged(tools, f"{text}: {too_many}, would be skipped", (bad_step, bad_step))
+        raise make_diverged_error(tools, f"{text}: {too_many}, would be skipped", (bad_step, bad_step))
     tools.report.event(f"WARNING: {text}. Skipped: {state.skipped} updates in all, of at most {limit}", state.step)
     return False
 
@@ -92,14 +92,15 @@ def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_st
     """Restores the weights of the newest scheduled checkpoint, and skips the steps between it and the bad one."""
     run, limit = tools.run, tools.run.config.train.nonfinite_limit
     if state.rollbacks >= limit:
-        raise diverged(tools, f"{text}, after {limit} rollbacks (config.train.nonfinite_limit)", (bad_step, bad_step))
+        text = f"{text}, after {limit} rollbacks (config.train.nonfinite_limit)"
+        raise make_diverged_error(tools, text, (bad_step, bad_step))
     saved = None
     if tools.checkpointer is not None:
         tools.checkpointer.wait()
         saved = checkpoint_format.newest_valid(run.checkpoints, tools.report.warning, at_most=state.last_scheduled_step)
     saved = restore.broadcast_saved(run.cluster, saved)
     if saved is None:
-        raise diverged(tools, f"{text}, and there is no checkpoint to roll back to", (bad_step, bad_step))
+        raise make_diverged_error(tools, f"{text}, and there is no checkpoint to roll back to", (bad_step, bad_step))
     rate = optimizer_lib.settable_learning_rate(run.context.optimizer)
     restore.restore(run.cluster, saved, run.variables)
     run.replica_state.restore(saved)
@@ -116,7 +117,7 @@ def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_st
     )
 
 
-def diverged(tools: LoopTools, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
+def make_diverged_error(tools: LoopTools, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
     """Makes the error that ends a diverged run. Every worker calls it.
 
     Args:
@@ -152,7 +153,7 @@ def _search_data(tools: LoopTools, first_number: int, last_number: int) -> str:
     Each worker searches its own examples.
     """
     cluster = tools.run.cluster
-    with cluster.paused():
+    with cluster.pause_timers():
         found = tools.run.feed.first_nonfinite(first_number, last_number)
     first = cluster.all_gather([last_number + 1 if found is None else found[0]])[:, 0]
     return cluster.all_gather_text("" if found is None else found[1])[int(first.argmin())]

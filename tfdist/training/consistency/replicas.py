@@ -191,7 +191,7 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
 
 
 def _join(indices: Sequence[int], replicas: Sequence[str]) -> str:
-    return text_lib.listed([replicas[index] for index in indices], _MAX_NAMED)
+    return text_lib.list_names([replicas[index] for index in indices], _MAX_NAMED)
 
 
 def replica_names(cluster: Cluster) -> list[str]:

@@ -23,7 +23,7 @@ def refuse_unsaved(run: Run, run_steps: Callable[..., Any]) -> Callable[..., Any
     unchecked = [True]
 
     @functools.wraps(run_steps, updated=())
-    def checked(*args: Any) -> Any:
+    def call(*args: Any) -> Any:
         result = run_steps(*args)
         if unchecked:
             unchecked.clear()
@@ -31,7 +31,7 @@ def refuse_unsaved(run: Run, run_steps: Callable[..., Any]) -> Callable[..., Any
                 _check(run, run_steps.get_concrete_function(*args).graph)
         return result
 
-    return checked
+    return call
 
 
 def _check(run: Run, graph: Any) -> None:

@@ -29,7 +29,7 @@ _NAME_SECONDS = 3.0
 
 
 @contextlib.contextmanager
-def recorded(tools: LoopTools, state: TrainingState) -> Iterator[None]:
+def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     """Closes the files of the run after the block, records how the start has ended, and gives notice of it.
 
     Saves the chief's state after a replica mismatch. A SystemExit of a config's code is an error.

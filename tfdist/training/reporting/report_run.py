@@ -17,7 +17,7 @@ from tfdist.training.reporting import first_batch
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 
-# What the numbers of an example mean: class names, columns; see `tfdist.data.description.saved`.
+# What the numbers of an example mean: class names, columns; see `tfdist.data.description.to_save`.
 DATA = "data.json"
 
 

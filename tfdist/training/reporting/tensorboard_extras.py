@@ -117,7 +117,7 @@ def graph_record(graph_def: bytes) -> bytes:
     """Returns the record of a graph, a serialised GraphDef."""
     from tensorboard.compat.proto import event_pb2
 
-    return tensorboard_events.framed(event_pb2.Event(wall_time=time.time(), graph_def=graph_def))
+    return tensorboard_events.frame(event_pb2.Event(wall_time=time.time(), graph_def=graph_def))
 
 
 def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
@@ -140,6 +140,6 @@ def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
             histogram.bucket_limit.extend(edges)
             histogram.bucket.extend([0, *counts])
             values.append(summary_pb2.Summary.Value(tag=tag, histo=histogram))
-    return tensorboard_events.framed(
+    return tensorboard_events.frame(
         event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values))
     )

@@ -53,7 +53,7 @@ def build_objective(
         names=names,
         global_batch=config.data.batch_size,
         micro_batches=config.train.micro_batches,
-        accumulate=per_example.unrolled if synchronised else per_example.in_loop,
+        accumulate=per_example.unroll if synchronised else per_example.in_loop,
         xla=config.train.xla,
     )
 

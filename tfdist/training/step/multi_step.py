@@ -53,7 +53,7 @@ def make_multi_step_fn(
             ready = clock(tf.nest.flatten(elements, expand_composites=True))
             # TensorFlow replaces a product with 0 by a constant that waits for `number`.
             steps = number * updates if updates else tf.zeros([], tf.int32)
-            counted = seed_generators.counted_by_loop(words, steps, lambda: first + number)
+            counted = seed_generators.count_by_loop(words, steps, lambda: first + number)
             with counted, stateful_random.draw_statelessly():
                 sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
             return number + 1, waited + tf.maximum(ready - done, 0.0), clock(local_results(sums))

@@ -68,9 +68,9 @@ PUT_ON_OPTIMIZERS = (
 )
 
 
-def methods_restored(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
+def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
     """Returns a context manager that restores, at its end, what a run sets on an optimizer object."""
-    return patching.restored([optimizer], PUT_ON_OPTIMIZERS)
+    return patching.restore_after([optimizer], PUT_ON_OPTIMIZERS)
 
 
 def take_over_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
@@ -155,11 +155,11 @@ def evaluated_weights(
     exchanged = any(spec["target"].endswith(":SwapEMAWeights") for spec in config.callbacks)
     if exchanged or not getattr(optimizer, "use_ema", False):
         return contextlib.nullcontext
-    return functools.partial(_averaged_weights, cluster, model, optimizer)
+    return functools.partial(_use_averages, cluster, model, optimizer)
 
 
 @contextlib.contextmanager
-def _averaged_weights(cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def _use_averages(cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Gives `model` the averages of an optimizer with `use_ema` within the context; needs a copy of the weights."""
     variables = [variable.value for variable in model.trainable_variables]
     before = [tf.identity(variable) for variable in variables]

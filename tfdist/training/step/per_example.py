@@ -35,7 +35,7 @@ def in_loop(run: RunMicroBatch, count: int, zeros: Results) -> Results:
     return sums, gradients
 
 
-def unrolled(run: RunMicroBatch, count: int, zeros: Results) -> Results:
+def unroll(run: RunMicroBatch, count: int, zeros: Results) -> Results:
     """As `in_loop`, for a model that communicates in its forward pass: the graph holds it `count` times.
 
     TensorFlow rejects collectives of mirrored replicas inside a loop of a replica's graph.

@@ -108,7 +108,7 @@ def tfrecord(
     """
     path = os.path.expanduser(os.path.expandvars(path))
     name = f"tfrecord {path!r}"
-    described = {feature: _checked(feature, spec, name) for feature, spec in features.items()}
+    described = {feature: _check_feature(feature, spec, name) for feature, spec in features.items()}
     plain = split.partition("[")[0]
     pattern = path.replace("{split}", plain)
     files = sorted(glob.glob(pattern))
@@ -126,7 +126,7 @@ def tfrecord(
     return source
 
 
-def _checked(feature: str, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     unknown = sorted(set(spec) - _OPTIONS)
     if unknown or spec.get("decode") not in _DECODINGS:
         raise ValueError(

@@ -24,7 +24,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     if nodes == 0 or size % nodes:
         raise ValueError(
             f"Flux started {size} tasks on {nodes} nodes: start the same number on each, such as "
-            f"--tasks-per-node=1. {worker_spec.received(env, _VARIABLES)}"
+            f"--tasks-per-node=1. {worker_spec.say_received(env, _VARIABLES)}"
         )
     chief = env.get("TFDIST_CHIEF", "")
     if nodes > 1 and not chief:

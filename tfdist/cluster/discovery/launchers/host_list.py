@@ -43,7 +43,8 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int, host: st
         raise ValueError(
             f"TFDIST_ONE_PER_HOST=1, but this host, {host}, is not in the job's list of hosts: "
             f"{', '.join(found) or 'none'}. "
-            f"Pass the variables to each process, and start one on each host. {worker_spec.received(env, _VARIABLES)}"
+            "Pass the variables to each process, and start one on each host. "
+            f"{worker_spec.say_received(env, _VARIABLES)}"
         )
     return worker_specs.of_hosts(
         "host list",

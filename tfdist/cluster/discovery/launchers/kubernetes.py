@@ -32,7 +32,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     if not dash or own != str(index):
         raise ValueError(
             f"HOSTNAME must be JOB-{index} in pod {index} of an Indexed Job: leave hostname of the template unset. "
-            f"{worker_spec.received(env, _VARIABLES)}"
+            f"{worker_spec.say_received(env, _VARIABLES)}"
         )
     count = worker_spec.integer(env, "TFDIST_NUM_WORKERS")
     return worker_specs.of_hosts(

@@ -22,7 +22,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         rank = hosts.index(env["SM_CURRENT_HOST"])
     except (ValueError, TypeError):
         raise ValueError(
-            f"SM_HOSTS must be a JSON list that has SM_CURRENT_HOST. {worker_spec.received(env, _VARIABLES)}"
+            f"SM_HOSTS must be a JSON list that has SM_CURRENT_HOST. {worker_spec.say_received(env, _VARIABLES)}"
         ) from None
     return worker_specs.of_hosts(
         "sagemaker",

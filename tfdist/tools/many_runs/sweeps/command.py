@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     """Runs the sweep that the flags name, or submits it; returns the exit code."""
     made, configs = make_plan()
     workdir = _workdir()
-    plan = plans.merged(plans.read(workdir), made, workdir)
+    plan = plans.merge(plans.read(workdir), made, workdir)
     if flags.FLAGS.dry_run:
         print("\n".join([*plan.runs, f"{len(plan.runs)} runs in {workdir}; none is started."]))
         return 0
@@ -138,7 +138,7 @@ def make_plan() -> tuple[Plan, list[schema.Config]]:
         script=tuple(shlex.split(values.script or "")),
         runs=dict(zip(space.names(rows), rows, strict=True)),
         prune=_epochs(values.prune),
-        proposals=proposals.described(fields) if values.suggest else {},
+        proposals=proposals.describe(fields) if values.suggest else {},
     )
     if values.script:
         if not Path(plan.script[0]).is_file():
@@ -215,7 +215,7 @@ def _end(plan: Plan, workdir: Path, name: str) -> ends.RunEnd:
 def _say_end(plan: Plan, epochs: int | None = None) -> Callable[[local.Job, int], None]:
     """Returns a function that writes and says how a run has ended, which pauses after `epochs`."""
 
-    def ended(job: local.Job, code: int) -> None:
+    def end(job: local.Job, code: int) -> None:
         ends.write(job.workdir, code)
         end = _end(plan, job.workdir.parent, job.name)
         value = "" if end.value is None else f", best {plan.metric} {end.value:.5g}"
@@ -224,12 +224,12 @@ def _say_end(plan: Plan, epochs: int | None = None) -> Callable[[local.Job, int]
         state = "paused" if paused and end.state == "stopped" else end.state
         print(f"{job.name}: {state}{value}{trouble}", flush=True)
 
-    return ended
+    return end
 
 
 def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep."""
-    out = proposals.pruned(workdir, plan) if plan.proposals else halving.pruned(plan, workdir)
+    out = proposals.read_pruned(workdir, plan) if plan.proposals else halving.read_pruned(plan, workdir)
     names = list(plan.runs) or proposals.names(workdir, plan)
     found = [_end(plan, workdir, name) for name in names]
     sign = -1 if plan.mode == "max" else 1

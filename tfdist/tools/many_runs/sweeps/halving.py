@@ -70,16 +70,16 @@ def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
         if saved is None:
             found = {name: value_at(workdir / name, plan.metric, epochs) for name in names}
             done = frozenset(name for name, value in found.items() if value is not None)
-            open_runs = [name for name in names if name not in done and not _failed(plan, workdir, name)]
+            open_runs = [name for name in names if name not in done and not _has_failed(plan, workdir, name)]
             if open_runs or not decide:
                 return Stage(names=names, epochs=epochs, done=done)
-            saved = {"metric": plan.metric, "values": found, "continue": kept(found, plan.mode)}
+            saved = {"metric": plan.metric, "values": found, "continue": better_half(found, plan.mode)}
             files.write_json(str(path), saved)
         names = tuple(saved["continue"])
     return Stage(names=names)
 
 
-def pruned(plan: Plan, workdir: Path) -> dict[str, int]:
+def read_pruned(plan: Plan, workdir: Path) -> dict[str, int]:
     """Returns the runs that have been stopped, and after which epoch."""
     found: dict[str, int] = {}
     for epochs in plan.prune:
@@ -90,7 +90,7 @@ def pruned(plan: Plan, workdir: Path) -> dict[str, int]:
     return found
 
 
-def kept(values: Mapping[str, float | None], mode: str) -> list[str]:
+def better_half(values: Mapping[str, float | None], mode: str) -> list[str]:
     """Returns the better half of the runs, rounded up, in their order; of equal ones the first; None is the worst."""
     known = [name for name, value in values.items() if value is not None]
     ranked = sorted(known, key=lambda name: -values[name] if mode == "max" else values[name])
@@ -107,5 +107,5 @@ def value_at(workdir: Path, metric: str, epochs: int) -> float | None:
     return at[-1] if at else None
 
 
-def _failed(plan: Plan, workdir: Path, name: str) -> bool:
+def _has_failed(plan: Plan, workdir: Path, name: str) -> bool:
     return ends.read(name, workdir / name, plan.metric, plan.mode).state == "failed"

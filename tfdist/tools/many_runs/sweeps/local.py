@@ -66,7 +66,7 @@ def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
     Raises:
         ValueError: there are fewer GPUs, or cores, than `count`.
     """
-    gpus = () if on_cpu else host_gpus.assigned(os.environ)
+    gpus = () if on_cpu else host_gpus.assigned_gpus(os.environ)
     if gpus:
         shares = local_workers.divide_gpus(gpus, count or len(gpus))
         return [Slot(local_workers.environments(os.environ, [], [share])[0], share) for share in shares]

@@ -80,7 +80,7 @@ def read(workdir: Path) -> Plan | None:
         raise ValueError(f"{workdir / FILE} is damaged: {_ADVICE}") from None
 
 
-def merged(old: Plan | None, new: Plan, workdir: Path) -> Plan:
+def merge(old: Plan | None, new: Plan, workdir: Path) -> Plan:
     """Returns the plan of a command in a workdir that may hold a sweep: new values add runs to it.
 
     Raises:

@@ -29,7 +29,7 @@ def define_flags() -> None:
     flags.DEFINE_string("pruner", "NopPruner", "With --suggest: a class of optuna.pruners, which stops bad runs early.")
 
 
-def described(fields: Sequence[Field]) -> dict[str, Any]:
+def describe(fields: Sequence[Field]) -> dict[str, Any]:
     """Returns Optuna's part of the plan, from the flags.
 
     Raises:
@@ -43,11 +43,11 @@ def described(fields: Sequence[Field]) -> dict[str, Any]:
         else {"values": list(field.values)}
         for field in fields
     }
-    _made(part)
+    _make_parts(part)
     return part
 
 
-def _made(part: dict[str, Any]) -> tuple[Any, Any]:
+def _make_parts(part: dict[str, Any]) -> tuple[Any, Any]:
     """Returns the sampler and the pruner."""
     try:
         import optuna
@@ -70,7 +70,7 @@ def study(plan: Plan, workdir: Path, draw: int = 0) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler, pruner = _made(plan.proposals | {"seed": plan.proposals["seed"] + draw})
+    sampler, pruner = _make_parts(plan.proposals | {"seed": plan.proposals["seed"] + draw})
     storage = _storage(workdir)
     direction = "maximize" if plan.mode == "max" else "minimize"
     return optuna.create_study(
@@ -136,7 +136,7 @@ def run_here(
         print(f"{name}: started ({trial.number + 1} of {plan.proposals['count']})", flush=True)
         return local.Job(name, workdir / name, _command(plan, workdir / name, trial))
 
-    def ended(job: local.Job, code: int) -> None:
+    def end(job: local.Job, code: int) -> None:
         said(job, code)
         tell(opened, numbers[job.name], plan, job.workdir, pruned=job.name in given_up)
 
@@ -145,7 +145,7 @@ def run_here(
             given_up.add(job.name)
         return job.name in given_up
 
-    local.run(jobs(), slots, stop, ended=ended, watch=watch, directory=plan.directory)
+    local.run(jobs(), slots, stop, ended=end, watch=watch, directory=plan.directory)
 
 
 def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -> int:
@@ -210,12 +210,12 @@ def _trial(opened: Any, number: int, workdir: Path) -> Any:
     return optuna.trial.Trial(opened, storage.get_trial_id_from_study_id_trial_number(of_study, number))
 
 
-def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -> None:
+def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, read_pruned: bool) -> None:
     """Tells Optuna the result of a run that is finished, pruned or has failed; another one goes on later."""
     from optuna.trial import TrialState
 
     end = ends.read(workdir.name, workdir, plan.metric, plan.mode, script=bool(plan.script))
-    if pruned:
+    if read_pruned:
         opened.tell(number, state=TrialState.PRUNED)
     elif end.state == "finished" and end.value is not None:
         opened.tell(number, end.value)
@@ -223,7 +223,7 @@ def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -
         opened.tell(number, state=TrialState.FAIL)
 
 
-def pruned(workdir: Path, plan: Plan) -> dict[str, int]:
+def read_pruned(workdir: Path, plan: Plan) -> dict[str, int]:
     """Returns the runs that Optuna's pruner has stopped, and after which epoch."""
     trials = [trial for trial in study(plan, workdir).trials if trial.state.name == "PRUNED"]
     return {_name(trial, plan.proposals): max(trial.intermediate_values, default=0) for trial in trials}

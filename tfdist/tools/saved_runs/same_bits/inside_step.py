@@ -38,7 +38,7 @@ def record(run: Run, step: int) -> tuple[dict[str, Any], dict[str, dict[str, np.
         OUTPUTS.
     """
     ids, read = _examples(run, step)
-    arrays = {READ: read, PREPARED: _prepared(run, step), GRADIENTS: {}}
+    arrays = {READ: read, PREPARED: _prepared_batch(run, step), GRADIENTS: {}}
     outputs: dict[str, list[str]] = {}
     with _recording(run, outputs, arrays[GRADIENTS]):
         runner = execution.training_steps(run)
@@ -74,7 +74,7 @@ def _examples(run: Run, step: int) -> tuple[np.ndarray | None, dict[str, np.ndar
     return ids.numpy(), {name: value.numpy() for name, value in read.items() if isinstance(value, tf.Tensor)}
 
 
-def _prepared(run: Run, step: int) -> dict[str, np.ndarray]:
+def _prepared_batch(run: Run, step: int) -> dict[str, np.ndarray]:
     """Returns the prepared global batch of a step, in the order of its examples."""
     parts: list[dict[str, np.ndarray]] = []
     for element in run.feed.training(step, step + 1):
@@ -90,7 +90,7 @@ def _recording(run: Run, outputs: dict[str, list[str]], gradients: dict[str, np.
     model, optimizer = run.context.model, run.context.optimizer
     # XLA compiles no calls of Python.
     seen = [] if run.config.train.xla else [one for one in layers.of_all_depths(model) if one is not model]
-    with patching.restored(seen, ["call"]), patching.restored([optimizer], ["apply"]):
+    with patching.restore_after(seen, ["call"]), patching.restore_after([optimizer], ["apply"]):
         for layer in seen:
             patching.put(layer, "call", _noting_outputs(layer.call, layer.path, outputs))
         patching.put(optimizer, "apply", _noting_gradients(optimizer.apply, gradients))
@@ -101,7 +101,7 @@ def _noting_outputs(call: Callable[..., Any], name: str, outputs: dict[str, list
     def note(replica: np.ndarray, value: np.ndarray) -> None:
         outputs[name].append(f"{int(replica):05d} {hash_array(value)}")
 
-    def noted(*args: Any, **keywords: Any) -> Any:
+    def call_and_note(*args: Any, **keywords: Any) -> Any:
         found = call(*args, **keywords)
         outputs.setdefault(name, [])  # In the order in which the layers are traced.
         for value in tf.nest.flatten(found):
@@ -109,11 +109,11 @@ def _noting_outputs(call: Callable[..., Any], name: str, outputs: dict[str, list
                 tf.numpy_function(note, [replicas_lib.replica_id(), value], [])
         return found
 
-    return noted
+    return call_and_note
 
 
 def _noting_gradients(apply: Callable[..., Any], gradients: dict[str, np.ndarray]) -> Callable[..., Any]:
-    def noted(grads: Any, variables: Any) -> Any:
+    def call_and_note(grads: Any, variables: Any) -> Any:
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:
 
@@ -123,4 +123,4 @@ def _noting_gradients(apply: Callable[..., Any], gradients: dict[str, np.ndarray
                 tf.numpy_function(note, [tables.sum_rows(gradient)], [])
         return apply(grads, variables)
 
-    return noted
+    return call_and_note

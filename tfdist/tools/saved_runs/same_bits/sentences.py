@@ -27,10 +27,10 @@ def describe(outcome: Outcome) -> Iterator[str]:
         if name in outcome.damaged:
             yield f"In the checkpoint of {name} after step {step}, {outcome.damaged[name]}."
     if difference is None:
-        yield from _unexplained(outcome)
+        yield from _describe_unexplained(outcome)
 
 
-def _unexplained(outcome: Outcome) -> Iterator[str]:
+def _describe_unexplained(outcome: Outcome) -> Iterator[str]:
     wrong = list(outcome.not_reproduced)
     step = max(outcome.not_reproduced.values())
     if len(wrong) == 1:
@@ -111,11 +111,11 @@ def _examples(found: Difference, part: str) -> str:
     for name in inside[0][part]:
         rows = first_difference.differing_rows(inside, part, name)
         if rows:
-            texts.append(f"`{name}` of {_listed(rows, inside[0])} ({found.words[part, name, rows[0]]})")
+            texts.append(f"`{name}` of {_list_names(rows, inside[0])} ({found.words[part, name, rows[0]]})")
     return ", and ".join(texts)
 
 
-def _listed(rows: Sequence[int], inside: Mapping[str, Any]) -> str:
+def _list_names(rows: Sequence[int], inside: Mapping[str, Any]) -> str:
     ids = inside["ids"]
     names = [f"{row if ids is None else ids[row]:,}" for row in rows[:_MOST_EXAMPLES]]
     what = "example" if ids is not None else "the place in the batch"

@@ -88,7 +88,7 @@ def has_made(steps: int, step: keras.Variable) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def counted_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tensor]) -> Iterator[None]:
+def count_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tensor]) -> Iterator[None]:
     """While the body of a loop is traced, seeds use the loop's count instead of reading the step from the device.
 
     Args:
@@ -127,7 +127,7 @@ def restore(model: keras.Model) -> None:
         vars(generator).pop("next", None)
 
 
-def unseeded(*, in_loops: bool) -> _Unseeded | None:
+def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
     """Returns the generator for random ops without one; None if this thread traces no forward pass.
 
     Args:

@@ -18,7 +18,7 @@ from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.config.patching import replaced
+from tfdist.config.patching import replace
 from tfdist.data import stateful_ops
 from tfdist.training.step.random_numbers import seed_generators
 
@@ -65,14 +65,14 @@ _STATELESS = {
 def draw_statelessly() -> Iterator[None]:
     """Within the context, which all replicas share, forward passes that are traced draw statelessly."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(seed_generator, _OF_KERAS, _unseeded_of_keras))
+        stack.enter_context(replace(seed_generator, _OF_KERAS, _unseeded_of_keras))
         for name, stateless in _STATELESS.items():
-            stack.enter_context(replaced(gen_random_ops, name, functools.partial(_draw, stateless=stateless)))
+            stack.enter_context(replace(gen_random_ops, name, functools.partial(_draw, stateless=stateless)))
         yield
 
 
 def _draw(original: Callable[..., tf.Tensor], *args: Any, stateless: Callable[..., tf.Tensor], **keywords: Any) -> Any:
-    generator = seed_generators.unseeded(in_loops=False)
+    generator = seed_generators.unseeded_generator(in_loops=False)
     if generator is None:
         return original(*args, **keywords)
     # `tf.random` numbers its calls itself if the user gives no seed.
@@ -82,7 +82,7 @@ def _draw(original: Callable[..., tf.Tensor], *args: Any, stateless: Callable[..
 
 def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
     """Keras has a generator per thread, made in the first call: a step must not create its variable."""
-    return seed_generators.unseeded(in_loops=True) or original()
+    return seed_generators.unseeded_generator(in_loops=True) or original()
 
 
 def check_draws(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) -> Callable[..., tf.Tensor]:
@@ -96,7 +96,7 @@ def check_draws(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) ->
     warned: list[str] = []
 
     @functools.wraps(step)
-    def traced(*args: Any) -> tf.Tensor:
+    def trace(*args: Any) -> tf.Tensor:
         result = step(*args)
         if warned:
             return result
@@ -108,7 +108,7 @@ def check_draws(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) ->
                 raise ValueError(warned[0])
         if python:
             warned.append(
-                f"The {what} calls Python functions: {stateful_ops.listed(python)}. Unless they return the same for "
+                f"The {what} calls Python functions: {stateful_ops.list_ops(python)}. Unless they return the same for "
                 "the same arguments, a resumed run is another run. If they do, say so: tf.numpy_function(..., "
                 "stateful=False)."
             )
@@ -116,13 +116,13 @@ def check_draws(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) ->
             print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
         return result
 
-    return traced
+    return trace
 
 
 def describe(found: list[str], what: str) -> str:
     """Returns what is wrong with the ops `found` of a step, and what to do."""
     return (
-        f"The {what} draws random numbers from a state that is not saved: {stateful_ops.listed(found)}. "
+        f"The {what} draws random numbers from a state that is not saved: {stateful_ops.list_ops(found)}. "
         "Replicas may draw the same numbers, and a resumed run draws others. Draw with keras.random and a "
         "keras.random.SeedGenerator of the layer, or call tf.random outside of loops, branches and tf.functions."
     )

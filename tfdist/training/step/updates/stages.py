@@ -172,12 +172,12 @@ def skip_nonfinite(
 def scale(gradients: Gradients, factor: tf.Tensor | float) -> Gradients:
     """Multiplies gradients by `factor`, a number or float []; None stays None."""
 
-    def scaled(gradient: tables.Gradient | None) -> tables.Gradient | None:
+    def multiply(gradient: tables.Gradient | None) -> tables.Gradient | None:
         if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(scaled(gradient.values), gradient.indices, gradient.dense_shape)
+            return tf.IndexedSlices(multiply(gradient.values), gradient.indices, gradient.dense_shape)
         return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)
 
-    return [scaled(gradient) for gradient in gradients]
+    return [multiply(gradient) for gradient in gradients]
 
 
 def all_finite(gradients: Gradients) -> tf.Tensor:

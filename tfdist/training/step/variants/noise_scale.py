@@ -115,12 +115,12 @@ def _accumulate(
     replica's shard: float32 [].
     """
 
-    def measured(index: tf.Tensor) -> per_example.Results:
+    def measure(index: tf.Tensor) -> per_example.Results:
         sums, gradients = run(index)
         return tf.concat([sums, tf.cast(squared_norm(gradients), tf.float64)[tf.newaxis]], axis=0), gradients
 
     start = (tf.concat([zeros[0], tf.zeros([1], tf.float64)], axis=0), zeros[1])
-    sums, gradients = accumulate(measured, count, start)
+    sums, gradients = accumulate(measure, count, start)
     squares.append(tf.cast(sums[-1] * count, tf.float32))
     return sums[:-1], gradients
 

@@ -81,7 +81,7 @@ class PowerSGD:
             return []
 
         def exact() -> list[tf.Tensor]:
-            return self._timed_sum(gradients, self.reduction.options, after)
+            return self._time_sum(gradients, self.reduction.options, after)
 
         def approximate() -> list[tf.Tensor]:
             return self._approximate(chosen, gradients, after)
@@ -101,15 +101,15 @@ class PowerSGD:
         old = [tf.identity(one.q.value) for one in chosen]
         pack = dataclasses.replace(self.reduction.options, bytes_per_pack=0)
         triples = [(one.layout, *pair) for one, *pair in zip(chosen, matrices, old, strict=True)]
-        ps = self._timed_sum([scale * layout.first(m, q) for layout, m, q in triples], pack, after)
+        ps = self._time_sum([scale * layout.first(m, q) for layout, m, q in triples], pack, after)
         ps = factors.orthogonalise(ps)
         qs = [scale * one.layout.second(m, p) for one, m, p in zip(chosen, matrices, ps, strict=True)]
         if self.takes_first:
             is_first = replicas_lib.is_first()
-            sums = self._timed_sum([*qs, *(p if is_first else tf.zeros_like(p) for p in ps)], pack, ())
+            sums = self._time_sum([*qs, *(p if is_first else tf.zeros_like(p) for p in ps)], pack, ())
             qs, ps = sums[: len(qs)], sums[len(qs) :]
         else:
-            qs = self._timed_sum(qs, pack, ())
+            qs = self._time_sum(qs, pack, ())
         product = Layout.product_by_element if self.by_element else Layout.product
         totals = [product(one.layout, p, q) for one, p, q in zip(chosen, ps, qs, strict=True)]
         totals = [tf.reshape(total, gradient.shape) for total, gradient in zip(totals, gradients, strict=True)]
@@ -118,7 +118,7 @@ class PowerSGD:
             one.q.assign(q)
         return totals
 
-    def _timed_sum(
+    def _time_sum(
         self, tensors: list[tf.Tensor], options: config_lib.Communication, after: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Sums `tensors` over all replicas; counts the seconds from when they and `after` are computed."""
@@ -142,7 +142,7 @@ def compose(run: Run) -> Run:
     context, config = run.context, run.config
     options = config.communication.compression
     with run.cluster.scope():
-        compressed = tuple(_compressed(context.model, options, config.seed))
+        compressed = tuple(_compress(context.model, options, config.seed))
     reduction = context.reduction
     power_sgd = PowerSGD(
         reduction=reduction,
@@ -166,7 +166,7 @@ def compose(run: Run) -> Run:
     )
 
 
-def _compressed(model: keras.Model, options: config_lib.Compression, seed: int) -> Iterator[Compressed]:
+def _compress(model: keras.Model, options: config_lib.Compression, seed: int) -> Iterator[Compressed]:
     """Makes the variables of each gradient that is compressed; called in scope."""
     tables = {
         id(layer.embeddings)

@@ -57,7 +57,7 @@ class VirtualReplicas:
 
         def evaluate() -> tuple[tf.data.Dataset, int]:
             dataset, steps = evaluation()
-            return distributor.stacked(dataset), steps
+            return distributor.stack(dataset), steps
 
         return dataclasses.replace(feed, evaluation=None if evaluation is None else evaluate)
 
@@ -215,11 +215,11 @@ class _ByShards:
     def num_workers(self) -> int:
         return self.cluster.num_workers
 
-    def stacked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def stack(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset.batch(self.count, drop_remainder=True).prefetch(1)
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        return self.cluster.distribute(self.stacked(dataset))
+        return self.cluster.distribute(self.stack(dataset))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
