@@ -306,7 +306,7 @@ def private_names(source):
     own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")} | {"_exit"}
     found = {node.attr for node in attributes} - own
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in ("put", "replaced"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in ("put", "patch"):
             name = node.args[1]
             found |= {name.value} if isinstance(name, ast.Constant) and re.match(r"_[a-z]", name.value) else set()
         if isinstance(node, ast.ImportFrom) and re.match(r"tensorflow\.(python|core)|keras\.src", f"{node.module}"):

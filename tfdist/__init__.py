@@ -51,7 +51,7 @@ if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no comma
 
 
 def _onednn() -> contextlib.AbstractContextManager[None]:
-    return importlib.import_module("tfdist.cluster.devices.onednn").applied(os.environ)
+    return importlib.import_module("tfdist.cluster.devices.onednn").apply_choice(os.environ)
 
 
 tensorflow_log.hide_at_import(_onednn)

@@ -149,7 +149,7 @@ def refuse_others() -> Iterator[None]:
     names = [name for name in dir(tf.distribute) if name.endswith("Strategy") and name != "Strategy"]
     with contextlib.ExitStack() as stack:
         for name in names:
-            stack.enter_context(patching.replace(getattr(tf.distribute, name), "__init__", refuse))
+            stack.enter_context(patching.patch(getattr(tf.distribute, name), "__init__", refuse))
         yield
 
 

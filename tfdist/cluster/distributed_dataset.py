@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 
 
 def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
@@ -63,7 +63,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def _untuned_device_datasets() -> AbstractContextManager[None]:
     """Also applies to the datasets that TensorFlow adds for each device, which have no options to set."""
-    return replace(
+    return patch(
         multi_device_iterator_ops,
         "_create_device_dataset",
         lambda original, *args: without_autotuning(original(*args)),

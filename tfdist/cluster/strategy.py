@@ -303,7 +303,7 @@ def _multi_worker_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.dis
         if planned.device_type == "CPU" and planned.local_replicas > 1:
             # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
             owner = collective.CollectiveAllReduceExtended
-            stack.enter_context(patching.replace(owner, "_initialize_local_devices", logical_devices))
+            stack.enter_context(patching.patch(owner, "_initialize_local_devices", logical_devices))
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
 
 

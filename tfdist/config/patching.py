@@ -13,7 +13,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def replace(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """In the block, calls of `owner.name` return `function(original, *args, **keywords)`.
 
     Args:

@@ -151,7 +151,7 @@ class CachedSource:
         folder = Path(os.path.expandvars(self._directory)).expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _lock(folder / f"{self.name}.lock"):
+            with _hold_lock(folder / f"{self.name}.lock"):
                 if open_files(folder / self.name) is None:
                     self._write(folder)
         except OSError as error:
@@ -347,12 +347,12 @@ def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[d
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Holds a file lock between the processes of a host. The file remains: removing it would be a race."""
     with open(path, "wb") as file:
         announced = False
         # Not one call that waits: it would not return for a signal, such as a second Ctrl-C.
-        while not _lock(file):
+        while not _try_lock(file):
             if not announced:
                 print(f"tfdist: waiting for another process that stores the examples ({path})", file=sys.stderr)
             announced = True
@@ -360,7 +360,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _lock(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras.src import ops
 
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.training import api as trainer
 
 # Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turn.
@@ -27,9 +27,9 @@ def take_branches_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         yield
         return
     with (
-        replace(ops, "cond", _cond),
-        replace(optimizer, "_backend_apply_gradients", _apply),
-        replace(optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
+        patch(ops, "cond", _cond),
+        patch(optimizer, "_backend_apply_gradients", _apply),
+        patch(optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
     ):
         yield
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import replace, restore_after
+from tfdist.config.patching import patch, restore_after
 from tfdist.data import autograph
 from tfdist.keras_fit import optimizer_branches
 from tfdist.keras_fit.own_step import replica_step
@@ -41,7 +41,7 @@ def patch_keras() -> Iterator[None]:
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
-            stack.enter_context(replace(owner, name, replacement))
+            stack.enter_context(patch(owner, name, replacement))
         yield
 
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend
 
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.keras_fit.own_step import replica_step
 
 # More rows than a script draws in one call.
@@ -68,7 +68,7 @@ def installed(script):
             (keras.layers.BatchNormalization, "build", synchronized),
             (keras.Model, "fit", fit),
         ):
-            stack.enter_context(replace(owner, name, function))
+            stack.enter_context(patch(owner, name, function))
         yield
 
 

@@ -11,7 +11,7 @@ from tfdist.config import patching
 
 ROOT = pathlib.Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "what-is-replaced.md").read_text()
-FUNCTIONS = ("replaced", "put", "restored")
+FUNCTIONS = ("patch", "put", "restore_after")
 
 
 def calls(source):
@@ -89,7 +89,7 @@ def test_a_method_is_replaced_in_the_block_and_restored_where_it_was():
 
     for owner in (Base, Derived):
         before = dict(vars(owner))
-        with pytest.raises(KeyError), patching.replace(owner, "double", tripled):
+        with pytest.raises(KeyError), patching.patch(owner, "double", tripled):
             assert Derived().double(5) == 15
             raise KeyError
         assert dict(vars(owner)) == before and Derived().double(5) == 10

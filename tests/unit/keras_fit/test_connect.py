@@ -32,7 +32,7 @@ def reported(function, capsys):
 
 
 def test_an_error_in_a_function_that_tfdist_called_names_the_users_line(lab, capsys):
-    with patching.replace(lab, "metric", lambda original, *args: original(*args)):
+    with patching.patch(lab, "metric", lambda original, *args: original(*args)):
         hooked, printed = reported(lab.metric, capsys)
     assert hooked == ["JSONDecodeError"] and "File" not in printed
     assert printed.startswith("tfdist: lab.py, line 5, `return json.loads(predictions)`: JSONDecodeError: Expecting")

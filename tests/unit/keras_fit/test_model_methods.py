@@ -6,7 +6,7 @@ import types
 import keras
 import tensorflow as tf
 
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.keras_fit.script import model_methods
 
 
@@ -24,7 +24,7 @@ def test_auto_means_no_xla_on_machines_with_gpus(monkeypatch):
         return model.jit_compile
 
     assert compiled()
-    with replace(keras.Model, "compile", model_methods.compile_without_xla):
+    with patch(keras.Model, "compile", model_methods.compile_without_xla):
         assert (compiled(), compiled(jit_compile=True)) == (False, True)
     assert compiled()
 

@@ -275,7 +275,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         smallest_batch=static or 1,
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
-        shard_steps=None if parts is None else shard_steps,
+        sharded=None if parts is None else shard_steps,
         stops=stops,
         count_passes=count_passes if stops else None,
         order_unknown=order_unknown,

@@ -84,7 +84,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         smallest_batch=1,
         sample=lambda: base.name_columns(_numpy_batch(samples[0])),
         resume_caveat=batches.resume_caveat(),
-        shard_steps=shard_steps if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
+        sharded=shard_steps if hasattr(data, "num_rows") and hasattr(data, "read_rows") else None,
         stops=True,
         epoch_hooks=base.EpochHooks(data.on_epoch_begin, data.on_epoch_end),
         first_nonfinite=batches.watch.first if batches.epoch_hooks else None,

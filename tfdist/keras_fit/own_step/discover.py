@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.own_step import eager_steps, replica_step
@@ -145,5 +145,5 @@ def _note_results(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric, 
     metrics = list({id(metric): metric for metric in (*model.metrics, *own)}.values())
     with contextlib.ExitStack() as stack:
         for metric in metrics:
-            stack.enter_context(replace(metric, "result", functools.partial(note, metric)))
+            stack.enter_context(patch(metric, "result", functools.partial(note, metric)))
         yield noted

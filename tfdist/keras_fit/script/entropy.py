@@ -24,7 +24,7 @@ import tensorflow as tf
 from numpy.random import bit_generator
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import put, replace, restore_after
+from tfdist.config.patching import patch, put, restore_after
 from tfdist.keras_fit.script import context
 
 _BYTES = 16
@@ -51,12 +51,12 @@ def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     np.random.seed(draws.bits(32))
     tf.random.set_global_generator(tf.random.Generator.from_seed(draws.bits(63)))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replace(bit_generator, "randbits", draws.random_bits))
-        stack.enter_context(replace(random.Random, "seed", draws.seed))
-        stack.enter_context(replace(random, "seed", draws.seed))
-        stack.enter_context(replace(uuid, "uuid1", draws.uuid))
-        stack.enter_context(replace(uuid, "uuid4", draws.uuid))
-        stack.enter_context(replace(_SEEDS, "get_seed", draws.operation_seeds))
+        stack.enter_context(patch(bit_generator, "randbits", draws.random_bits))
+        stack.enter_context(patch(random.Random, "seed", draws.seed))
+        stack.enter_context(patch(random, "seed", draws.seed))
+        stack.enter_context(patch(uuid, "uuid1", draws.uuid))
+        stack.enter_context(patch(uuid, "uuid4", draws.uuid))
+        stack.enter_context(patch(_SEEDS, "get_seed", draws.operation_seeds))
         stack.enter_context(_common_time(cluster))
         yield
 
@@ -157,10 +157,10 @@ def _common_time(cluster: Cluster) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _CLOCKS:
-            stack.enter_context(replace(time, name, read))
+            stack.enter_context(patch(time, name, read))
         for name in ("localtime", "gmtime", "ctime"):
-            stack.enter_context(replace(time, name, of_seconds))
-        stack.enter_context(replace(time, "strftime", format_time))
+            stack.enter_context(patch(time, name, of_seconds))
+        stack.enter_context(patch(time, "strftime", format_time))
         stack.enter_context(restore_after([datetime_lib], ["datetime"]))
         put(datetime_lib, "datetime", datetime)
         yield

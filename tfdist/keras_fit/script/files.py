@@ -34,7 +34,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.keras_fit.script import context, handles, temporary
 
 # Owner, functions, and the name of the parameter that is the path; where it is given, it must be a path, not a file.
@@ -84,35 +84,35 @@ def write_once(cluster: Cluster) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, names, parameter in _WRITING:
             for name in names:
-                stack.enter_context(replace(owner, name, functools.partial(_once, parameter)))
+                stack.enter_context(patch(owner, name, functools.partial(_once, parameter)))
         for owner, names, parameter in _KERAS_SAVING:
             for name in names:
-                stack.enter_context(replace(owner, name, functools.partial(_save_once, parameter)))
+                stack.enter_context(patch(owner, name, functools.partial(_save_once, parameter)))
         # These two modules have taken `open` when they were imported.
         for owner, name in ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")):
             if hasattr(owner, name):
-                stack.enter_context(replace(owner, name, handles.open_file))
-        stack.enter_context(replace(keras.utils, "get_file", _get_file))
-        stack.enter_context(replace(tempfile, "mkdtemp", temporary.make_directory))
-        stack.enter_context(replace(tempfile, "mkstemp", temporary.make_file))
-        stack.enter_context(replace(tempfile, "NamedTemporaryFile", temporary.make_named_file))
-        stack.enter_context(replace(tempfile.TemporaryDirectory, "cleanup", temporary.clean_up))
-        stack.enter_context(replace(np.memmap, "__new__", handles.map_file))
-        stack.enter_context(replace(h5py.File, "__init__", handles.open_h5py))
-        stack.enter_context(replace(h5py.File, "close", handles.close_h5py))
+                stack.enter_context(patch(owner, name, handles.open_file))
+        stack.enter_context(patch(keras.utils, "get_file", _get_file))
+        stack.enter_context(patch(tempfile, "mkdtemp", temporary.make_directory))
+        stack.enter_context(patch(tempfile, "mkstemp", temporary.make_file))
+        stack.enter_context(patch(tempfile, "NamedTemporaryFile", temporary.make_named_file))
+        stack.enter_context(patch(tempfile.TemporaryDirectory, "cleanup", temporary.clean_up))
+        stack.enter_context(patch(np.memmap, "__new__", handles.map_file))
+        stack.enter_context(patch(h5py.File, "__init__", handles.open_h5py))
+        stack.enter_context(patch(h5py.File, "close", handles.close_h5py))
         for owner, name in ((tf.io, "TFRecordWriter"), (tf.io.gfile, "GFile")):
-            stack.enter_context(replace(owner, name, handles.open_of_tensorflow))
+            stack.enter_context(patch(owner, name, handles.open_of_tensorflow))
         for name in ("save", "write"):
-            stack.enter_context(replace(tf.train.Checkpoint, name, handles.save_checkpoint))
-        stack.enter_context(replace(tf.train.CheckpointManager, "__init__", handles.make_manager))
-        stack.enter_context(replace(tf.train.CheckpointManager, "save", handles.save_by_manager))
+            stack.enter_context(patch(tf.train.Checkpoint, name, handles.save_checkpoint))
+        stack.enter_context(patch(tf.train.CheckpointManager, "__init__", handles.make_manager))
+        stack.enter_context(patch(tf.train.CheckpointManager, "save", handles.save_by_manager))
         stack.enter_context(_on_import(stack))
         if not cluster.is_chief:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-            stack.enter_context(replace(tf.summary, "create_file_writer", _null_writer))
-            stack.enter_context(replace(tf.data.Dataset, "cache", functools.partial(_cache, cluster.rank)))
+            stack.enter_context(patch(tf.summary, "create_file_writer", _null_writer))
+            stack.enter_context(patch(tf.data.Dataset, "cache", functools.partial(_cache, cluster.rank)))
             for name in ("start", "stop"):
-                stack.enter_context(replace(tf.profiler.experimental, name, _nothing))
+                stack.enter_context(patch(tf.profiler.experimental, name, _nothing))
         yield
 
 
@@ -172,20 +172,20 @@ def _nothing(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
 def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
     """Replaces the functions of `_WRITING_IF_IMPORTED`, of modules that are imported later, too."""
 
-    def replace(module: Any) -> None:
+    def patch_module(module: Any) -> None:
         for name, kind, functions, parameter in _WRITING_IF_IMPORTED:
             owner = module if kind is None else getattr(module, kind, None)
             if name == module.__name__ and owner is not None:
                 for function in functions:
-                    stack.enter_context(replace(owner, function, functools.partial(_once, parameter)))
+                    stack.enter_context(patch(owner, function, functools.partial(_once, parameter)))
 
     def around(execute: Callable[[Any], None], module: Any) -> None:
         execute(module)
-        replace(module)
+        patch_module(module)
 
     names = {name for name, *_ in _WRITING_IF_IMPORTED}
     for name in names & set(sys.modules):
-        replace(sys.modules[name])
+        patch_module(sys.modules[name])
     hook = patching.ImportHook(names - set(sys.modules), around)
     sys.meta_path.insert(0, hook)
     try:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect
 from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.own_step import own_loop
@@ -51,27 +51,27 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
             if pipeline is not None and pipeline not in pipelines:
                 pipelines.add(pipeline)
                 for name in ("fit", "evaluate", "predict"):
-                    stack.enter_context(replace(pipeline, name, methods[name]))
+                    stack.enter_context(patch(pipeline, name, methods[name]))
             compile_without_xla(original, model, *args, **keywords)
 
-        stack.enter_context(replace(trainer, "compile", compile))
+        stack.enter_context(patch(trainer, "compile", compile))
         for name, method in methods.items():
-            stack.enter_context(replace(keras.Model, name, functools.partial(_preprocess, method)))
+            stack.enter_context(patch(keras.Model, name, functools.partial(_preprocess, method)))
         for name in ("__init__", "add_variable_from_reference"):
-            stack.enter_context(replace(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
-        stack.enter_context(replace(keras.optimizers.Optimizer, "apply", functools.partial(_tell_loop, cluster)))
+            stack.enter_context(patch(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
+        stack.enter_context(patch(keras.optimizers.Optimizer, "apply", functools.partial(_tell_loop, cluster)))
         for module in (tf.config, tf.config.experimental):
             for name in _DEVICE_SETTINGS:
                 if hasattr(module, name):
-                    stack.enter_context(replace(module, name, functools.partial(_refuse_device_setting, name)))
+                    stack.enter_context(patch(module, name, functools.partial(_refuse_device_setting, name)))
         for module, name, variable in _IGNORED_SETTINGS:
             ignore = functools.partial(_ignore_setting, cluster, variable)
-            stack.enter_context(replace(module, name, ignore))
+            stack.enter_context(patch(module, name, ignore))
         stack.enter_context(collective_guard.refuse_others())
-        stack.enter_context(replace(connect, "connect", _refuse_connect))
+        stack.enter_context(patch(connect, "connect", _refuse_connect))
         # The scope is one of the default graph, which keras.utils.clear_session replaces.
         replicated = functools.partial(_reset_graph, cluster, stack)
-        stack.enter_context(replace(tf.compat.v1, "reset_default_graph", replicated))
+        stack.enter_context(patch(tf.compat.v1, "reset_default_graph", replicated))
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
 

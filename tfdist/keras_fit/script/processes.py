@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.keras_fit.script import context
 
 _FUNCTIONS = ("run", "call", "check_call", "check_output")
@@ -33,11 +33,11 @@ def run_once(cluster: Cluster) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
-            stack.enter_context(replace(subprocess, name, _run))
-        stack.enter_context(replace(os, "system", _run))
-        stack.enter_context(replace(subprocess.Popen, "__init__", _start))
+            stack.enter_context(patch(subprocess, name, _run))
+        stack.enter_context(patch(os, "system", _run))
+        stack.enter_context(patch(subprocess.Popen, "__init__", _start))
         for name in _METHODS:
-            stack.enter_context(replace(subprocess.Popen, name, _method))
+            stack.enter_context(patch(subprocess.Popen, name, _method))
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.keras_fit.whole_batch import metric_state, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
@@ -28,7 +28,7 @@ def compute_on_whole_batch(cluster: Cluster, metrics: Sequence[keras.Metric]) ->
                 continue
             for variable in metric.variables:
                 metric_state.make_whole(variable)
-            stack.enter_context(replace(metric, "update_state", _update))
+            stack.enter_context(patch(metric, "update_state", _update))
         yield
 
 

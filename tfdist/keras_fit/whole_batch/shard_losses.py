@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config.patching import put, replace, restore_after
+from tfdist.config.patching import patch, put, restore_after
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows
@@ -103,9 +103,9 @@ def patch_losses(model: keras.Model) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
         for name, replacement in replacements.items():
-            stack.enter_context(replace(keras_loss, name, replacement))
+            stack.enter_context(patch(keras_loss, name, replacement))
         for owner in _callers(model):
-            stack.enter_context(replace(owner, "__call__", _call))
+            stack.enter_context(patch(owner, "__call__", _call))
         stack.enter_context(restore_after(compiled_model.trackers(model), ["update_state"]))
         _depth += 1
         try:

@@ -81,7 +81,7 @@ def main(words: Sequence[str]) -> None:
     front = importlib.import_module("tfdist")  # Whose fit a script calls.
     fit = with_rising_rate(lambda: RisingRate(Path(result), float(lowest), float(highest), int(steps)))
     with contextlib.suppress(RangeDone):
-        with patching.replace(keras.Model, "fit", fit), patching.replace(front, "fit", fit):
+        with patching.patch(keras.Model, "fit", fit), patching.patch(front, "fit", fit):
             runpy.run_path(script, run_name="__main__")
         sys.exit(f"{script} ended before {steps} steps of fit were done: choose fewer --steps.")
 

@@ -210,12 +210,12 @@ def _trial(opened: Any, number: int, workdir: Path) -> Any:
     return optuna.trial.Trial(opened, storage.get_trial_id_from_study_id_trial_number(of_study, number))
 
 
-def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, read_pruned: bool) -> None:
+def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -> None:
     """Tells Optuna the result of a run that is finished, pruned or has failed; another one goes on later."""
     from optuna.trial import TrialState
 
     end = ends.read(workdir.name, workdir, plan.metric, plan.mode, script=bool(plan.script))
-    if read_pruned:
+    if pruned:
         opened.tell(number, state=TrialState.PRUNED)
     elif end.state == "finished" and end.value is not None:
         opened.tell(number, end.value)

@@ -18,7 +18,7 @@ from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.config.patching import replace
+from tfdist.config.patching import patch
 from tfdist.data import stateful_ops
 from tfdist.training.step.random_numbers import seed_generators
 
@@ -65,9 +65,9 @@ _STATELESS = {
 def draw_statelessly() -> Iterator[None]:
     """Within the context, which all replicas share, forward passes that are traced draw statelessly."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replace(seed_generator, _OF_KERAS, _unseeded_of_keras))
+        stack.enter_context(patch(seed_generator, _OF_KERAS, _unseeded_of_keras))
         for name, stateless in _STATELESS.items():
-            stack.enter_context(replace(gen_random_ops, name, functools.partial(_draw, stateless=stateless)))
+            stack.enter_context(patch(gen_random_ops, name, functools.partial(_draw, stateless=stateless)))
         yield
 
 
