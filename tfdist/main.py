@@ -13,7 +13,7 @@ from absl import flags
 from tfdist.cluster import malloc, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log
+from tfdist.config import specs, tensorflow_log
 
 
 def run(workdir: Path) -> int:
@@ -23,7 +23,9 @@ def run(workdir: Path) -> int:
     config = flags.FLAGS["config"].value
     experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file())
     if flags.FLAGS.mode == "train":
-        code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
+        audits = config.consistency.audit.every is not None
+        train = specs.part("consistency.audit.action") if audits else loop.train
+        code = train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
         code = evaluate.evaluate_only(experiment_run, flags.FLAGS.checkpoint)
     experiment_run.cluster.leave()

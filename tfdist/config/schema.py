@@ -30,6 +30,8 @@ PARTS = {
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
     "train.virtual_replicas.report": "tfdist.training.step.variants.virtual_replicas:RepeatReport",
     "communication.compression": "tfdist.training.step.variants.power_sgd:compose",
+    "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
+    "consistency.audit.action": "tfdist.training.consistency.audit:train",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
@@ -195,6 +197,20 @@ class Evaluation:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
+class Audit:
+    """Audits: each replica computes again the share of another one, and the bits are compared (docs/same-bits.md)."""
+
+    every: int | None = None
+    """Optimizer steps from one audited step to the next, at least 1: about 1 / every more time. Needs
+    train.virtual_replicas. None: no audits."""
+    action: Literal["end", "restore"] = "end"
+    """After a difference: "end" the run, or "restore" the newest audited checkpoint and continue from there. Later ones
+    are moved out of the way by both."""
+    limit: int = 3
+    """Maximum number of times that a start goes back, at least 1; one more difference ends the run."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Consistency:
     """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
 
@@ -204,6 +220,8 @@ class Consistency:
     """If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning."""
     limit: int = 3
     """Maximum number of such copies in the whole run, at least 1; one more mismatch ends it."""
+    audit: Audit = dataclasses.field(default_factory=Audit)
+    """Audits of what the replicas compute; none by default."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

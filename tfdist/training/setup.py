@@ -85,6 +85,8 @@ def build_run(
     if config.communication.compression.rank is not None:
         run = specs.part("communication.compression")(run)
     run = virtual.compose(run) if virtual else run
+    if config.consistency.audit.every is not None:
+        run = specs.part("consistency.audit.every")(run)
     return run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
 
 

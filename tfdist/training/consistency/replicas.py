@@ -15,6 +15,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import text as text_lib
 from tfdist.training.consistency import hashing
 from tfdist.training.state import TrainingState
@@ -81,7 +82,7 @@ class ReplicaConsistencyCheck:
         return self.hash_all().numpy()[:, 0]
 
     def _describe(self, step: int) -> Mismatch:
-        each = self.cluster.make_all_gather(lambda: _hash_each(self.cluster, self.variables))
+        each = self.cluster.make_all_gather(lambda: hash_variables(self.cluster, self.variables))
         names, found = list(self.variables), each().numpy()
         lines, differing = describe_mismatch(names, found, replica_names(self.cluster))
         since = "They were not compared before" if self.step is None else f"They were last equal after step {self.step}"
@@ -140,16 +141,10 @@ def make_check(
         warn: prints a warning about a step.
         record: records (step, hash of the state); None: nothing is recorded.
     """
-    # Variables that are reduced when read, such as a metric's sums, differ between replicas.
-    apart = tf.VariableSynchronization.ON_READ
-    variables = {
-        name: v
-        for name, v in variables.items()
-        if getattr(checkpoint_format.tf_variable(v), "synchronization", None) != apart
-    }
+    variables = comparable(variables)
 
     def all_words() -> tf.Tensor:
-        return hashing.combine(_hash_each(cluster, variables), cluster.device_type)[tf.newaxis]
+        return hashing.combine(hash_variables(cluster, variables), cluster.device_type)[tf.newaxis]
 
     return ReplicaConsistencyCheck(
         cluster=cluster,
@@ -160,6 +155,16 @@ def make_check(
         record=(lambda step, value: None) if record is None else record,
         records=record is not None,
     )
+
+
+def comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables without those that are reduced when read, such as a metric's sums: replicas differ there."""
+    apart = tf.VariableSynchronization.ON_READ
+    return {
+        name: variable
+        for name, variable in variables.items()
+        if getattr(checkpoint_format.tf_variable(variable), "synchronization", None) != apart
+    }
 
 
 def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequence[str]) -> tuple[list[str], str]:
@@ -209,6 +214,7 @@ def _all_equal(hashes: np.ndarray) -> bool:
     return bool((hashes == hashes[0]).all())
 
 
-def _hash_each(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
+def hash_variables(cluster: Replicas, variables: Mapping[str, Any]) -> tf.Tensor:
+    """Returns the hash of each variable on the calling replica: int64 [variables]."""
     values = [tf.convert_to_tensor(checkpoint_format.tf_variable(variable)) for variable in variables.values()]
     return hashing.hash_each(values, cluster.device_type)

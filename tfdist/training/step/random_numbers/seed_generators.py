@@ -83,8 +83,13 @@ def has_made(steps: int, step: keras.Variable) -> tf.Tensor:
     Args:
         step: the step count, int64 [].
     """
+    return steps_made(step) >= steps
+
+
+def steps_made(step: keras.Variable) -> tf.Tensor:
+    """Returns the optimizer steps that the run has made, modulo 2**32: int32 [], as `has_made`."""
     words, done, _ = _loop[-1] if _loop else (step_as_int32_pair(step), 0, None)
-    return words[0] + done >= steps
+    return words[0] + done
 
 
 @contextlib.contextmanager

@@ -39,7 +39,10 @@ class ShardedObjective(PerExampleObjective):
             with seed_generators.as_replica(index):
                 return [_on_grid(PerExampleObjective.evaluate(self, *shard))]
 
-        return _over_shards(of_shard, (batch, mask), self.shards, lambda old, new: [old[0] + new[0]])[0]
+        first = replicas_lib.replica_id() * self.shards
+        return _over_shards(_compiled(of_shard), (batch, mask), self.shards, first, lambda old, new: [old[0] + new[0]])[
+            0
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,16 @@ class ShardedStep:
     ) -> tuple[ShardResults, list[bool]]:
         """Returns the results of all shards of this replica, and which variables have a gradient."""
         present: list[bool] = []
+        return self.make_share(context, ranges, present)(shards, replicas_lib.replica_id()), present
+
+    def make_share(
+        self, context: StepContext, ranges: tf.Tensor, present: list[bool]
+    ) -> Callable[[Batch, tf.Tensor], ShardResults]:
+        """Returns a function that computes the share of a replica from its shards, [count, n, ...], and its index.
+
+        Args:
+            present: gets at the first call which variables have a gradient.
+        """
         loss_scale = tf.constant(1.0) if context.loss_scale is None else tf.identity(context.loss_scale.value)
 
         def of_shard(shard: Batch, index: tf.Tensor, loss_scale: tf.Tensor, ranges: tf.Tensor) -> list[tf.Tensor]:
@@ -143,7 +156,13 @@ class ShardedStep:
         def add(old: list[tf.Tensor], new: list[tf.Tensor]) -> list[tf.Tensor]:
             return ShardResults.unpack(old).add(ShardResults.unpack(new)).pack()
 
-        return ShardResults.unpack(_over_shards(of_shard, shards, self.count, add, loss_scale, ranges)), present
+        compute = _compiled(of_shard)
+
+        def share(shards: Batch, replica: tf.Tensor) -> ShardResults:
+            first = replica * self.count
+            return ShardResults.unpack(_over_shards(compute, shards, self.count, first, add, loss_scale, ranges))
+
+        return share
 
     def _sum(self, context: StepContext, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums integers over all replicas."""
@@ -194,22 +213,26 @@ def _finish(
     train_step.add_to_totals(context, sums, skipped)
 
 
+def _compiled(function: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
+    """Returns `function` as one that TensorFlow optimises by itself, so that it is the same in a loop as without one."""
+    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+
+
 def _over_shards(
-    function: Callable[..., list[tf.Tensor]],
+    compute: Callable[..., list[tf.Tensor]],
     shards: Any,
     count: int,
+    first: tf.Tensor,
     add: Callable[[list[tf.Tensor], list[tf.Tensor]], list[tf.Tensor]],
     *arguments: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Calls function(shard, index, *arguments) for each shard of a replica, and adds up the results.
+    """Calls compute(shard, index, *arguments) for each shard of a replica, and adds up the results.
 
     Args:
+        compute: a result of `_compiled`; index: int32 [], of the shard in the global batch.
         shards: nested tensors [count, n, ...].
-        index: of `function`: int32 [], of the shard in the global batch.
+        first: the index of the first shard.
     """
-    # Not inlined: TensorFlow optimises it by itself, so it is the same in a loop as without one.
-    compute = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
-    first = replicas_lib.replica_id() * count
 
     def run(place: tf.Tensor) -> list[tf.Tensor]:
         shard = tf.nest.map_structure(lambda value: value[place], shards)
