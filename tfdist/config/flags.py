@@ -81,8 +81,8 @@ def define_config() -> flags.FlagHolder:
     for kind in (list, dict, types.NoneType):
         config_flags.register_flag_parser_for_type(kind, _Literal(kind))
     config_flags.register_flag_parser_for_type(Any, _Literal(types.NoneType))
-    for section in typing.get_type_hints(schema.Config).values():
-        for hint in typing.get_type_hints(section).values() if dataclasses.is_dataclass(section) else ():
+    for section in filter(dataclasses.is_dataclass, vars(schema).values()):
+        for hint in typing.get_type_hints(section).values():
             if typing.get_origin(hint) is typing.Literal:  # `validate` checks the value.
                 config_flags.register_flag_parser_for_type(hint, flags.ArgumentParser())
     holder = config_flags.DEFINE_config_file(

@@ -183,52 +183,55 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     Raises:
         AuditError: names the replicas, the variables, and the checkpoint from which the same command continues.
     """
-    options, original, gone_back = run.config.consistency.audit, run, 0
+    options, started, gone_back = run.config.consistency.audit, run, 0
     while True:
         try:
-            return loop.train(run, allow_config_changes=allow_config_changes)
+            return loop.train(started, allow_config_changes=allow_config_changes)
         except AuditError as error:
             text = f"{error}\n{_set_aside(run, error.step - options.every)}"
-            saved = run.cluster.broadcast(_newest(run))
-            again = f"config.consistency.audit.limit={options.limit}"
-            if options.action == "end":
-                advice = "Leave out that host or device, and run the same command to continue."
-            elif saved < 0:
-                advice = "There is no audited checkpoint to go back to: run the same command to start again."
-            elif gone_back >= options.limit:
-                advice = (
-                    f"The run has gone back {gone_back} times, the maximum ({again}): leave out that host or device."
-                )
-            else:
-                gone_back += 1
-                note = (
-                    f"WARNING: {text} The run goes back to it: {gone_back} of at most {options.limit} times ({again})."
-                )
-                log = dataclasses.replace(original.log, notes=(note,))
-                run = dataclasses.replace(original, log=log)
-                continue
-            raise AuditError(f"{text} {advice}", error.step) from None
+            if reason := _reason_to_end(run, gone_back):
+                raise AuditError(f"{text} {reason}", error.step) from None
+        gone_back += 1
+        note = f"WARNING: {text} The run goes back to it: {gone_back} of at most {options.limit} times."
+        started = dataclasses.replace(run, log=dataclasses.replace(run.log, notes=(note,)))
+
+
+def _reason_to_end(run: Run, gone_back: int) -> str:
+    """Returns why a run with a difference ends and what to do, as sentences; "": it goes back. Collective."""
+    options = run.config.consistency.audit
+    if options.action == "end":
+        return "Leave out that host or device, and run the same command to continue."
+    if run.cluster.broadcast(_newest(run)) < 0:
+        return "The run cannot go back: run the same command to start again."
+    if gone_back >= options.limit:
+        often = f"{gone_back} times before, which is the maximum (config.consistency.audit.limit)"
+        return f"The run has gone back {often}: leave out that host or device, and run the same command to continue."
+    return ""
 
 
 def _set_aside(run: Run, last: int) -> str:
-    """Moves the checkpoints of steps after `last` out of the way, and returns what the newest one is then. Collective."""
-    moved = []
+    """Moves the checkpoints of steps after `last` out of the way, and returns which is the newest then. Collective."""
+    later = []
     if run.cluster.is_chief and run.workdir is not None:
-        for step in directory.steps(run.checkpoints):
-            if step > max(last, 0):
-                target = run.workdir / UNAUDITED
-                target.mkdir(exist_ok=True)
-                place = directory.step_path(run.checkpoints, step)
-                place.rename(target / place.name)
-                moved.append(f"{step}")
+        later = [step for step in directory.steps(run.checkpoints) if step > max(last, 0)]
+    if later:
+        parent = run.workdir / UNAUDITED
+        target = parent / f"{len(list(parent.iterdir())) + 1 if parent.is_dir() else 1}"
+        target.mkdir(parents=True)
+        for step in later:
+            place = directory.step_path(run.checkpoints, step)
+            place.rename(target / place.name)
     run.cluster.barrier()
     newest = run.cluster.broadcast(_newest(run))
     kept = (
         "There is no audited checkpoint." if newest < 0 else f"The newest audited checkpoint is that of step {newest}."
     )
-    if moved:
-        kept += f" Later ones, of steps {text_lib.listed(moved, _MAX_NAMED)}, are in {run.workdir / UNAUDITED}."
-    return kept
+    if later:
+        steps = text_lib.listed([f"{step}" for step in later], _MAX_NAMED)
+        kept = f"The checkpoints of steps {steps} were saved after the audit before, and are in {target} now. "
+    if newest < 0:
+        return f"{kept}There is no audited checkpoint."
+    return f"{kept}The newest audited checkpoint is that of step {newest}."
 
 
 def _newest(run: Run) -> int:

@@ -158,7 +158,7 @@ def make_check(
 
 
 def comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variables without those that are reduced when read, such as a metric's sums: replicas differ there."""
+    """Returns the variables without those that are reduced when read, such as a metric's sums: those differ."""
     apart = tf.VariableSynchronization.ON_READ
     return {
         name: variable

@@ -133,7 +133,7 @@ class _Kept(ReplicaState):
 
 
 def compose(run: Run) -> Run:
-    """Returns `run`, one of virtual replicas, with audited steps; with one replica, `run` with a note that says why not.
+    """Returns `run`, one of virtual replicas, with audited steps; with one replica, with a note that says why not.
 
     Raises:
         ValueError: the devices are GPUs whose kernels may add in any order.

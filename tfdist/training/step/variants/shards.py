@@ -39,10 +39,8 @@ class ShardedObjective(PerExampleObjective):
             with seed_generators.as_replica(index):
                 return [_on_grid(PerExampleObjective.evaluate(self, *shard))]
 
-        first = replicas_lib.replica_id() * self.shards
-        return _over_shards(_compiled(of_shard), (batch, mask), self.shards, first, lambda old, new: [old[0] + new[0]])[
-            0
-        ]
+        first, add = replicas_lib.replica_id() * self.shards, lambda old, new: [old[0] + new[0]]
+        return _over_shards(_compiled(of_shard), (batch, mask), self.shards, first, add)[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +212,7 @@ def _finish(
 
 
 def _compiled(function: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
-    """Returns `function` as one that TensorFlow optimises by itself, so that it is the same in a loop as without one."""
+    """Returns `function`, not inlined: TensorFlow optimises it by itself, and alike in a loop and without one."""
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
 
