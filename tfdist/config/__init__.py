@@ -15,6 +15,7 @@ from typing import Any
 from tfdist.config import schema
 from tfdist.config.command_line import meanings
 from tfdist.config.schema import (
+    Audit,
     Checkpoint,
     ClusterOptions,
     Communication,
@@ -30,6 +31,7 @@ from tfdist.config.schema import (
 )
 
 __all__ = [
+    "Audit",
     "Checkpoint",
     "ClusterOptions",
     "Communication",
