@@ -5,7 +5,7 @@ as `tfdist.configs.networks.classic:line_error` does. Writes trajectories.csv an
 the largest distance between the trajectories of one batch size: the batches are the same, so it is rounding only.
 
 `--stages` trains on workers alone, then with broadcast, average and shard, as the CSCS laboratory does: with
-configs/courses/cscs_line.py, whose data it has.
+configs/courses/cscs_line.py, whose data it has. `--linear_scaling` trains with k times batch and rate, for each k.
 """
 
 import dataclasses
@@ -41,6 +41,7 @@ def define_flags() -> None:
         "stages", False, "Instead, the stages of the CSCS laboratory: workers alone, then broadcast, average, shard."
     )
     flags.DEFINE_integer("workers", 2, "The number of workers of --stages.", lower_bound=2)
+    flags.DEFINE_list("linear_scaling", None, "Instead, these multiples k of batch and rate (Goyal's rule), as 1,4,16.")
     flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-trajectories for NAME.py.")
 
 
@@ -126,12 +127,40 @@ def run_stages(workdir: Path, options: config.Config) -> None:
     stages.run(options, points, workers=workers, backend=backend, workdir=workdir)
 
 
+def run_multiples(workdir: Path, options: config.Config) -> None:
+    """Trains with k times the batch and the rate, for each k of --linear_scaling; see `linear_scaling`."""
+    from tfdist.configs.laboratory import linear_scaling
+
+    multiples = sorted({1, *scaling.parse_replicas(flags.FLAGS.linear_scaling)})
+    batch, steps, rate = options.data.batch_size, options.train.steps, options.learning_rate.peak
+    check_objective(options)
+    x, y = read_points(options)
+    linear_scaling.check(multiples, batch=batch, steps=steps, examples=len(x))
+    backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
+    found = {}
+    for k in multiples:
+        print(f"{steps // k} steps of {k * batch} examples, learning rate {k * rate:g} ...", flush=True)
+        scaled = [f"--config.learning_rate.peak={k * rate}", f"--config.train.steps={steps // k}"]
+        arguments = [*words.config_arguments(sys.argv[1:]), *scaled]
+        found[k] = run_one(arguments, k * batch, 1, backend=backend, to=workdir / f"times-{k}")
+    rows = linear_scaling.compare(found, batch=batch, rate=rate)
+    tables.write_csv(workdir / "linear_scaling.csv", linear_scaling.HEADER, rows)
+    print(tables.text(linear_scaling.HEADER, rows))
+    print(workdir / "linear_scaling.csv")
+    paths = {(k * batch, 1): points for k, points in found.items()}
+    caption = f"{len(x):,} points; each batch with k times the rate, from k = 1 with {rate:g}"
+    print(style.save(workdir / "linear_scaling", lambda: pictures.draw(paths, x, y, caption=caption)))
+
+
 def main(argv: list[str]) -> None:
     """Runs the trainings that the flags name, and writes the results."""
     del argv
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-trajectories").expanduser()
     if flags.FLAGS.stages:
         run_stages(workdir, learning_rate.resolve(flags.FLAGS["config"].value))
+        return
+    if flags.FLAGS.linear_scaling:
+        run_multiples(workdir, learning_rate.resolve(flags.FLAGS["config"].value))
         return
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     numbers = scaling.parse_replicas(flags.FLAGS.replicas)

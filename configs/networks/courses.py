@@ -117,7 +117,13 @@ def application(
 
 
 def images(
-    batch: Batch, seeds: tf.Tensor, *, training: bool, resize: Sequence[int] | None = None, scale: float = 1 / 255
+    batch: Batch,
+    seeds: tf.Tensor,
+    *,
+    training: bool,
+    resize: Sequence[int] | None = None,
+    scale: float = 1 / 255,
+    colours: bool = False,
 ) -> Batch:
     """Resizes and scales images as the pages do: `tf.image.resize`, then a factor, without rounding to bytes.
 
@@ -128,6 +134,7 @@ def images(
         training: not used.
         resize: (height, width), bilinear; required for encoded images.
         scale: factor for the pixels: 1/255, or 1 for 0 .. 255.
+        colours: grey images get three equal channels.
 
     Returns:
         The batch with "image" float32 [n, height, width, c].
@@ -147,4 +154,5 @@ def images(
         )
     elif resize is not None:
         pixels = tf.image.resize(pixels, tuple(resize))
-    return {**batch, "image": tf.cast(pixels, tf.float32) * scale}
+    pixels = tf.cast(pixels, tf.float32) * scale
+    return {**batch, "image": tf.image.grayscale_to_rgb(pixels) if colours else pixels}

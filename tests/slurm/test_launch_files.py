@@ -26,6 +26,13 @@ SLURM_ASKED = {
     "slurm/apptainer.sbatch": (4, 4, 8),
     "slurm.sbatch": (4, 4, 8),
 }
+# The jobs of the courses' pages: nodes, tasks, GPUs and processors of a task, and the last words of the command.
+COURSES = {
+    "courses/jean_zay.sbatch": (2, 8, 4, 10, "docs/courses/jean_zay_fit.py --replicas=8"),
+    "courses/piz_daint.sbatch": (2, 2, 0, 12, "--config=configs/courses/cscs_imagenet.py --config.data.batch_size=128"),
+    "courses/cte_power.sbatch": (1, 1, 1, 40, "--config=configs/courses/bsc_mnist.py"),
+    "courses/cte_power_gpus.sbatch": (1, 1, 4, 160, "--replicas=1,2,4 --epochs=5"),
+}
 FLAGS = ["--config=configs/digits.py", "--workdir=runs/x y"]
 # Sites have `module` as a function of the shell; here it is one that says what it was asked for.
 MODULES = {"BASH_FUNC_module%%": '() { echo "module $*"; }'}
@@ -103,7 +110,7 @@ def test_a_slurm_file_runs_a_command_in_its_place_with_the_number_of_the_array_t
 
 
 def test_every_slurm_file_is_run_below():
-    assert {name(path) for path in SLURM_FILES} == set(SLURM_ASKED)
+    assert {name(path) for path in SLURM_FILES} == {*SLURM_ASKED, *COURSES}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +136,21 @@ def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, f
     assert {address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]} == {"n9", "n10"}
     loads = [line for line in log.read_text().splitlines() if line.startswith("module load ")]
     assert bool(loads) == (file not in ("slurm.sbatch", "slurm/apptainer.sbatch"))
+
+
+@pytest.mark.parametrize("file", slow_except(COURSES, ["courses/jean_zay.sbatch"]))
+def test_a_job_of_a_course_has_the_tasks_of_its_page(slurm, probe, tmp_path, file):
+    nodes, tasks, gpus, cpus, last = COURSES[file]
+    log = tmp_path / "log"
+    submit(slurm, probe, log, "--partition=all", f"--error={tmp_path}/err", f"launch/{file}", "--more=x y")
+    workers = found(tmp_path)
+    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(tasks)), log.read_text()
+    for worker in workers:
+        assert " ".join(worker["arguments"][:-1]).endswith(last) and worker["arguments"][-1] == "--more=x y"
+        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
+        seen = [gpu for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.isdecimal()]
+        assert len(seen) == gpus
+    assert len({address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]}) == nodes
 
 
 @pytest.mark.parametrize("path", PBS_FILES, ids=name)
