@@ -121,8 +121,9 @@ def _task(values: dict[str, Any]) -> Task:
 
 
 def _reader(values: dict[str, Any]) -> Reader:
-    """Returns the reader of an answer: `report`, `cell` or `printed`, with its arguments."""
-    [(reader, name)] = [(one, values.pop(one.__name__)) for one in (report, cell, printed) if one.__name__ in values]
+    """Returns the reader of an answer: `report`, `by_epoch`, `cell` or `printed`, with its arguments."""
+    readers = (report, by_epoch, cell, printed)
+    [(reader, name)] = [(one, values.pop(one.__name__)) for one in readers if one.__name__ in values]
     return reader(name, **values)
 
 
@@ -141,6 +142,18 @@ def report(name: str, index: int, kind: str = "train", folder: str = "") -> Read
         path = workdir / folder
         records = child_runs.reports(path, kind) if path.is_dir() else []
         return records[index].get(name) if -len(records) <= index < len(records) else None
+
+    return read
+
+
+def by_epoch(name: str, folder: str) -> Reader:
+    """Reads a value of all reports of the training of a run, below the task's workdir, with four decimals each."""
+
+    def read(workdir: Path, printed: str) -> str | None:
+        del printed
+        path = workdir / folder
+        found = [record.get(name) for record in child_runs.reports(path)] if path.is_dir() else []
+        return " ".join(f"{value:.4f}" for value in found if value is not None) or None
 
     return read
 

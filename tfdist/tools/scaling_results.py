@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -126,16 +127,25 @@ def define_published() -> None:
     )
 
 
+def find_published(name: str) -> dict[str, Any]:
+    """Returns the entry `name` of configs/courses/published.json.
+
+    Raises:
+        ValueError: there is none.
+    """
+    every = json.loads(_PUBLISHED.read_text())
+    if name not in every:
+        raise ValueError(f"--published: there is no {name!r}; there are {', '.join(every)}.")
+    return every[name]
+
+
 def read_published(name: str) -> Study:
     """Returns published results as a study.
 
     Raises:
         ValueError: there are none of this name.
     """
-    every = json.loads(_PUBLISHED.read_text())
-    if name not in every:
-        raise ValueError(f"--published: there is no {name!r}; there are {', '.join(every)}.")
-    found = every[name]
+    found = find_published(name)
     nothing = [None] * len(found["replicas"])
     seconds = found.get("epoch_seconds") or [found["examples"] / rate for rate in found["images_per_second"]]
     first = found.get("first_epoch_seconds") or [math.nan] * len(nothing)

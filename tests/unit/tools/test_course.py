@@ -168,14 +168,20 @@ def printed_by_epoch():
     return found
 
 
+def write_epochs(workdir, epochs):
+    """Writes the reports of a training, one for each epoch."""
+    workdir.mkdir(exist_ok=True)
+    lines = [json.dumps({"kind": "train", **values}) for values in epochs]
+    (workdir / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+
+
 def test_an_answer_is_compared_with_the_epoch_under_which_the_page_prints_it(tmp_path):
     # A run whose values are their own names.
     epochs = [{name: f"{name} in epoch {epoch}" for name in ("loss", "accuracy", "seconds")} for epoch in range(1, 6)]
-    lines = [json.dumps({"kind": "train", **values}) for values in epochs]
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    write_epochs(tmp_path, epochs)
     page, tasks = printed_by_epoch(), {task.number: task for task in command.COURSES["cte_power"].tasks}
     one, two, four = (f"ResNet50.py --epochs 5 --batch_size {256 * n} --n_gpus {n}" for n in (1, 2, 4))
-    for number, program, count in (("2", "MNIST.py", 5), ("3", "MNIST.py", 5), ("6", one, 5)):
+    for number, program, count in (("2", "MNIST.py", 5), ("3", "MNIST.py", 5), ("6", one, 7)):
         answers = [answer for answer in tasks[number].answers if " in epoch " in answer.quantity]
         assert len(answers) == count
         for answer in answers:
@@ -187,6 +193,12 @@ def test_an_answer_is_compared_with_the_epoch_under_which_the_page_prints_it(tmp
         assert answers[f"{gpus}: first epoch, s"] == page[program][1]["seconds"]
         assert answers[f"{gpus}: later epoch, s"] == page[program][2]["seconds"]
         assert answers[f"{gpus}: accuracy at the end"] == page[program][5]["accuracy"]
+        for name in ("loss", "accuracy"):
+            assert answers[f"{gpus}: {name} by epoch"] == " ".join(page[program][epoch][name] for epoch in range(1, 6))
+    answer = next(each for each in tasks["7"].answers if each.quantity == "1 GPU: loss by epoch")
+    assert answer.yours(tmp_path, "") is None
+    write_epochs(tmp_path / "weak-1", [{"loss": 2.5}, {"loss": 1.25}])
+    assert answer.yours(tmp_path, "") == "2.5000 1.2500"
     losses, accuracies = ([page["MNIST.py"][epoch][name] for epoch in (1, 2, 3)] for name in ("loss", "accuracy"))
     row = f"| loss {', '.join(losses)} in epochs 1, 2 and 3; accuracy {', '.join(accuracies)} |"
     assert row in (REPOSITORY / "configs/courses/bsc_mnist.py").read_text()
@@ -355,7 +367,7 @@ def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
     assert (runs / "C" / "scaling.png").stat().st_size > 10_000
     seven = command.find_task(command.COURSES["cte_power"], "7")
     # Task C draws what task 7 has measured.
-    for table, difference in ((command.comparison(seven, LAPTOP, runs / "7"), "128 random"), (output, "on random")):
+    for table, difference in ((command.comparison(seven, LAPTOP, runs / "7"), "256 digits"), (output, "on digits")):
         assert re.search(r"^1 GPU: first epoch, s +49 +9$", table, re.MULTILINE)
         assert re.search(r"^2 GPUs: later epoch, s +24 +2$", table, re.MULTILINE)
         assert re.search(r"^4 GPUs: accuracy at the end +0.5010 +-$", table, re.MULTILINE)

@@ -13,7 +13,7 @@ import pytest
 from launching import REPOSITORY, worker_environment
 
 from tfdist.config.command_line import words as words_lib
-from tfdist.configs.laboratory import by_hand, stages, trajectories
+from tfdist.configs.laboratory import by_hand, linear_scaling, stages, trajectories
 from tfdist.configs.laboratory.by_hand import Recipe
 from tfdist.tools import child_runs, scaling, tables
 from tfdist.tools import scaling_results as results
@@ -96,6 +96,49 @@ def test_trajectories_of_one_and_two_replicas_are_equal(tmp_path):
     )
     pytest.importorskip("matplotlib")
     assert min(size_of_picture(tmp_path / "trajectories.png")) > 300
+
+
+def descent(rate, steps):
+    """(m, n) before each step of gradient descent on the squared error of a line to y = 2 x, with all points."""
+    x, weights, found = np.linspace(-0.5, 0.5, 64), np.array([0.0, 1.0]), []
+    for _ in range(steps):
+        found.append(weights)
+        error = weights[0] * x + weights[1] - 2 * x
+        weights = weights - rate * 2 * np.array([np.mean(error * x), np.mean(error)])
+    return np.array(found)
+
+
+def test_steps_with_k_times_the_rate_differ_by_the_square_of_the_rate():
+    distances = []
+    for rate in (0.01, 0.02):
+        paths = {1: descent(rate, 32), 4: descent(4 * rate, 8)}
+        (_, *row) = linear_scaling.compare(paths, batch=8, rate=rate)
+        assert row[0][:3] == (4, 32, 4 * rate)
+        assert row[0][3] == pytest.approx(np.linalg.norm(paths[1][4] - paths[1][0]))
+        assert row[0][4] == pytest.approx(np.linalg.norm(paths[4][1] - paths[1][4]))
+        assert row[0][5] == pytest.approx(np.linalg.norm(paths[4][7] - paths[1][28]))
+        distances.append(row[0][4])
+    assert distances[1] / distances[0] == pytest.approx(4, rel=0.1)
+    with pytest.raises(ValueError, match=r"k=3 times config\.data\.batch_size=8 must divide the 64 examples"):
+        linear_scaling.check([1, 3], batch=8, steps=32, examples=64)
+    with pytest.raises(ValueError, match=r"config\.train\.steps=32 must be a multiple of k=64, and at least 128"):
+        linear_scaling.check([1, 64], batch=1, steps=32, examples=64)
+    linear_scaling.check([1, 4], batch=8, steps=32, examples=64)
+
+
+@pytest.mark.slow
+def test_the_command_trains_with_k_times_batch_and_rate(tmp_path):
+    words = ["--config.data.batch_size=8", "--config.learning_rate.peak=0.01", "--config.train.steps=16"]
+    words += [
+        "--config.train.epochs=none",
+        "--config.learning_rate.warmup_epochs=0",
+        "--config.learning_rate.scaling=none",
+    ]
+    study("trajectories", "--linear_scaling=4", *words, "--by=devices", f"--workdir={tmp_path}")
+    one, four = read(tmp_path / "linear_scaling.csv")
+    assert float(one["apart_after_them"]) == 0 and (four["batch_size"], four["rate"]) == ("32", "0.04")
+    # The rate and the examples are right only if the step of 32 is near the four steps of 8.
+    assert 0 < float(four["apart_after_them"]) < 0.1 * float(four["moved_by_k_steps"])
 
 
 @pytest.mark.slow

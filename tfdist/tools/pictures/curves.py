@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.report import metrics_file, reporter
+from tfdist.tools import scaling_results
 from tfdist.tools.many_runs import differences
 from tfdist.tools.pictures import style
 
@@ -29,6 +30,8 @@ class Run:
     described: str = ""
     # The fields of the config in which the runs differ, such as {"train.epochs": 12.0}; also "replicas".
     differing: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Of published results: whose, and on which hardware.
+    source: str = ""
 
     def names(self) -> list[str]:
         """Returns the names of the objective's values in the order of the reports, then `SPEED`."""
@@ -59,6 +62,23 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         dataclasses.replace(run, described=_describe(config), differing=differing)
         for (run, config), differing in zip(runs, different, strict=True)
     ]
+
+
+def published(name: str) -> list[Run]:
+    """Returns results that a course prints by epoch, a run for each number of replicas; [] if it prints none.
+
+    Raises:
+        ValueError: there is no such entry in configs/courses/published.json.
+    """
+    found = scaling_results.find_published(name)
+    runs, source = [], f"page: {found['source']}; {found['hardware']}"
+    for index, replicas in enumerate(found["replicas"] if "by_epoch" in found else ()):
+        values = {key: by_epoch[index] for key, by_epoch in found["by_epoch"].items()}
+        steps = found["steps_per_epoch"][index]
+        epochs = range(1, len(next(iter(values.values()))) + 1)
+        lines = [{"epoch": n, "step": n * steps} | {key: each[n - 1] for key, each in values.items()} for n in epochs]
+        runs.append(Run(label=f"page, {replicas} GPU{'s' * (replicas > 1)}", train=lines, evaluation=[], source=source))
+    return runs
 
 
 def compare(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
@@ -121,9 +141,12 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
 
 def _caption(runs: Sequence[Run]) -> str:
     """Returns what differs between the runs, a line for each; of one run, or of equal ones, what they are."""
-    if not runs[0].differing:
-        return runs[0].described + ("; no field of their configs differs" if len(runs) > 1 else "")
-    return "\n".join(f"{run.label}: {', '.join(differences.in_words(run.differing, _MOST_FIELDS))}" for run in runs)
+    own = [run for run in runs if not run.source]
+    sources = dict.fromkeys(run.source for run in runs if run.source)
+    lines = [f"{run.label}: {', '.join(differences.in_words(run.differing, _MOST_FIELDS))}" for run in own]
+    if not own[0].differing:
+        lines = [own[0].described + ("; no field of their configs differs" if len(own) > 1 else "")]
+    return "\n".join([*lines, *sources])
 
 
 def _draw_run(axes: Any, run: Run, name: str, index: int) -> None:

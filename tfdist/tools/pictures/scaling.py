@@ -10,25 +10,33 @@ from tfdist.tools.scaling_results import Study
 
 # Points of a curve.
 _FINE = 200
+# Epochs of different sizes are drawn as the time of so many examples.
+_SAME = 1000
+# Published times and throughputs that are so much more or less than one's own are not drawn: one would lie on the axis.
+_FAR = 50.0
 
 
 def draw(studies: Sequence[Study]) -> Any:
     """Returns a figure with three panels: time of an epoch, examples per second and speedup, each with its ideal.
 
-    A marker is the median of the later epochs, and its bar their range. Published studies are drawn in grey.
+    A marker is the median of the later epochs, and its bar their range. Published studies are drawn in grey. If their
+    epochs have another size, the first panel has the time of 1,000 examples.
     """
     title = f"Scaling of {studies[0].name}" if len(studies) == 1 else "Scaling"
     figure, panels = style.figure(title, _caption(studies), columns=3, size=(15.0, 4.6))
     own = [study for study in studies if not study.published] or list(studies)
-    amounts = [_amounts(study) for study in studies]
+    same = _SAME if len({point.examples for study in studies for point in study.points}) > 1 else None
+    amounts = [_amounts(study, same) for study in studies]
     for number, axes in enumerate(panels):
         for index, study in enumerate(studies):
+            if study.published and _are_far([max(amounts[place][number][0]) for place in (0, index)]):
+                continue
             first = int(axes is panels[2])  # The first speedup is 1.
             named = range(first, len(study.points)) if len(own) == 1 or study.published else ()
             _draw_points(axes, study, *amounts[index][number], index, named)
-    _draw_ideals(panels, own, max(study.points[-1].replicas for study in studies))
+    _draw_ideals(panels, own, max(study.points[-1].replicas for study in studies), same)
     titles = (
-        ("Time of an epoch", "seconds"),
+        (f"Time of {same:,} examples" if same else "Time of an epoch", "seconds"),
         ("Throughput", "examples per second"),
         ("Speedup", "relative to 1 replica"),
     )
@@ -38,6 +46,10 @@ def draw(studies: Sequence[Study]) -> Any:
     handles = panels[2].get_legend_handles_labels()[0]
     style.legend(figure, handles)
     return figure
+
+
+def _are_far(values: Sequence[float]) -> bool:
+    return max(values) > _FAR * min(values)
 
 
 def draw_details(studies: Sequence[Study]) -> Any:
@@ -65,12 +77,17 @@ def has_details(studies: Sequence[Study]) -> bool:
     return any(point.shares or point.values for study in studies for point in study.points)
 
 
-def _amounts(study: Study) -> list[tuple[list[float], list[tuple[float, float]]]]:
-    """Returns, for each panel, the median of each point and the range of its later epochs."""
+def _amounts(study: Study, same: int | None = None) -> list[tuple[list[float], list[tuple[float, float]]]]:
+    """Returns, for each panel, the median of each point and the range of its later epochs.
+
+    Args:
+        study: the results.
+        same: the first panel has the time of so many examples; None: of an epoch.
+    """
     base = study.points[0].examples_per_second / study.points[0].replicas
     found = []
     for amount in (
-        lambda number, time: time,
+        lambda number, time: time * same / number if same else time,
         lambda number, time: number / time,
         lambda number, time: number / time / base,
     ):
@@ -114,8 +131,8 @@ def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
         axes.legend(loc="upper left")
 
 
-def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study], most: int) -> None:
-    """Draws the ideal time and throughput of each study, and the ideal speedup up to `most` replicas."""
+def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study], most: int, same: int | None) -> None:
+    """Draws the ideal time (of `same` examples) and throughput of each study, and the speedup up to `most` replicas."""
     import numpy as np
 
     for index, study in enumerate(studies):
@@ -124,7 +141,8 @@ def _draw_ideals(panels: Sequence[Any], studies: Sequence[Study], most: int) -> 
         look = {"color": style.COLORS[index % len(style.COLORS)] if len(studies) > 1 else style.GREY, "linestyle": "--"}
         look |= {"linewidth": 1.6, "zorder": 1}
         rate = study.points[0].examples_per_second / first
-        panels[0].plot(numbers, study.ideal_seconds(numbers), **look)
+        part = same / study.points[0].examples if same else 1.0
+        panels[0].plot(numbers, part * study.ideal_seconds(numbers), **look)
         panels[1].plot(numbers, rate * numbers, **look)
     speedup = {"color": style.GREY, "linestyle": "--", "linewidth": 1.6, "zorder": 1, "label": "ideal"}
     panels[2].plot([1, most], [1, most], **speedup)
