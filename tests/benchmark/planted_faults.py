@@ -54,7 +54,7 @@ class Fault:
     element: float = 0.0
 
 
-def random_faults(seed: int, persistent: int, states: int, audited: int, transient: int) -> list[Fault]:
+def draw_faults(seed: int, persistent: int, states: int, audited: int, transient: int) -> list[Fault]:
     """Returns faults of each kind."""
     draw = random.Random(seed)
     kinds = ["persistent"] * persistent + ["state"] * states + ["transient"] * (audited + transient)
@@ -118,7 +118,7 @@ class Trials:
         variable.assign(value)
 
 
-def named(error: audit.AuditError, fault: Fault) -> bool:
+def names_fault(error: audit.AuditError, fault: Fault) -> bool:
     """Returns whether the error names exactly this replica and this kind."""
     lines = str(error).splitlines()[1:]
     words = {"persistent": "persistent fault", "transient": "transient fault", "state": "another state"}
@@ -128,7 +128,7 @@ def named(error: audit.AuditError, fault: Fault) -> bool:
 def show_faults(flags: argparse.Namespace) -> int:
     """Plants the faults and prints the tables; returns 1 if one of the 50 is not found and named in time."""
     counts = (flags.persistent, flags.states, flags.audited, flags.transient)
-    faults = random_faults(flags.seed, *counts)
+    faults = draw_faults(flags.seed, *counts)
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(pathlib.Path(folder))
         assert trials.find(None) is None
@@ -136,7 +136,7 @@ def show_faults(flags: argparse.Namespace) -> int:
         for index, fault in enumerate(faults):
             error = trials.find(fault)
             in_time = error is not None and 0 <= error.step - fault.step <= EVERY
-            right = in_time and named(error, fault)
+            right = in_time and names_fault(error, fault)
             group = f"{fault.kind}, in an audited step" if fault.kind == "transient" else fault.kind
             row = table[group if index < certain else "transient, in any step"]
             for place, value in enumerate((1, error is not None, in_time, right)):
@@ -157,7 +157,7 @@ def show_cost(flags: argparse.Namespace) -> int:
     print("| network | without |", " | ".join(f"every {one} steps" for one in intervals[1:]), "|", flush=True)
     print("| --- |", " | ".join("---" for _ in intervals), "|", flush=True)
     for name in flags.cost:
-        kinds = {one: audited_steps(name, one, cluster) for one in intervals}
+        kinds = {one: make_audited_steps(name, one, cluster) for one in intervals}
         count = max(intervals[1:])
         times = {kind: [] for kind in kinds}
         for _ in range(flags.rounds):
@@ -169,7 +169,7 @@ def show_cost(flags: argparse.Namespace) -> int:
     return 0
 
 
-def audited_steps(name: str, every: int | None, cluster) -> Callable[[int], float]:
+def make_audited_steps(name: str, every: int | None, cluster) -> Callable[[int], float]:
     """Returns a function that makes some steps and returns the processor seconds of one."""
     config = same_bits.config(name, 2)
     config.consistency.audit.every = every

@@ -75,16 +75,16 @@ def judge(layout: Layout, rows: np.ndarray) -> list[Fault]:
     states, values = layout.split(rows)
     faults = [
         Fault(replica=replica, kind="state" if certain else "one of two", names=names)
-        for replica, certain, names in _differing(layout.states, states)
+        for replica, certain, names in _find_states(layout.states, states)
     ]
     others = {fault.replica for fault in faults}  # From another state follow other gradients.
-    for replica, kind, names in _computed(layout, values):
+    for replica, kind, names in _find_results(layout, values):
         if replica not in others:
             faults.append(Fault(replica=replica, kind=kind, names=names))
     return faults
 
 
-def _differing(names: Sequence[str], hashes: np.ndarray) -> Iterator[tuple[int, bool, tuple[str, ...]]]:
+def _find_states(names: Sequence[str], hashes: np.ndarray) -> Iterator[tuple[int, bool, tuple[str, ...]]]:
     """Yields (replica, whether most others agree, names of the columns that differ) of hashes [replicas, names]."""
     usual, certain = _most(hashes)
     for replica, row in enumerate(hashes):
@@ -100,7 +100,7 @@ def _most(rows: np.ndarray) -> tuple[np.ndarray, bool]:
     return np.frombuffer(counts[0][0], rows.dtype), len(counts) == 1 or counts[0][1] > counts[1][1]
 
 
-def _computed(layout: Layout, values: np.ndarray) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+def _find_results(layout: Layout, values: np.ndarray) -> Iterator[tuple[int, str, tuple[str, ...]]]:
     """Yields (replica, kind, names) of the replicas whose results for a share are not the usual ones.
 
     Args:
@@ -125,11 +125,13 @@ def _computed(layout: Layout, values: np.ndarray) -> Iterator[tuple[int, str, tu
         different = np.any([one for _, one in found], axis=0)
         kind = "persistent" if any(repeated for repeated, _ in found) else "transient"
         yield replica, kind, tuple(names[different])
-    for replica, different in sorted(_unexplained(undecided, wrong).items()):
+    for replica, different in sorted(_find_undecided(undecided, wrong).items()):
         yield replica, "one of two", tuple(names[different])
 
 
-def _unexplained(undecided: Sequence[Sequence[tuple[int, bool, np.ndarray]]], wrong: Container[int]) -> dict[int, Any]:
+def _find_undecided(
+    undecided: Sequence[Sequence[tuple[int, bool, np.ndarray]]], wrong: Container[int]
+) -> dict[int, Any]:
     """Returns replica -> which values differ, of those that differ in a share without those that are `wrong`."""
     found: dict[int, Any] = {}
     for opinions in undecided:
@@ -155,13 +157,13 @@ def describe(run: Run, faults: Sequence[Fault], step: int) -> str:
     lines = [f"The audit of step {step} (config.consistency.audit) has found a difference:"]
     for fault in faults:
         device = f"{run.cluster.device_type}:{fault.replica % local}"
-        text = _TEXTS[fault.kind].format(text_lib.listed(list(fault.names), _MAX_NAMED))
+        text = _TEXTS[fault.kind].format(text_lib.list_names(list(fault.names), _MAX_NAMED))
         lines.append(f"{names[fault.replica]}, device {device}: {text}")
     return "\n  ".join(lines)
 
 
 @contextlib.contextmanager
-def checked(run: Run, layout: Layout, found: tf.Variable) -> Iterator[None]:
+def check_after(run: Run, layout: Layout, found: tf.Variable) -> Iterator[None]:
     """As `run.execution_context`, and raises AuditError if an audited step of the execution has found a difference.
 
     Args:
@@ -227,7 +229,7 @@ def _set_aside(run: Run, last: int) -> str:
         "There is no audited checkpoint." if newest < 0 else f"The newest audited checkpoint is that of step {newest}."
     )
     if later:
-        steps = text_lib.listed([f"{step}" for step in later], _MAX_NAMED)
+        steps = text_lib.list_names([f"{step}" for step in later], _MAX_NAMED)
         kept = f"The checkpoints of steps {steps} were saved after the audit before, and are in {target} now. "
     if newest < 0:
         return f"{kept}There is no audited checkpoint."

@@ -141,7 +141,7 @@ def make_check(
         warn: prints a warning about a step.
         record: records (step, hash of the state); None: nothing is recorded.
     """
-    variables = comparable(variables)
+    variables = select_comparable(variables)
 
     def all_words() -> tf.Tensor:
         return hashing.combine(hash_variables(cluster, variables), cluster.device_type)[tf.newaxis]
@@ -157,7 +157,7 @@ def make_check(
     )
 
 
-def comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
+def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variables without those that are reduced when read, such as a metric's sums: those differ."""
     apart = tf.VariableSynchronization.ON_READ
     return {

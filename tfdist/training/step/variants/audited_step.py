@@ -147,7 +147,7 @@ def compose(run: Run) -> Run:
             f"{_FIELD}={every} compares bits, and kernels of GPUs add in no fixed order unless the environment has "
             "TF_DETERMINISTIC_OPS=1: set it, or set the field to None."
         )
-    step, variables = run.train_step, replicas.comparable(run.variables)
+    step, variables = run.train_step, replicas.select_comparable(run.variables)
     trained = [one.path for one in (*run.context.model.trainable_variables, *run.context.statistics)]
     layout = audit.Layout(states=tuple(variables), values=(*_VALUES, *trained), replicas=cluster.num_replicas)
     with cluster.scope():
@@ -161,6 +161,6 @@ def compose(run: Run) -> Run:
     return dataclasses.replace(
         run,
         train_step=AuditedStep(**fields, every=every, variables=variables, found=found),
-        execution_context=functools.partial(audit.checked, run, layout, found),
+        execution_context=functools.partial(audit.check_after, run, layout, found),
         replica_state=_Kept(found),
     )

@@ -40,7 +40,7 @@ class ShardedObjective(PerExampleObjective):
                 return [_on_grid(PerExampleObjective.evaluate(self, *shard))]
 
         first, add = replicas_lib.replica_id() * self.shards, lambda old, new: [old[0] + new[0]]
-        return _over_shards(_compiled(of_shard), (batch, mask), self.shards, first, add)[0]
+        return _over_shards(_compile(of_shard), (batch, mask), self.shards, first, add)[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class ShardedStep:
         def add(old: list[tf.Tensor], new: list[tf.Tensor]) -> list[tf.Tensor]:
             return ShardResults.unpack(old).add(ShardResults.unpack(new)).pack()
 
-        compute = _compiled(of_shard)
+        compute = _compile(of_shard)
 
         def share(shards: Batch, replica: tf.Tensor) -> ShardResults:
             first = replica * self.count
@@ -211,7 +211,7 @@ def _finish(
     train_step.add_to_totals(context, sums, skipped)
 
 
-def _compiled(function: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
+def _compile(function: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
     """Returns `function`, not inlined: TensorFlow optimises it by itself, and alike in a loop and without one."""
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
@@ -227,7 +227,7 @@ def _over_shards(
     """Calls compute(shard, index, *arguments) for each shard of a replica, and adds up the results.
 
     Args:
-        compute: a result of `_compiled`; index: int32 [], of the shard in the global batch.
+        compute: a result of `_compile`; index: int32 [], of the shard in the global batch.
         shards: nested tensors [count, n, ...].
         first: the index of the first shard.
     """
