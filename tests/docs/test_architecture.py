@@ -72,7 +72,7 @@ def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
     assert architecture.drawn() == [("high", "middle"), ("main", "high"), ("middle", "low")]
 
 
-def test_what_has_no_box_or_points_upwards_is_noticed(drawing):
+def test_packages_without_a_box_and_upward_arrows_are_found(drawing):
     architecture = drawing.read_package(ROOT / "tfdist")
     upwards = drawing.Architecture(architecture.wings, architecture.imports | {"config": frozenset({"training"})})
     with pytest.raises(ValueError, match="config -> training points upwards"):

@@ -107,7 +107,7 @@ def test_the_commands_of_the_page_exist():
     assert command_problems(PAGE) + [problem for line in blocks for problem in task_problems(line)] == []
 
 
-def test_what_does_not_exist_is_noticed():
+def test_missing_names_are_found():
     text = "`python -m tfdist scaling --replica=2`, `python -m tfdist course cte_power 77`, "
     text += "`srun python -m tfdist x`, `tfdist.configs.networks.courses:alex`, "
     text += "`tfdist.configs.networks.courses:images`, `sbatch launch/slurm.sbatch python -m tfdist y`, "

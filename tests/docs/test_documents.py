@@ -162,7 +162,7 @@ def test_documents_name_what_exists(path):
     assert path_problems(text) + flag_problems(text) + field_problems(text) == []
 
 
-def test_what_does_not_exist_is_noticed():
+def test_missing_names_are_found():
     text = """
 Prose names `tests/test_house.py`, `main.py`, `tests/test_nothing.py::test`, `nowhere.md` and `--mod=eval`,
 `config.data.batch_size`, `config.data.batchsize`, `config.json`, `runs/x/y.py`, `my_lab/losses.py` and `--ntasks=4`.

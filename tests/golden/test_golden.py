@@ -46,7 +46,7 @@ def test_a_golden_run_comes_out_as_recorded(name, topology, tmp_path):
 
 @recorded_names
 @pytest.mark.parametrize("name", golden.RESUMED)
-def test_a_run_that_was_interrupted_on_an_old_commit_goes_on_to_the_same_end(name, tmp_path):
+def test_a_run_of_an_old_commit_resumes_to_the_same_weights(name, tmp_path):
     old = golden.OLD_WORKDIRS / name
     recorded = json.loads((old / "uninterrupted.json").read_text())
     found, arrays = golden.resume(name, tmp_path)

@@ -38,7 +38,7 @@ def test_pbsdsh_starts_a_worker_on_each_host_in_the_order_of_the_node_file(nodef
         local_workers.refuse_other_launchers(task(nodefile, 0))
 
 
-def test_the_jobs_script_is_alone_and_says_so(nodefile):
+def test_the_script_of_a_job_is_a_single_worker_and_prints_it(nodefile):
     place = environment.resolve(task(nodefile, 0, number=1), **PORTS)
     assert place.launcher == "local" and place.num_workers == 1
     assert "PBS job 4711.isrv1 has slots for 6 ranks" in place.note and "Prefix the command with mpirun" in place.note
@@ -53,7 +53,7 @@ def test_mpirun_and_slurm_come_before_pbs(nodefile):
     assert place.launcher == "mpi" and place.chiefs == (f"cn9:{place.port}",)
 
 
-def test_what_is_missing_or_wrong_is_named(nodefile):
+def test_missing_and_wrong_values_are_named(nodefile):
     without = {name: value for name, value in task(nodefile, 0).items() if name != "PBS_NODEFILE"}
     with pytest.raises(ValueError, match="pbsdsh started this process, but these variables are not set: PBS_NODEFILE"):
         environment.resolve(without, **PORTS)

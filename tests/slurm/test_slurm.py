@@ -340,7 +340,7 @@ sleep 600
         ("srun -n1", "yes no SIGUSR1 1", None),
     ],
 )
-def test_why_a_job_is_not_put_back_is_said_in_a_line(slurm, prefix, arguments, said):
+def test_a_line_says_why_a_job_is_not_requeued(slurm, prefix, arguments, said):
     python = [*prefix.split(), sys.executable, "-c", PUT_BACK]
     done = slurm.run([*python, *arguments.split()], cwd=REPOSITORY, timeout=120)
     lines = [line for line in done.stderr.splitlines() if "tfdist" in line]

@@ -85,7 +85,7 @@ def test_signals_and_timeouts():
     assert process.wait(timeout=10) == -signal.SIGTERM == process.poll()
 
 
-def test_what_is_read_at_the_import_is_left_to_subprocess():
+def test_variables_read_at_the_import_are_left_to_subprocesses():
     command = [sys.executable, "-c", "pass"]
     assert forked.forkable(command, os.environ | {"TF_CONFIG": "{}"})
     assert not forked.forkable(command, os.environ | {"OMP_NUM_THREADS": "7"})

@@ -201,7 +201,7 @@ def test_callbacks_that_know_nothing_of_workers_write_once(followed, topology, t
     assert files[0] == files[1] and len(files[0]) == 4
 
 
-def test_what_needs_all_workers_is_refused_where_one_is_alone(followed):
+def test_collectives_are_refused_on_one_worker_alone(followed):
     chief, other = (worker["own"]["refused"] for worker in followed("two workers").results)
     assert chief == other and len(chief) == 6
     for name, message in zip(("tfdist.evaluate", "model.evaluate"), chief[:2], strict=True):
@@ -328,7 +328,7 @@ def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
         callbacks.make_callbacks(cluster, compiled(), [backup], verbose=1)
 
 
-def test_what_is_no_callback_is_refused(cluster):
+def test_objects_that_are_no_callbacks_are_refused(cluster):
     with pytest.raises(ValueError, match=r"callbacks must hold objects of keras\.callbacks\.Callback.*Received: 3"):
         callbacks.make_callbacks(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
     with pytest.raises(ValueError, match=r'verbose must be 0, 1, 2 or "auto"\. Received: 3'):

@@ -63,7 +63,7 @@ def test_on_one_replica_a_round_is_as_many_steps(measured):
 
 
 @pytest.mark.parametrize("field, value", [("micro_batches", 2), ("precision", "float16"), ("nonfinite", "skip")])
-def test_what_does_not_go_together_is_refused(field, value):
+def test_conflicting_options_are_refused(field, value):
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, local_steps=2, **{field: value}))
     with pytest.raises(
         ValueError, match=r"train.local_steps=2 needs micro_batches=1, nonfinite=.* Received: .*" + str(value)

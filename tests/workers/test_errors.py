@@ -177,7 +177,7 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
         ),
     ],
 )
-def test_what_contradicts_data_or_devices_is_refused_before_anything_is_written(fails, tmp_path, changes, message):
+def test_contradictions_are_refused_before_anything_is_written(fails, tmp_path, changes, message):
     assert re.search(message, fails(tmp_path / "run", config(**changes)))
     assert not (tmp_path / "run").exists()
 
@@ -418,7 +418,7 @@ def test_state_that_a_resumed_run_would_not_have_is_refused_by_name(fails, tmp_p
         ({"target": "lab:shaken"}, r"WARNING: The training step calls Python functions: \S*PyFunc \(PyFunc\)\. "),
     ],
 )
-def test_what_a_resumed_run_may_not_repeat_is_named(tmp_path, capsys, objective, words):
+def test_resume_names_state_that_it_cannot_restore(tmp_path, capsys, objective, words):
     keras.utils.clear_session()
     lab.OWN.clear()
     assert loop.train(setup.build_run(config(objective=objective), tmp_path)) == 0

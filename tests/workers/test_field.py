@@ -59,7 +59,7 @@ def test_all_ways_give_what_keras_gives(script):
     assert not wrong
 
 
-def test_workers_that_do_not_run_the_same_lines_are_told(tmp_path):
+def test_workers_that_run_different_lines_are_named(tmp_path):
     script = tmp_path / "script.py"
     lines = ["import os", "other = '\"index\": 1' in os.environ['TF_CONFIG']", "if other:", "    os.mkdir('a')"]
     script.write_text("\n".join([*lines, "else:", "    os.mkdir('b')", ""]))
@@ -68,7 +68,7 @@ def test_workers_that_do_not_run_the_same_lines_are_told(tmp_path):
     assert "script.py:6" in found.outputs[0]
 
 
-def test_what_differs_between_workers_after_an_epoch_is_named(tmp_path):
+def test_differences_between_workers_after_an_epoch_are_named(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DIFFERENT)
     found = trial.run(script, "two workers")

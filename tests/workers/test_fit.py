@@ -108,7 +108,7 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize(("topology", "name"), on_topologies(OF_KERAS))
-def test_what_comes_out_is_what_keras_gives_on_one_device(found, topology, name):
+def test_results_equal_keras_on_one_device(found, topology, name):
     reference = found("one device, slow" if name in SLOW else "one device")[0][f"keras:{name}"]
     for worker in found(topology):
         assert_close(worker[name], reference)
@@ -173,7 +173,7 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_square
         ("numbers", r"^Lists are several inputs, .* Received: a list of 6 values of type float64"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_reason(found, name, words):
+def test_impossible_requests_are_refused_with_a_reason(found, name, words):
     assert re.search(words, found("one device")[0]["refused"][name])
 
 
@@ -319,7 +319,7 @@ def test_metrics_continue_to_the_bit_from_the_part_of_each_replica(found, topolo
 
 
 @pytest.mark.slow
-def test_what_was_stopped_by_a_signal_goes_on_to_the_same_weights(found):
+def test_a_script_stopped_by_a_signal_resumes_to_the_same_weights(found):
     for worker in found("two workers, slow"):
         run = worker["resumed"]
         assert (run["code"], run["difference"]) == (75, 0.0)

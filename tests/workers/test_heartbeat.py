@@ -175,7 +175,7 @@ def test_workers_on_both_sides_of_a_pulled_cable_name_each_other():
         assert_lost_on_both_sides(codes, said, workers, 2.0)
 
 
-def test_all_that_are_stopped_together_go_on():
+def test_workers_continue_after_all_were_stopped_together():
     with plain("run", "run") as workers:
         for number in (STOP, signal.SIGCONT):
             for process in workers.processes:
@@ -184,7 +184,7 @@ def test_all_that_are_stopped_together_go_on():
         assert [process.poll() for process in workers.processes] == [None, None]
 
 
-def test_a_worker_whose_calls_never_end_says_so_with_all_stacks():
+def test_a_worker_prints_all_stacks_when_its_calls_never_end():
     with plain("stall", "run") as workers:
         codes, said = workers.ends([0, 1])
     assert codes == [LOST, LOST]
@@ -236,7 +236,7 @@ def test_a_worker_that_is_lost_before_the_end_is_named_by_those_that_wait_there(
         assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], silent=(0.0, SEEN_WITHIN))
 
 
-def test_what_is_being_written_is_written_before_a_survivor_ends():
+def test_a_survivor_finishes_its_write_before_it_ends():
     with plain("write", "run") as workers:
         workers.hit(1, KILL)
         workers.processes[0].wait(20)

@@ -26,7 +26,7 @@ def on_four(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("workers", "devices"), slow_except([(1, 2), (3, 1), (1, 8)], [(1, 2)]))
-def test_a_run_of_four_replicas_goes_on_elsewhere(on_four, tmp_path, workers, devices):
+def test_a_run_of_four_replicas_resumes_on_other_devices(on_four, tmp_path, workers, devices):
     moved = tmp_path / "moved"
     shutil.copytree(on_four, moved)
     (moved / checkpointing.FINISHED).unlink()

@@ -84,7 +84,7 @@ def test_the_textbook_batches_of_two_workers_are_those_of_one(workers, case):
 
 
 @pytest.mark.parametrize("case", slow_except(probe.CASES, QUICK))
-def test_what_a_worker_reads_and_prepares(workers, case):
+def test_a_worker_reads_and_prepares_its_rows_only(workers, case):
     taken = probe.STEPS * probe.BATCH
     for worker in workers:
         read, prepared = worker[f"{case}/read"], worker[f"{case}/prepared"]

@@ -141,7 +141,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", slow_except(list(CASES), ["skip"]))
-def test_what_is_applied_and_the_errors_are_the_sum_of_the_gradients(tmp_path, name):
+def test_the_update_and_the_errors_sum_to_the_gradients(tmp_path, name):
     options = {
         "model": {"target": "tests.support.lab:linear", "num_classes": 10},
         "objective": {"target": "tests.support.lab:pulled"},

@@ -82,7 +82,7 @@ def test_a_state_is_hashed_variable_by_variable(device_type):
     assert hashing.as_text(-1) == "f" * 16
 
 
-def test_what_differs_is_put_into_words():
+def test_differences_are_described():
     places = [f"worker {rank}" for rank in range(4)]
     found = np.array([[1, 7, 3], [1, 7, 4], [1, 8, 3], [1, 7, 3]])
     lines, who = replicas.describe_mismatch(["a", "b", "c"], found, places)

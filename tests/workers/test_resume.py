@@ -131,7 +131,7 @@ def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, t
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_on_another_number_of_workers(tmp_path):
+def test_a_run_resumes_on_another_number_of_workers(tmp_path):
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     # Dropout differs between topologies; all else does not: synchronised statistics, augmentation, order.
     options = ["--config.checkpoint.every.steps=4", "--config.train.call_seconds=0.1"]
@@ -160,7 +160,7 @@ def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_finished_run_says_so_and_changes_nothing(uninterrupted, workers):
+def test_a_finished_run_changes_nothing_and_prints_that_it_is_finished(uninterrupted, workers):
     workdir = uninterrupted(workers)
     before = content(workdir)
     assert {"finished.json", "config.json", "environment.json", "metrics.jsonl"} < before.keys()

@@ -79,7 +79,7 @@ def flip(path: pathlib.Path, position: int) -> None:
     path.write_bytes(content)
 
 
-def test_what_is_written_is_read_again_to_the_bit(tmp_path):
+def test_a_written_array_is_read_again_to_the_bit(tmp_path):
     (path,) = saved(tmp_path / "checkpoints", 7)
     assert path.name == "step-00000007"
     assert sorted(file.name for file in path.iterdir()) == ["arrays.npz", "manifest.json"]
@@ -182,7 +182,7 @@ def test_nothing_begins_anew_over_damaged_checkpoints(tmp_path):
     assert said == []
 
 
-def test_a_format_of_the_future_is_said(tmp_path):
+def test_a_newer_format_is_refused_with_its_version(tmp_path):
     (path,) = saved(tmp_path, 1)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
@@ -246,7 +246,7 @@ def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     assert_holds(tmp_path / "step-00000006", 6)
 
 
-def test_a_write_that_fails_leaves_the_others_and_is_said_once(tmp_path):
+def test_a_failed_write_is_reported_once_and_leaves_the_others(tmp_path):
     said = []
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
     saver.save(1, functools.partial(arrays_of, 1), STATE)
@@ -332,7 +332,7 @@ def test_the_best_checkpoint_that_finds_no_room_is_written_when_there_is_some(sm
     assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-00000002", "step-00000004"]
 
 
-def test_what_killed_writers_have_left_is_removed_by_age(tmp_path, monkeypatch):
+def test_files_of_killed_writers_are_removed_by_age(tmp_path, monkeypatch):
     checkpoints = tmp_path / "checkpoints"
     saved(checkpoints, 1)
     for name in ("step-00000002.damaged", "step-00000003.writing"):
@@ -348,7 +348,7 @@ def test_what_killed_writers_have_left_is_removed_by_age(tmp_path, monkeypatch):
     assert left == [["best.json.12.tmp", "config.json.12.tmp", whole, damaged], [whole, damaged], [whole]]
 
 
-def test_what_killed_runs_leave_in_the_workdir_is_removed_and_what_is_in_use_stays(tmp_path, monkeypatch):
+def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkeypatch):
     names = [".tfdist-run", "config.json", "step.tmp/file", "tensorboard/train/events.out.tfevents.1.host.1"]
     old = [".tfdist-0123456789abcdef", ".tfdist-run.0123456789abcdef", ".tfdist-run.77.tmp", "metrics.jsonl.77.tmp"]
     old += ["tensorboard/train/events.out.tfevents.1.host.1.77.tmp"]
@@ -411,7 +411,7 @@ def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, 
     assert_holds(directory_lib.step_path(tmp_path / "checkpoints", 1), 1)
 
 
-def test_what_is_called_before_a_checkpoint_gets_its_name_decides_with_it(tmp_path):
+def test_a_function_called_before_the_rename_decides_with_the_checkpoint(tmp_path):
     said, seen = [], []
 
     def before() -> None:
@@ -553,7 +553,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
     assert len(kernels) == 2 and kernels[1] == kernels[0] + "#2"
 
 
-def test_what_is_not_finite_is_named():
+def test_nonfinite_values_are_named():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
     variables["mask"] = tf.Variable([0.0, -np.inf])
     not_finite = loop_tools.check_worker(variables)
@@ -624,7 +624,7 @@ def test_a_writer_killed_at_any_instant_leaves_the_last_checkpoint_that_it_repor
 
 
 @pytest.mark.workers
-def test_a_full_disk_loses_nothing_and_training_goes_on(tmp_path):
+def test_a_full_disk_loses_nothing_and_training_continues(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     command = topologies.command(tmp_path, "--config.checkpoint.keep=30", config="tests/configs/interrupted.py")
     process = forked.Popen(

@@ -175,7 +175,7 @@ def test_a_wait_for_a_process_that_was_killed_in_a_take_over_is_announced(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["dangling link", "pipe", "directory"])
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+def test_names_that_are_no_files_are_refused_at_once(tmp_path, kind):
     path = tmp_path / workdir_lock.LOCK
     {"dangling link": lambda: path.symlink_to("nowhere"), "pipe": lambda: os.mkfifo(path), "directory": path.mkdir}[
         kind

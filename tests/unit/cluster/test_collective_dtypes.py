@@ -45,7 +45,7 @@ def test_each_bit_of_numbers_is_sent(dtype):
 
 
 @pytest.mark.parametrize("dtype", collective_dtypes.DTYPES)
-def test_what_collectives_support_is_sent_as_it_is(dtype):
+def test_supported_dtypes_are_sent_unchanged(dtype):
     value = tf.zeros([2], dtype)
     assert collective_dtypes.to_bits(value) is value and collective_dtypes.from_bits(value, dtype) is value
 

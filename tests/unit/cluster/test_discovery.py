@@ -228,7 +228,7 @@ def test_ports_stay_in_their_range(tasks, job):
     assert place.heartbeat_port not in ports
 
 
-def test_where_there_are_just_enough_ports_for_the_tasks_heartbeats_have_any():
+def test_heartbeats_use_any_port_when_ports_are_scarce():
     place = resolve(slurm(0, [("n9", 0, i) for i in range(4)], "n9", "4"), port_count=4)
     assert len({hostlist.split_address(address)[1] for address in place.addresses}) == 4 and place.heartbeat_port == 0
 

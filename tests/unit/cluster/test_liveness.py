@@ -55,7 +55,7 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     assert peer_loss.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
 
 
-def test_each_message_after_a_loss_says_so():
+def test_each_message_after_a_loss_names_the_loss():
     """Of 512 workers, seven that connected to the chief later had never heard of it, and named the chief."""
     monitor = make_monitor()
     assert "lost" not in peer_loss.status(monitor) and peer_loss.cause(monitor) == ""

@@ -74,7 +74,7 @@ def test_other_gpus_have_their_own_advice():
     assert machine.unused_gpus(GH200) == ""
 
 
-def test_what_cannot_work_is_refused_before_tensorflow_is_imported():
+def test_invalid_commands_are_refused_before_tensorflow_is_imported():
     assert machine.refusal(X86, VERSIONS) == "" and machine.refusal(GH200, VERSIONS) == ""
     old = Machine(architecture="x86_64", processor_flags=frozenset({"sse4_2"}))
     assert "has no AVX instructions" in machine.refusal(old, VERSIONS)

@@ -93,7 +93,7 @@ def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
     assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
 
 
-def test_tensorflow_that_was_imported_before_is_told(monkeypatch):
+def test_a_line_says_that_tensorflow_was_imported_before(monkeypatch):
     monkeypatch.setattr(onednn, "_chosen", None)
     monkeypatch.delenv(onednn.VARIABLE, raising=False)
     expected = [(onednn.read_processor(text), told) for text, told in ((ZEN3, True), (ZEN4, False), (OLD, False))]

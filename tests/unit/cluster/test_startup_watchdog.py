@@ -50,7 +50,7 @@ def test_a_worker_of_a_large_job_checks_only_some_of_the_others_each_second():
     assert 64 <= len(server.seen) <= 4 * 64
 
 
-def test_a_worker_whose_watchdog_is_killed_during_the_start_goes_on():
+def test_a_worker_continues_when_its_watchdog_is_killed_in_the_start():
     """The out-of-memory killer may choose it; the worker ended with "Broken pipe", and the launcher did not restart."""
     members = [{"rank": rank, "address": f"127.0.0.1:{1 + rank}", "host": "n9", "pid": rank} for rank in range(2)]
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -155,7 +155,7 @@ def test_hundreds_of_half_open_connections_and_slow_senders_block_nobody():
     asyncio.run(main())
 
 
-def test_a_server_without_free_descriptors_goes_on_as_soon_as_there_are_some(capfd):
+def test_a_server_without_free_descriptors_continues_when_some_are_closed(capfd):
     async def main() -> None:
         async with echo([]) as address:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

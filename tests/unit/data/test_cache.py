@@ -79,7 +79,7 @@ def keep(source, directory=None, kind="raw", prepare=prepare.identity, training=
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_what_is_kept_is_what_was_read_and_is_read_once(where, tmp_path):
+def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
     directory = tmp_path / "ram" if where == "disk" else None
     source, plain = Source(600), Source(600)
     kept, same = keep(source, directory)
@@ -122,7 +122,7 @@ def test_prepared_examples_are_kept_where_nothing_is_random(tmp_path):
     assert keep(source, tmp_path, "prepared", flipped, training=False)[0].read(ids)["image"].shape == (10, 4, 4, 1)
 
 
-def test_what_numpys_files_do_not_know_is_kept_by_its_bits(tmp_path):
+def test_dtypes_unknown_to_numpy_files_are_saved_by_their_bits(tmp_path):
     def halves(batch, seeds, *, training):
         return {"x": tf.cast(batch["label"], tf.bfloat16)[:, None] / 3, "label": batch["label"]}
 
@@ -232,7 +232,7 @@ def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path
     assert found == {"examples": 1000, "arrays": {"x": "numbers"}, "bytes": {"x.npy": found["bytes"]["x.npy"]}}
 
 
-def test_what_is_no_longer_whole_is_written_again(tmp_path):
+def test_damaged_files_are_written_again(tmp_path):
     keep(Source(30), tmp_path)[0].fill()
     (file,) = tmp_path.glob("*/label.npy")
     size = file.stat().st_size
@@ -242,7 +242,7 @@ def test_what_is_no_longer_whole_is_written_again(tmp_path):
     assert file.stat().st_size == size and len(again.reads) == 30
 
 
-def test_what_the_source_says_of_its_files_decides_what_is_found_again(tmp_path):
+def test_the_modification_hash_of_a_source_decides_what_is_reused(tmp_path):
     for said in ("monday", "tuesday", "monday"):
         source = Source(10)
         source.fingerprint = lambda said=said: said

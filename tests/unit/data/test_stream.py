@@ -76,7 +76,7 @@ def test_the_shares_of_all_workers_are_the_batch_of_one_across_the_ends_of_epoch
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_resumed_stream_goes_on_where_the_first_was_interrupted(workers):
+def test_a_resumed_stream_continues_where_the_first_stopped(workers):
     for share in shares(workers):
         whole = take(share, 0, 10)
         resumed = take(share, 0, 7) + take(share, 7, 10)
@@ -238,7 +238,7 @@ def test_positions_of_ten_million_examples_are_found_without_a_table():
 
 
 @pytest.mark.parametrize("source", [lambda split: split, lambda split: {"image": [1]}])
-def test_what_is_no_source_is_refused_by_name(source):
+def test_objects_that_are_no_sources_are_refused_by_name(source):
     with pytest.raises(ValueError, match=r"config\.data\.source: lab:made must return an object with len\(\) and read"):
         stream.check_source(source("train"), "lab:made", "train")
 

@@ -111,7 +111,7 @@ def test_an_axis_may_be_that_of_the_examples():
     assert not per_example.is_per_example(keras.losses.CategoricalCrossentropy(axis=0))
 
 
-def test_what_the_user_declares_is_believed():
+def test_declared_values_are_used():
     declared = per_example.per_example(lambda true, predicted: keras.ops.mean(true - predicted, axis=-1))
     assert per_example.is_per_example(declared)
     assert per_example.is_per_example(per_example.per_example(keras.metrics.MeanMetricWrapper(declared)))

@@ -125,7 +125,7 @@ def test_a_second_fit_gets_the_passes_that_follow_in_keras_however_far_was_read_
 
 @pytest.mark.parametrize("ended_early", [False, True])
 @pytest.mark.parametrize("finish", [lambda one: one.padded_batch(16), lambda one: one.shuffle(9, seed=2).batch(16)])
-def test_an_order_that_cannot_be_continued_is_known_to_be_so(finish, ended_early):
+def test_adapter_knows_which_orders_cannot_be_continued(finish, ended_early):
     dataset, options = finish(shuffled()), base.DataOptions(continues=True)
     for expected in (False, ended_early):
         data = make_adapter.make_data_adapter(dataset, None, None, options)
@@ -239,7 +239,7 @@ def test_a_py_dataset_that_can_make_rows_is_asked_for_them_alone():
         lambda: slices().map(work).batch(16).cache(),
     ],
 )
-def test_what_could_tell_the_difference_is_made_whole(make):
+def test_functions_that_see_whole_batches_get_whole_batches(make):
     assert feed(lambda: (make(), {})).sharded is None
 
 

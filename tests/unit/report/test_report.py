@@ -487,7 +487,7 @@ def test_a_workdir_of_somebody_else_is_named(tmp_path):
     assert list(workdir.iterdir()) == []
 
 
-def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path, capfd):
+def test_a_full_disk_is_reported_once_and_training_continues(tmp_path, capfd):
     reporter = open_quiet(tmp_path, tensorboard=True)
     for step in range(1, 21):
         train(reporter, step)

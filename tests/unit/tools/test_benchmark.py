@@ -137,7 +137,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
         (["steps"], "Arguments without a flag are not supported. Received: 'steps'"),
     ],
 )
-def test_what_cannot_be_measured_is_said(flags, message):
+def test_unmeasurable_values_are_reported(flags, message):
     done = benchmark(*flags)
     assert done.returncode == 1
     assert message in done.stderr

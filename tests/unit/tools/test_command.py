@@ -61,7 +61,7 @@ def test_a_tool_shows_its_own_flags(word):
         ("launch", "tfdist.launch --workers=N"),
     ],
 )
-def test_training_has_commands_as_well(name, usage):
+def test_training_has_commands_too(name, usage):
     code, output, error = tfdist(name, "-h")
     assert (code, error) == (0, "") and output.startswith(f"usage: python -m {usage}")
 

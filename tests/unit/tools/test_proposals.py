@@ -64,7 +64,7 @@ def test_tasks_at_the_same_time_have_one_study(tmp_path):
 
 
 @pytest.mark.unit
-def test_a_task_that_is_requeued_goes_on_with_its_trial(tmp_path):
+def test_a_requeued_task_continues_its_trial(tmp_path):
     commands = []
 
     def stopped(plan, run, command, watch):

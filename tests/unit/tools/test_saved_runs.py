@@ -149,7 +149,7 @@ def test_files_are_predicted_on_all_replicas_and_workers(folder):
 
 
 @pytest.mark.workers
-def test_what_a_run_gets_wrong_is_shown(folder):
+def test_inspect_shows_the_wrong_examples(folder):
     printed = tfdist(folder, "inspect", "runs/mine", "--checkpoint=best")
     assert "accuracy 1.0000: 16 of 16 examples" in printed
     assert read_csv(folder / "runs/mine/inspect/classes.csv")[1][:3] == ["dark", "8", "8"]

@@ -99,7 +99,7 @@ def test_the_machine_is_divided_among_the_runs(monkeypatch):
 
 
 @pytest.mark.unit
-def test_the_better_half_goes_on_and_the_decision_is_kept(tmp_path):
+def test_halving_continues_the_better_half_and_saves_the_decision(tmp_path):
     values = {"a": 0.5, "b": 0.9, "c": None, "d": 0.9, "e": 0.1}
     assert halving.better_half(values, "max") == ["a", "b", "d"]
     assert halving.better_half(values, "min") == ["a", "b", "e"]
@@ -138,7 +138,7 @@ def test_options_of_sbatch_are_told_apart():
     assert given == ["--nodes=2", "--job-name=mine", "--output=/sweeps/lr/slurm-%A_%a.log"]
 
 
-def test_what_is_wrong_is_said_before_anything_starts(tmp_path):
+def test_errors_are_reported_before_anything_starts(tmp_path):
     (tmp_path / "own.py").write_text(
         "from tfdist.configs import digits\nget_config = digits.get_config\n"
         'def get_sweep():\n    return {"seed": [0, 1], "learning_rate.peak": "0.1,0.2"}\n'

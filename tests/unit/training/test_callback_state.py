@@ -75,7 +75,7 @@ def resumed(tmp_path_factory):
     return first[1], second, state, lost
 
 
-def test_what_was_learned_comes_back(resumed):
+def test_learned_values_are_restored(resumed):
     learned, (untouched, restored), _, _ = resumed
     assert not hasattr(untouched, "wait") and not untouched.seen
     assert (restored.wait, restored.name, restored.ready, restored.best) == (2, "epoch 3", True, float("inf"))
@@ -126,7 +126,7 @@ def test_settings_and_data_that_are_only_held_are_not_kept(resumed):
     assert state["Notes"]["attributes"] == {} and not {"patience", "data", "lock"} & set(state["Notes#2"]["attributes"])
 
 
-def test_what_has_changed_and_cannot_be_kept_is_named(resumed):
+def test_changed_attributes_that_cannot_be_saved_are_named(resumed):
     assert resumed[3] == [("Notes#2", "counter"), ("Notes#2", "file")]
 
 

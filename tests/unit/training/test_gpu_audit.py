@@ -181,7 +181,7 @@ def test_seeds_are_those_that_keras_makes_of_the_chain_of_folds():
     ("step_times", "device_type", "timed"),
     [(None, "CPU", True), (None, "GPU", False), (True, "GPU", True), (False, "CPU", False)],
 )
-def test_steps_are_timed_on_cpus_or_if_the_config_says_so(step_times, device_type, timed):
+def test_steps_are_timed_on_cpus_or_on_request(step_times, device_type, timed):
     assert (timing.choose_clock(step_times, device_type) is timing.timestamp_after) == timed
 
 

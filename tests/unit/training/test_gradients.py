@@ -128,7 +128,7 @@ def test_compression_costs_little_and_the_weights_stay_float32(measured):
 
 
 @pytest.mark.slow
-def test_what_xla_compiles_comes_to_the_same(slow):
+def test_xla_gives_the_same_results(slow):
     plain = {key: value for key, value in slow.items() if key.startswith("xla/plain/")}
     assert "xla/plain/model/norm/moving_mean" in plain
     for key, value in plain.items():

@@ -53,7 +53,7 @@ def test_the_range_is_the_power_of_two_above_and_at_least_half_of_the_last_one()
     assert integers_lib.next_ranges(sums, ranges).numpy().tolist() == [4.0, 0.125, 32.0]
 
 
-def test_what_does_not_fit_is_noticed_and_what_is_noticed_as_fitting_fits():
+def test_the_largest_batch_fits_and_a_larger_one_does_not():
     numbers, ranges = make(tf.float32), tf.constant([2.0**-5], tf.float64)
     limit = 2.0**-5 * 2.0**integers_lib.HEADROOM
     for value, too_large in ((limit, False), (-limit, False), (np.nextafter(np.float32(limit), np.float32(9)), True)):

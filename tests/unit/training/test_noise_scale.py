@@ -52,7 +52,7 @@ def test_equal_parts_have_the_estimator_of_the_paper():
     assert variance == pytest.approx((norm_of_small - norm_of_big) / (1 / small - 1 / big))
 
 
-def test_what_cannot_be_measured_is_infinite_or_absent():
+def test_an_unmeasurable_noise_scale_is_infinite_or_absent():
     assert noise_scale.values([0.0, 0.0, 0.0]) == {}
     assert noise_scale.values([0.5, 10.0, 0.25]) == dict(zip(NAMES, (20.0, 2.0, 40.0), strict=True))
     assert noise_scale.values([-0.5, 10.0, 0.25])["noise_scale"] == math.inf

@@ -47,7 +47,7 @@ def test_rounding_does_not_add_up_over_many_epochs():
 
 @pytest.mark.parametrize("every", [Every(steps=7), Every(epochs=0.3), Every(epochs=1.7), Every(steps=6, epochs=0.7)])
 @pytest.mark.parametrize("steps_per_epoch", [1, 9, 31, 1407])
-def test_what_is_next_is_the_first_that_is_due(every, steps_per_epoch):
+def test_the_next_trigger_is_the_first_that_is_due(every, steps_per_epoch):
     due = due_steps(every, 6000, steps_per_epoch)
     assert due
     expected = iter(due)

@@ -157,7 +157,7 @@ def test_outputs_of_unknown_kind_are_refused(objective, name, arguments, message
         computed(objective, PROBABILITIES[name](), LABELS, compiled=False, **arguments)
 
 
-def test_probabilities_are_taken_as_they_are_if_the_config_says_so():
+def test_from_logits_false_takes_probabilities():
     model = PROBABILITIES["shares"]()
     named = {**CATEGORICAL, "arguments": {"from_logits": False}}
     values, _, _ = computed(keras_loss, model, LABELS, compiled=True, **named)
