@@ -13,7 +13,7 @@ from absl import flags
 from tfdist.cluster import malloc, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.config import flags as config_flags
-from tfdist.config import specs, tensorflow_log, validate
+from tfdist.config import specs, tensorflow_log
 
 
 def run(workdir: Path) -> int:
@@ -34,14 +34,12 @@ def run(workdir: Path) -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    config = flags.FLAGS["config"].value
+    config = config_flags.valid_config()
     if config.train.asynchronous and flags.FLAGS.mode == "train":
         sys.exit(
             "tfdist: config.train.asynchronous=True trains with parameter servers, which this command does not start. "
             "Run python -m tfdist asynchronous --config=..., or set config.train.asynchronous=false."
         )
-    with config_flags.one_message("tfdist"):
-        validate.validate(config)  # Before TensorFlow is imported, which takes seconds.
     tensorflow_log.announce()
     # Before TensorFlow is imported, which allocates, and reads its settings.
     malloc.keep_freed_between_workers(config.cluster, os.environ)

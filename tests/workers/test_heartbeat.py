@@ -43,11 +43,11 @@ with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
     pass
 options = config.ClusterOptions(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
 watching = heartbeat.start(rank=rank, members=members, listener=listener, options=options)
-watching.heartbeat(step := 1)
+watching.note_progress(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"run": 600.0, "stall": 0.0}.get(what, 1.0)
 while time.monotonic() < until:
-    watching.heartbeat(step := step + 1)
+    watching.note_progress(step := step + 1)
     time.sleep(0.05)
 if what == "wait":
     time.sleep(600)

@@ -209,15 +209,15 @@ class Cluster:
         """Sets Keras variables to the chief's values on every worker. Collective."""
         self.make_broadcast_variables(variables)()
 
-    def heartbeat(self, step: int) -> None:
+    def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` steps; the stall timer of the next one starts."""
         if self.monitor is not None:
-            self.monitor.heartbeat(step)
+            self.monitor.note_progress(step)
 
-    def pause(self) -> None:
+    def stop_timer(self) -> None:
         """Stops the stall timer until the next heartbeat: what follows is not a step and may take any time."""
         if self.monitor is not None:
-            self.monitor.pause()
+            self.monitor.stop_timer()
 
     def pause_timers(self) -> AbstractContextManager:
         """Stops the stall timers of all workers in a block that may take any time on one of them."""

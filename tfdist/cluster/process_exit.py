@@ -67,17 +67,8 @@ def report_exception(error: Exception) -> int:
     Returns:
         The exit code: the error's `exit_code`, if it has one.
     """
-    import tensorflow as tf
-
-    lost = (
-        tf.errors.UnavailableError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-    )
-    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
-    named = peer_loss.lost_peer(_NAME_SECONDS) if isinstance(error, (*lost, *possibly_lost)) else ""
-    if named or isinstance(error, lost):
+    lost, named = find_loss(error)
+    if lost:
         # The line that names the other worker is not the first one.
         names = ", ".join(peer_loss.named_workers(str(error)))
         about = f" about {names}" if names else ""
@@ -116,6 +107,25 @@ def report_exception(error: Exception) -> int:
     return code
 
 
+def find_loss(error: BaseException) -> tuple[bool, str]:
+    """Returns whether the error means that another worker was lost, and the line that names this worker.
+
+    The line is "" if no worker is known to be lost within 3 s. After such an error the calling thread must end the
+    process.
+    """
+    import tensorflow as tf
+
+    lost = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+    )
+    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
+    named = peer_loss.claim_exit_and_name_loss(_NAME_SECONDS) if isinstance(error, (*lost, *possibly_lost)) else ""
+    return bool(named) or isinstance(error, lost), named
+
+
 def _verbose() -> bool:
     return flags.FLAGS.is_parsed() and flags.FLAGS.verbosity >= 1
 
@@ -134,12 +144,10 @@ def import_tensorflow_quietly() -> None:
     tensorflow_log.announce()
     if "tensorflow" not in sys.modules:
         machine.check_before_import()
-    if tensorflow_log.hide(os.environ):
-        with tensorflow_log.hide_stderr():
-            import tensorflow as tf
-
-            # The initialisation of its devices logs more.
-            tf.get_logger().setLevel("ERROR")
+    with tensorflow_log.quiet():
+        import tensorflow as tf
+    if tensorflow_log.hide(os.environ):  # The initialisation of its devices logs more.
+        tf.get_logger().setLevel("ERROR")
 
 
 def first_line(text: str) -> str:

@@ -1,6 +1,7 @@
 """Replaces attributes of objects of TensorFlow, Keras and Python, and restores them; acts around imports.
 
-Nothing else does. docs/what-is-replaced.md lists every call; tests/unit/config/test_patching.py compares the two.
+docs/what-is-replaced.md lists every call; tests/unit/config/test_patching.py compares the two, and finds assignments to
+imported names elsewhere.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]
 
 
 def put(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute of an object, which keeps it unless the call is in a block of `restored`."""
+    """Sets an attribute of an object, which keeps it unless the call is in a block of `restore_after`."""
     setattr(owner, name, value)
 
 

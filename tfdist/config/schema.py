@@ -72,7 +72,7 @@ class Data:
     evaluation_split: str | None = "test"
     """The evaluation split, in the same notation. None: no evaluation."""
     batch_size: int = 128
-    """Global batch: examples per optimizer step, over all replicas. Must be divisible by replicas x micro_batches."""
+    """Global batch: examples per step over all replicas, a multiple of replicas x micro_batches x local_steps."""
     evaluation_batch_size: int | None = None
     """Examples per evaluation step, over all replicas. None: batch_size."""
     shuffle: bool = True

@@ -91,7 +91,7 @@ def _copy(kept: int, stderr: int) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """As `hidden`, unless TF_CPP_MIN_LOG_LEVEL is set to another value than 3."""
+    """As `hide_stderr`, unless TF_CPP_MIN_LOG_LEVEL is set to another value than 3."""
     with hide_stderr() if hide(os.environ) else contextlib.nullcontext():
         yield
 

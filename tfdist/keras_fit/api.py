@@ -116,7 +116,7 @@ def _train(
         sizes, steps_before = run.feed.sizes, _steps_made(run)
         with own_setup.explain_mismatch(model, run.objective), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
-    cluster.pause()
+    cluster.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
     made = sizes.first_step + _steps_made(run) - steps_before
@@ -184,7 +184,7 @@ def evaluate(
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
     base.end_passes(data, data.steps)
-    cluster.pause()
+    cluster.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
 
 
@@ -237,7 +237,7 @@ def predict(
         predict_lib.build(cluster, model, data.element_spec)
         found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
     base.end_passes(data, data.steps)
-    cluster.pause()
+    cluster.stop_timer()
     return found
 
 

@@ -107,7 +107,7 @@ def gather(
             outputs = tf.nest.map_structure(lambda output: output.numpy(), step())
         if keep:
             batches.append(outputs)
-        cluster.heartbeat(index + 1)
+        cluster.note_progress(index + 1)
         if callbacks.ends_batch("predict", index, steps):
             last = callbacks.last_of_batch("predict", index)
             callbacks.call("on_predict_batch_end", last, {"outputs": outputs})

@@ -56,7 +56,7 @@ def _evaluate_split(tools: LoopTools, step: int, best: float | None, compare: bo
             callbacks.call("on_test_batch_begin", done)
         execution = tools.evaluation_steps(batches, _most_steps(run, done, steps), done)
         done += execution.steps
-        run.cluster.heartbeat(step)
+        run.cluster.note_progress(step)
         totals = add_totals(totals, execution.totals)
         if execution.stop_requested and done < steps:
             raise StopRequested

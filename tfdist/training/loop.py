@@ -83,7 +83,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
             execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
         seconds = time.perf_counter() - started
         state.step += execution.steps
-        run.cluster.heartbeat(state.step)
+        run.cluster.note_progress(state.step)
         tools.ledger.note_execution(state.step, execution.steps, seconds * (wait_share(run, execution.totals) or 0.0))
         rolled_back = nonfinite.handle(tools, state, execution)
         if rolled_back:

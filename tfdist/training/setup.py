@@ -42,7 +42,7 @@ def build_run(
 
     Raises:
         StopError: a stop was requested before all workers connected.
-        ValueError: the config contradicts itself, the data or the devices; nothing was allocated on a device.
+        ValueError: the config contradicts itself, the data or the devices, or the built model.
         TimeoutError: other workers are missing.
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """

@@ -95,8 +95,7 @@ class TrainingState:
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingState":
         """Returns what `to_json` saved; fields of another release are ignored, missing ones have their defaults."""
         best = BestValue(value=values.get("best"), step=values.get("best_step", 0), of=values.get("best_of", ""))
-        interval = IntervalTotals(**_known_fields(IntervalTotals, values))
-        state = cls(**_known_fields(cls, values), best=best, interval=interval)
+        state = cls(**_pick(cls, values), best=best, interval=IntervalTotals(**_pick(IntervalTotals, values)))
         state.logs = {
             name: np.array(value, np.float32) if isinstance(value, list) else value
             for name, value in state.logs.items()
@@ -128,7 +127,7 @@ class TrainingState:
         self.epoch_totals = add_totals(self.epoch_totals, totals)
 
 
-def _known_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def _pick(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = {_SAVED_AS.get(field.name, field.name): field.name for field in dataclasses.fields(kind)}
     return {names[name]: value for name, value in values.items() if name in names and name not in ("interval", "best")}
 

@@ -117,7 +117,7 @@ def test_the_time_of_a_pause_is_no_stall():
 def test_one_worker_is_stalled_only_within_a_call():
     """Outside of its calls it may be in a notebook, at the prompt, and nobody waits for it."""
     monitor = make_monitor(size=1)
-    monitor.heartbeat(5)
+    monitor.note_progress(5)
     assert stall.describe_stall(monitor, 1e9) == ""
     with monitor.in_collective("an execution"):
         since = monitor.own.collective[1]

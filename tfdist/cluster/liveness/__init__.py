@@ -4,5 +4,6 @@ heartbeat.py exchanges heartbeats; peer_loss.py holds the monitor's state and en
 detects workers that wait too long; reachability.py checks connections; startup_watchdog.py starts a process
 (startup_watchdog_process.py) that limits the time of TensorFlow's start, and replies for a worker that is busy.
 
-    heartbeat.start(...) -> HeartbeatMonitor     peer_loss.lost_peer, claim_exit, announce_failure when exiting
+    heartbeat.start(...) -> HeartbeatMonitor
+    peer_loss.claim_exit_and_name_loss, claim_exit, announce_failure when exiting
 """

@@ -1,7 +1,7 @@
 """The state of the heartbeat monitor, and the end of this process after another worker is lost. Imports no TensorFlow.
 
 After a loss the main thread has a few seconds to exit by itself: TensorFlow usually fails, and process_exit.py reads
-the cause from `lost_peer`. If it hangs in a collective instead, a thread ends the process.
+the cause from `claim_exit_and_name_loss`. If it hangs in a collective instead, a thread ends the process.
 """
 
 import asyncio
@@ -99,11 +99,11 @@ class HeartbeatMonitor:
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     loop: asyncio.AbstractEventLoop = dataclasses.field(default_factory=asyncio.new_event_loop)
 
-    def heartbeat(self, step: int) -> None:
+    def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
         self.own.step, self.own.last_execution, self.own.started = step, time.monotonic(), True
 
-    def pause(self) -> None:
+    def stop_timer(self) -> None:
         """Stops the stall timer until the next heartbeat."""
         self.own.last_execution = None
 
@@ -130,7 +130,7 @@ class HeartbeatMonitor:
         """Waits until all workers have finished; after that, missing heartbeats are ignored.
 
         Raises:
-            TimeoutError: some workers did not finish within `seconds`, not counting blocks of `paused`.
+            TimeoutError: some workers did not finish within `seconds`, not counting blocks of `pause_timers`.
         """
         self.own.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
         self.loop.call_soon_threadsafe(note_finished, self, self.rank)
@@ -157,7 +157,7 @@ def is_registered(monitor: HeartbeatMonitor) -> bool:
     return monitor is _monitor
 
 
-def lost_peer(seconds: float) -> str:
+def claim_exit_and_name_loss(seconds: float) -> str:
     """Returns the lost worker, in words, as soon as it is known, at most after `seconds`; "" if no worker is lost.
 
     The calling thread must then end this process.

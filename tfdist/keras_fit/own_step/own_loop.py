@@ -220,11 +220,11 @@ def batches(
             with context.running():
                 element = next(elements)
             yield Batch(element, spec, kind, data, bare)
-            cluster.heartbeat(index + 1)
+            cluster.note_progress(index + 1)
             if place is not None and cluster.any_worker(stop.requested()) and index + 1 < data.steps:
                 place.save(cluster, index + 1)
                 raise SystemExit(interruption.EXIT_STOPPED)
-    cluster.pause()
+    cluster.stop_timer()
     base.end_passes(data, data.steps)
     if place is not None:
         place.finish_pass(cluster)

@@ -57,7 +57,7 @@ def compute(
     for number in range(steps):
         with cluster.collective("predictions"):
             found.append(tf.nest.map_structure(lambda value: value.numpy(), step(iterator)))
-        cluster.heartbeat(number + 1)
+        cluster.note_progress(number + 1)
         progress.show(min((number + 1) * batch, len(source)))
     outputs, kept = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[: len(source)], *found)
     return outputs, kept

@@ -5,8 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-import tensorflow as tf
-
+from tfdist.cluster import process_exit
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import specs, user_code
 from tfdist.training import checkpointing
@@ -17,15 +16,6 @@ from tfdist.training.state import TrainingState
 
 # A command or URL for all runs, also of scripts, which `config.report.notify` overrides.
 NOTIFY_VARIABLE = "TFDIST_NOTIFY"
-# Errors of TensorFlow's communication; see `process_exit.report_exception`.
-_LOST = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-)
-# Seconds to wait for the name of the lost worker.
-_NAME_SECONDS = 3.0
 
 
 @contextlib.contextmanager
@@ -57,9 +47,8 @@ def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
     text = f"{error}" if isinstance(error, ValueError | OSError | DivergedError) else f"{type(error).__name__}: {error}"
     if isinstance(error, DivergedError):
         return "diverged", text
-    if isinstance(error, _LOST) and tools.run.cluster.num_workers > 1:
-        return "lost", peer_loss.lost_peer(_NAME_SECONDS) or text
-    return "failed", text
+    lost, named = process_exit.find_loss(error) if tools.run.cluster.num_workers > 1 else (False, "")
+    return ("lost", named or text) if lost else ("failed", text)
 
 
 def _record(tools: LoopTools, state: TrainingState, end: str, text: str) -> None:

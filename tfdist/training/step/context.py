@@ -40,7 +40,7 @@ class StepContext:
     statistics: tuple[keras.Variable, ...]
     # None except in float16.
     loss_scale: stages.LossScale | None
-    # Sums gradients over replicas; the first part of an update.
+    # Sums gradients over replicas, in an update.
     reduction: AllReduce
     # Clips and applies summed gradients; the last part of an update.
     apply: stages.Apply
