@@ -3,15 +3,20 @@
 #
 #     sh install.sh SOURCE ENVIRONMENT
 #
-# SOURCE: the repository, or a wheel. It needs micromamba on the PATH, and the network.
+# SOURCE: the repository, or a wheel. It needs the network, and micromamba on the PATH; on x86_64 without micromamba it takes
+# the system's python3, 3.10 to 3.13, with venv (Debian: python3-venv). Without GPUs: TFDIST_TENSORFLOW=tensorflow sh ...
 set -eu
 source=$1 environment=$2
 versions='>=2.21,<2.22'
 
 case $(uname -m) in
 x86_64)
-    micromamba create --yes --prefix "$environment" --channel conda-forge python=3.12 pip
-    "$environment/bin/pip" install --no-cache-dir "tensorflow[and-cuda]$versions" "$source"
+    if command -v micromamba > /dev/null; then
+        micromamba create --yes --prefix "$environment" --channel conda-forge python=3.12 pip
+    else
+        python3 -m venv "$environment"
+    fi
+    "$environment/bin/pip" install --no-cache-dir "${TFDIST_TENSORFLOW:-tensorflow[and-cuda]}$versions" "$source"
     ;;
 aarch64)
     # CONDA_OVERRIDE_CUDA: the machine that builds may have no GPU. The build string picks one with CUDA.
@@ -35,4 +40,6 @@ for requirement in importlib.metadata.requires("tfdist"):
     exit 1
     ;;
 esac
-micromamba clean --all --yes
+if command -v micromamba > /dev/null; then
+    micromamba clean --all --yes
+fi

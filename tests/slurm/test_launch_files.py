@@ -248,7 +248,12 @@ def test_the_container_is_built_of_files_that_exist():
     text = (LAUNCH / "apptainer/tfdist.def").read_text()
     assert re.findall(r"^%(\w+)$", text, re.MULTILINE) == ["files", "post", "environment", "runscript", "test"]
     files = re.search(r"^%files\n((?:    .*\n)+)", text, re.MULTILINE)[1].split()[::2]
-    assert files and all((REPOSITORY / file).exists() for file in files)
+    assert all((REPOSITORY / file).exists() for file in files)
+    # What the wheel is built of.
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    included = re.search(r"force-include\]\n((?:\w+ = .*\n)+)", project)[1]
+    folders = [line.split()[0] for line in included.splitlines()]
+    assert {"pyproject.toml", "README.md", "tfdist", *folders} <= {*files} and len(folders) == 3
     for section in ("post", "environment", "runscript", "test"):
         commands = re.search(rf"^%{section}\n((?:    .*\n)+)", text, re.MULTILINE)[1]
         subprocess.run(["bash", "-n"], input=commands, text=True, check=True)

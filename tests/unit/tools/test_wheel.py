@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 
 import pytest
 from launching import REPOSITORY
@@ -28,6 +29,16 @@ def test_the_wheel_alone_trains_on_a_table_and_has_pages_and_types(tmp_path):
 
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(REPOSITORY))
     wheel = next(tmp_path.glob("*.whl"))
+    folders = {"tfdist": "tfdist", **{name: f"tfdist/shipped_{name}" for name in ("configs", "docs", "launch")}}
+    names = [
+        f"{to}/{path.relative_to(REPOSITORY / folder)}"
+        for folder, to in folders.items()
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    assert len(names) > 400
+    with zipfile.ZipFile(wheel) as content:
+        assert sorted({*names} - {*content.namelist()}) == []
     run(sys.executable, "-m", "venv", "--without-pip", "alone")
     site = tmp_path / "alone" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel))
