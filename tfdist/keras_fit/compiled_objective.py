@@ -16,6 +16,7 @@ from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.metric_state import MetricState
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
+from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.keras_fit.whole_batch.shard_losses import Shard
 from tfdist.training import api as trainer
 
@@ -107,10 +108,13 @@ class CompiledObjective:
         """Restores what `state` returned; called on every worker."""
         self.metric_state.assign(values)
 
+    def _rows(self, element: Element, *, training: bool) -> Rows:
+        return rows_lib.rows_of(element, self.batch_sizes[training])
+
     def _forward(self, element: Element, *, training: bool, by_xla: bool = False) -> tuple[tf.Tensor, tf.Tensor, Any]:
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
-        rows = rows_lib.rows_of(element, self.batch_sizes[training])
+        rows = self._rows(element, training=training)
         with trainer.shard_present(rows.present):
             call = compiled_model.call_by_xla if by_xla else compiled_model.call_with_losses
             predictions, added = call(model, x, rows, training=training)
@@ -151,7 +155,7 @@ class CompiledObjective:
         # Not a branch, for which the host would wait for a GPU.
         variables = self.model.metrics_variables if self.may_be_empty else []
         kept = [(one, tf.convert_to_tensor(one.value)) for one in variables if not metric_state.is_whole(one)]
-        with rows_lib.current(rows_lib.rows_of(element, self.batch_sizes[training])):
+        with rows_lib.current(self._rows(element, training=training)):
             if own:
                 self.model.compute_metrics(x, y, predictions, sample_weight)
             else:

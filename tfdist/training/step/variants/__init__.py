@@ -2,7 +2,9 @@
 
 local_sgd.py          `local_steps`: replicas update by themselves, then average
 virtual_replicas.py   `virtual_replicas`: the same bits on any number of replicas; puts the run together
-shards.py             its step and its objective: a replica computes its shards one after another
+shards.py             its step: a replica computes its shards one after another
+sharded_objective.py  its objective: another one, shard by shard
+exact_sums.py         its sums of losses and metrics
 other_sum.py          their updates, with another sum over replicas
 integers.py           its sums: gradients as integers with one power of two a tensor
 noise_scale.py        `report.noise_scale`: measures the gradient noise scale

@@ -1,4 +1,4 @@
-"""The step and the objective of virtual replicas: a replica computes its shards one after another.
+"""The step of virtual replicas: a replica computes its shards one after another.
 
 All that depends on the batch belongs to a shard, whose shape is the same for any number of replicas: examples, dropout,
 normalisation, and the choice of kernels. What leaves a shard is integers.
@@ -16,31 +16,11 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.step import collectives, train_step
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.per_example import PerExampleObjective
 from tfdist.training.step.random_numbers import seed_generators
 from tfdist.training.step.updates import all_reduce, stages, tables
 from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants import integers as integers_lib
 from tfdist.training.step.variants.integers import Integers
-
-# Sums of the objective's values are rounded to multiples of 1 / _GRID: float64 adds those exactly up to 2^53 / _GRID.
-_GRID = 2.0**30
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedObjective(PerExampleObjective):
-    """The objective of a config, evaluated shard by shard."""
-
-    def evaluate(self, batch: Batch, mask: tf.Tensor) -> tf.Tensor:
-        """As `PerExampleObjective.evaluate`, for a batch [shards, n, ...] and a mask [shards, n]."""
-
-        def of_shard(shard: tuple[Batch, tf.Tensor], index: tf.Tensor) -> list[tf.Tensor]:
-            seed_generators.begin_evaluation_pass()
-            with seed_generators.as_replica(index):
-                return [_on_grid(PerExampleObjective.evaluate(self, *shard))]
-
-        first, add = replicas_lib.replica_id() * self.shards, lambda old, new: [old[0] + new[0]]
-        return _over_shards(_compile(of_shard), (batch, mask), self.shards, first, add)[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +125,7 @@ class ShardedStep:
             sizes, bad = integers_lib.largest(values)
             bad_loss = tf.cast(~tf.math.is_finite(sums[context.names.index("loss")]), tf.int32)
             return ShardResults(
-                sums=_on_grid(sums),
+                sums=sums,
                 integers=self.integers.to_integers(values, ranges),
                 sizes=sizes,
                 bad=tf.concat([bad_loss[tf.newaxis], bad], axis=0),
@@ -154,11 +134,11 @@ class ShardedStep:
         def add(old: list[tf.Tensor], new: list[tf.Tensor]) -> list[tf.Tensor]:
             return ShardResults.unpack(old).add(ShardResults.unpack(new)).pack()
 
-        compute = _compile(of_shard)
+        compute = compile_shard(of_shard)
 
         def share(shards: Batch, replica: tf.Tensor) -> ShardResults:
             first = replica * self.count
-            return ShardResults.unpack(_over_shards(compute, shards, self.count, first, add, loss_scale, ranges))
+            return ShardResults.unpack(over_shards(compute, shards, self.count, first, add, loss_scale, ranges))
 
         return share
 
@@ -211,12 +191,12 @@ def _finish(
     train_step.add_to_totals(context, sums, skipped)
 
 
-def _compile(function: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
+def compile_shard(function: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
     """Returns `function`, not inlined: TensorFlow optimises it by itself, and alike in a loop and without one."""
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
 
-def _over_shards(
+def over_shards(
     compute: Callable[..., list[tf.Tensor]],
     shards: Any,
     count: int,
@@ -227,13 +207,13 @@ def _over_shards(
     """Calls compute(shard, index, *arguments) for each shard of a replica, and adds up the results.
 
     Args:
-        compute: a result of `_compile`; index: int32 [], of the shard in the global batch.
-        shards: nested tensors [count, n, ...].
+        compute: a result of `compile_shard`; index: int32 [], of the shard in the global batch.
+        shards: nested tensors [count, n, ...], ragged if n differs between shards.
         first: the index of the first shard.
     """
 
     def run(place: tf.Tensor) -> list[tf.Tensor]:
-        shard = tf.nest.map_structure(lambda value: value[place], shards)
+        shard = tf.nest.map_structure(lambda value: _at(value, place), shards)
         return compute(shard, first + place, *arguments)
 
     totals = run(tf.constant(0))
@@ -248,8 +228,9 @@ def _over_shards(
     return totals
 
 
-def _on_grid(sums: tf.Tensor) -> tf.Tensor:
-    return tf.round(sums * _GRID) / _GRID
+def _at(value: tf.Tensor | tf.RaggedTensor, place: tf.Tensor) -> tf.Tensor:
+    shard = value[place]
+    return shard.to_tensor() if isinstance(shard, tf.RaggedTensor) else shard
 
 
 def _dense(gradients: Gradients, variables: list[keras.Variable]) -> list[tf.Tensor]:

@@ -7,7 +7,7 @@ This is the idea of EasyScale (arXiv 2208.14228). docs/same-bits.md has what is 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,8 +23,10 @@ from tfdist.data.stream import ReplicaShard
 from tfdist.report import files, lines, run_info
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
-from tfdist.training.step import layers, normalization
-from tfdist.training.step.variants import other_sum, shards
+from tfdist.training.step import layers, normalization, timing
+from tfdist.training.step import objective as objective_lib
+from tfdist.training.step.per_example import PerExampleObjective
+from tfdist.training.step.variants import other_sum, sharded_objective, shards
 from tfdist.training.step.variants.integers import Integers
 
 # The kernels of TensorFlow may choose their order of sums by the number of threads.
@@ -46,20 +48,30 @@ class VirtualReplicas:
         self, config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
     ) -> Feed:
         """Makes the input of one worker: batches [shards of a replica, examples of a shard, ...]."""
-        local = ReplicaShard(
-            first_replica=shard.first_replica * self.count,
-            local_replicas=shard.local_replicas * self.count,
-            num_replicas=self.total,
-        )
-        distributor = _ByShards(cluster=cluster, count=self.count)
+        local = self.part(shard)
+        distributor = _ByShards(cluster=cluster, stacked=self.stacked)
         feed = inputs.pipeline.make_feed(config, inputs, sizes, local, distributor)
         evaluation = feed.evaluation
 
         def evaluate() -> tuple[tf.data.Dataset, int]:
             dataset, steps = evaluation()
-            return distributor.stack(dataset), steps
+            return distributor.stacked(dataset), steps
 
         return dataclasses.replace(feed, evaluation=None if evaluation is None else evaluate)
+
+    def part(self, shard: ReplicaShard) -> ReplicaShard:
+        """Returns the part of every global batch that this worker takes, as shards in the place of replicas."""
+        return ReplicaShard(
+            first_replica=shard.first_replica * self.count,
+            local_replicas=shard.local_replicas * self.count,
+            num_replicas=self.total,
+        )
+
+    def stacked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Makes elements of a replica, [shards of a replica, ...], of those of shards; ragged, if shards may differ."""
+        same = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec))
+        batch = dataset.batch if same else dataset.ragged_batch
+        return batch(self.count, drop_remainder=True).prefetch(1)
 
     def compose(self, run: Run) -> Run:
         """Returns `run` with the step, the objective and the state of virtual replicas.
@@ -67,10 +79,12 @@ class VirtualReplicas:
         Raises:
             ValueError: the model computes something of more than one shard; says what.
         """
-        context, cluster = run.context, run.cluster
-        _check_model(self.config, self.total, context.model)
-        fields = {field.name: getattr(context.objective, field.name) for field in dataclasses.fields(context.objective)}
-        objective = shards.ShardedObjective(**fields | {"shards": self.count})
+        context, cluster, inner = run.context, run.cluster, run.objective
+        of_config = isinstance(inner, PerExampleObjective)
+        _check_model(self.config, self.total, context.model, divides_penalties=of_config)
+        if of_config:
+            inner = dataclasses.replace(inner, shards=self.count)
+        objective = sharded_objective.ShardedObjective(inner=inner, count=self.count)
         summed = [*context.model.trainable_variables, *context.statistics]
         integers = Integers(
             dtypes=tuple(tf.float64 if one.dtype == "float64" else tf.float32 for one in summed),
@@ -79,6 +93,7 @@ class VirtualReplicas:
         )
         none = tf.VariableAggregation.NONE
         with cluster.scope():
+            totals = timing.make_counter([len(objective.names) + len(objective_lib.COUNTS)], "totals")
             ranges = tf.Variable(
                 tf.zeros([len(summed)], tf.float64), trainable=False, aggregation=none, name="virtual_replicas_ranges"
             )
@@ -86,7 +101,7 @@ class VirtualReplicas:
                 tf.zeros([], tf.int64), trainable=False, aggregation=none, name="virtual_replicas_repeated"
             )
         step = shards.ShardedStep(count=self.count, integers=integers, ranges=ranges, repeated=repeated)
-        context = dataclasses.replace(context, objective=objective)
+        context = dataclasses.replace(context, objective=objective, totals=totals)
         return dataclasses.replace(
             run,
             context=dataclasses.replace(
@@ -139,8 +154,11 @@ def _changes(run: Run) -> Iterator[str]:
 _RANGES, _REPEATED = "virtual_replicas/ranges", "virtual_replicas/repeated"
 
 
-def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> VirtualReplicas:
+def open_virtual_replicas(config: config_lib.Config, num_replicas: int, *, uneven: bool = False) -> VirtualReplicas:
     """Checks the config, and sets the number of threads of this process, before TensorFlow uses a device.
+
+    Args:
+        uneven: whether shards may differ by one example, as those of a script.
 
     Raises:
         ValueError: the config asks for what depends on the number of replicas, or the number does not divide.
@@ -148,14 +166,20 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     total = config.train.virtual_replicas
     if problems := list(_problems(config, num_replicas)):
         raise ValueError(f"config.train.virtual_replicas={total} cannot be used: {'; '.join(problems)}.")
-    batches.check_divisible(config, total)
+    if not uneven:
+        batches.check_divisible(config, total)
+    fix_arithmetic()
+    return VirtualReplicas(config=config, total=total, count=total // num_replicas)
+
+
+def fix_arithmetic() -> None:
+    """Sets the number of threads of this process, and the optimizers of graphs that change no bits."""
     # Too late in a process whose cluster was connected before: `compose` says so.
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
     # They reassociate products with constants, and which ones depends on the collectives between them.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
-    return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
 
 def _problems(config: config_lib.Config, num_replicas: int) -> Iterator[str]:
@@ -176,7 +200,7 @@ def _problems(config: config_lib.Config, num_replicas: int) -> Iterator[str]:
     yield from (f"config.{field} is set, and {reason}" for wrong, field, reason in reasons if wrong)
 
 
-def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> None:
+def _check_model(config: config_lib.Config, total: int, model: keras.Model, *, divides_penalties: bool = True) -> None:
     shard = config.data.batch_size // (total * config.train.micro_batches)
     found = []
     for layer in normalization.normalizations(model):
@@ -189,7 +213,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
         own = [one for one in layer.non_trainable_weights if not keras.backend.is_float_dtype(one.dtype)]
         if own and layer is not model and not type(layer).__module__.startswith("keras."):
             found.append(f"the layer {layer.name!r} has the state {own[0].name!r} of type {own[0].dtype}, not float")
-    if model.losses and total & (total - 1):
+    if divides_penalties and model.losses and total & (total - 1):
         found.append("the model has penalties, which are divided exactly by powers of two only")
     if found:
         raise ValueError(f"config.train.virtual_replicas={total} cannot be used: {'; '.join(found)}.")
@@ -209,17 +233,14 @@ class _ByShards:
     """A `Distributor` whose elements hold all shards of a replica."""
 
     cluster: Any
-    count: int
+    stacked: Callable[[tf.data.Dataset], tf.data.Dataset]
 
     @property
     def num_workers(self) -> int:
         return self.cluster.num_workers
 
-    def stack(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return dataset.batch(self.count, drop_remainder=True).prefetch(1)
-
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        return self.cluster.distribute(self.stack(dataset))
+        return self.cluster.distribute(self.stacked(dataset))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
