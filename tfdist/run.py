@@ -6,6 +6,7 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
   --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
                        resumes.
   --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
+  --virtual_replicas=N cuts each batch into N shards, for the same bits on any number of replicas that divides N.
   --subprocesses=everywhere
                        runs commands that the script starts on each worker, not on the chief for all.
 
@@ -25,7 +26,7 @@ from tfdist.cluster.devices import onednn
 from tfdist.config import tensorflow_log
 
 # For the completion of a shell.
-FLAGS = ("--workdir=", "--logical_devices=", "--subprocesses=")
+FLAGS = ("--workdir=", "--logical_devices=", "--virtual_replicas=", "--subprocesses=")
 _USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
 _SUBPROCESSES = ("chief", "everywhere")
 
@@ -38,6 +39,7 @@ class Command:
     arguments: list[str]
     workdir: Path | None = None
     logical_devices: int = 1
+    virtual_replicas: int | None = None
     subprocesses: str = "chief"
 
 
@@ -65,9 +67,9 @@ def parse(arguments: list[str]) -> Command:
                 sys.exit(f"tfdist.run: --subprocesses must be chief or everywhere. Received: {value!r}")
             given["subprocesses"] = value
         elif value.isdecimal() and int(value):
-            given["logical_devices"] = int(value)
+            given[name.removeprefix("--")] = int(value)
         else:
-            sys.exit(f"tfdist.run: --logical_devices must be a whole number and at least 1. Received: {value!r}")
+            sys.exit(f"tfdist.run: {name} must be a whole number and at least 1. Received: {value!r}")
     if not arguments:
         sys.exit(f"tfdist.run needs a script. {_USAGE}")
     script, *rest = arguments
@@ -85,7 +87,8 @@ def run_script(command: Command) -> int:
     from tfdist.keras_fit.script import context, entropy, files, model_methods, processes
 
     script = command.script
-    cluster = connect.connect(config_lib.ClusterOptions(logical_devices=command.logical_devices), seed=None)
+    options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
+    cluster = connect.connect(options, seed=None, virtual_replicas=command.virtual_replicas)
     sys.argv[:] = [str(script), *command.arguments]
     sys.path[0] = str(script.resolve().parent)
     try:

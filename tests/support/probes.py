@@ -28,8 +28,8 @@ from tfdist.checkpoint import restore
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.keras_fit import api, same_data
-from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit import api
+from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.training import checkpointing, execution, loop, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step

@@ -25,6 +25,9 @@ from tfdist.config import patching, user_code
 class ScriptCluster(Cluster):
     """The workers of a script, seen from one of them; `tfdist.connect` returns it."""
 
+    # Shards of each batch, for the same bits on any number of replicas; None: as many as replicas.
+    virtual_replicas: int | None = None
+
     def chief_first(self) -> AbstractContextManager:
         """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
 
@@ -48,9 +51,10 @@ class ScriptCluster(Cluster):
             print(*values, **keywords)
 
 
-def for_script(cluster: Cluster) -> ScriptCluster:
+def for_script(cluster: Cluster, virtual_replicas: int | None = None) -> ScriptCluster:
     """Returns the same workers with the methods of scripts."""
-    return ScriptCluster(**{field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)})
+    fields = {field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)}
+    return ScriptCluster(**fields, virtual_replicas=virtual_replicas)
 
 
 @contextlib.contextmanager

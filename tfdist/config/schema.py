@@ -29,6 +29,7 @@ PARTS = {
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
     "train.virtual_replicas.connect": "tfdist.training.step.variants.virtual_replicas:fix_arithmetic",
+    "train.virtual_replicas.script": "tfdist.keras_fit.run_parts.virtual_replicas:open_shards",
     "train.virtual_replicas.report": "tfdist.training.step.variants.virtual_replicas:RepeatReport",
     "communication.compression": "tfdist.training.step.variants.power_sgd:compose",
     "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",

@@ -25,11 +25,12 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, patches, same_data, setup
+from tfdist.keras_fit import compiled_model, patches, setup
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess
+from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
 
 
@@ -91,7 +92,7 @@ def fit(
             validation = _data_adapter(model, *parts, validation_batch_size or batch_size, validation_steps)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
-    config = _config(model, type(x).__name__, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
+    config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
     return _train(cluster, model, config, data, validation, callbacks, verbose, workdir, initial_epoch)
 
 
@@ -166,17 +167,14 @@ def evaluate(
     cluster_lib.check("tfdist.evaluate")
     setup.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size, steps)
-    config = config_lib.Config(
-        model={"class": type(model).__name__},
-        data=config_lib.Data(batch_size=data.batch_size),
-        train=config_lib.Train(epochs=1),
-    )
+    config = run_config.of_evaluation(cluster, model, data.batch_size)
     with patches.patch_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
         stop = interruption.StopRequest()
         run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            sizes = run.objective.may_be_empty, data.batch_size
+            shards = config.train.virtual_replicas or cluster.num_replicas
+            sizes = data.smallest_batch < shards, data.batch_size, config.train.virtual_replicas
 
             def keep(function: Callable) -> Callable:
                 return setup.cache_on_model(cluster, model, "evaluation", function, *sizes)
@@ -272,27 +270,3 @@ def _data_adapter(
 def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:
     inputs = None if preprocess.function_of(model) else getattr(model, "inputs", None)
     return tuple(len(one.shape) for one in inputs) if inputs else None
-
-
-def _config(
-    model: keras.Model,
-    data: str,
-    batch_size: int,
-    epochs: int,
-    validation_freq: int | Collection[int],
-    shuffle: bool,
-    seed: int,
-) -> config_lib.Config:
-    # In the model's own step, its LossScaleOptimizer scales the loss.
-    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and not own_setup.overrides(model)
-    when = (
-        {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
-    )
-    return config_lib.Config(
-        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
-        data=config_lib.Data(source={"kind": data}, batch_size=batch_size, shuffle=shuffle),
-        train=config_lib.Train(epochs=epochs, precision="float16" if scaled else "float32"),
-        evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
-        report=config_lib.Report(every=config_lib.Every(epochs=1)),
-        seed=seed,
-    )

@@ -21,7 +21,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import collective_guard, process_exit, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
-from tfdist.config import user_code
+from tfdist.config import specs, user_code
 
 _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 
@@ -35,7 +35,9 @@ def current_cluster() -> Cluster | None:
     return _connected
 
 
-def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0) -> ScriptCluster:
+def connect(
+    options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0, virtual_replicas: int | None = None
+) -> ScriptCluster:
     """Connects to all other workers of this job: the first call of a script.
 
     The script is started once per worker, by Slurm, MPI, TF_CONFIG or by hand; see `strategy.connect`. At the end of
@@ -45,6 +47,8 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         options: ports, deadlines, and the number of simulated devices; None: the defaults.
         seed: passed to `keras.utils.set_random_seed` on every worker, unless TensorFlow has a global seed: shuffled
             datasets and dropout must be the same on all workers. None: the script sets a seed.
+        virtual_replicas: shards of each batch, a multiple of the number of replicas: `fit` and `evaluate` have the same
+            bits on any number of replicas that divides it (docs/same-bits.md). None: as many as replicas.
 
     Returns:
         The cluster. Create and compile models in its `scope()`.
@@ -53,7 +57,11 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         TimeoutError, ValueError, OSError: as `strategy.connect`.
     """
     global _connected
-    _connected = cluster = collective_guard.for_script(strategy.connect(options))
+    if virtual_replicas is not None:
+        if type(virtual_replicas) is not int or virtual_replicas < 1:
+            raise ValueError(f"virtual_replicas must be a whole number from 1 on. Received: {virtual_replicas!r}")
+        specs.part("train.virtual_replicas.connect")()
+    _connected = cluster = collective_guard.for_script(strategy.connect(options), virtual_replicas)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and strategy.global_seed() is None:

@@ -16,19 +16,17 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import export
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.data.feed import Examples, Feed, Sizes
+from tfdist.config import specs
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, optimizer_branches, same_data
-from tfdist.keras_fit.adapters import rows_of_steps
-from tfdist.keras_fit.adapters.base import DataAdapter, EpochHooks
-from tfdist.keras_fit.adapters.epoch_gate import EpochGate
+from tfdist.keras_fit import compiled_model, optimizer_branches
+from tfdist.keras_fit.adapters import same_data
+from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
 from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
-from tfdist.keras_fit.script import agreement
-from tfdist.keras_fit.script import context as script_context
+from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.whole_batch import batch_metrics, metric_state, shard_layers
 from tfdist.training import api as trainer
 
@@ -57,25 +55,26 @@ def make_run(
         ValueError: the model was not made in the cluster's scope, or the workers have different data.
     """
     adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
-    for one in adapters:
-        same_data.check_same_data(cluster, one)
-    may_be_empty = any(one.smallest_batch < cluster.num_replicas for one in adapters)
+    virtual, shard, stack_shards = _divide(cluster, model, config, adapters)
+    may_be_empty = any(one.smallest_batch < shard.num_replicas for one in adapters)
+    make_objective = functools.partial(virtual.objective if virtual else CompiledObjective, may_be_empty=may_be_empty)
     if own_setup.overrides(model):
         kinds = {} if validation is adapter else {"train": adapter}
         kinds |= {} if validation is None else {"test": validation}
         own = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
         context, train_step, more = own.context, own_objective.train_step, own.variables
     else:
-        context = _prepare_compiled(cluster, model, config, adapter, validation, stack, may_be_empty=may_be_empty)
+        context = _prepare_compiled(cluster, model, config, adapter, validation, stack, make_objective)
         train_step, more = trainer.train_step, {}
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
-    feed = _make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, compares=workdir is not None)
+    parts = {"shard": shard, "stack_shards": stack_shards, "compares": workdir is not None}
+    feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, **parts)
     lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **lengths)
-    feed = _with_comparison(cluster, feed, runner, adapter, validation)
+    feed = feed_lib.with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
-    return trainer.Run(
+    run = trainer.Run(
         config=config,
         workdir=workdir,
         cluster=cluster,
@@ -91,108 +90,24 @@ def make_run(
         execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
+    return virtual.parts.compose(run) if virtual else run
 
 
-def _make_feed(
-    cluster: Cluster,
-    config: config_lib.Config,
-    adapter: DataAdapter,
-    validation: DataAdapter | None,
-    initial_epoch: int,
-    callbacks: Any,
-    *,
-    compares: bool,
-) -> Feed:
-    """Makes the input of a run; `compares`: whether a run that resumes compares the data with those of before."""
-    if adapter.gate is not None and validation is not adapter and callbacks_lib.has_epoch_hooks(callbacks):
-        adapter.gate.hold()
+def _divide(
+    cluster: Cluster, model: keras.Model, config: config_lib.Config, adapters: list[DataAdapter]
+) -> tuple[Any, ReplicaShard, Callable[[tf.data.Dataset], tf.data.Dataset]]:
+    """Checks that all workers have the same data.
+
+    Returns:
+        What puts virtual replicas together, or None; this worker's part of a batch; what makes elements of it.
+    """
+    for one in adapters:
+        same_data.check_same_data(cluster, one)
     shard = trainer.replica_shard(cluster)
-    training = functools.partial(adapter.dataset, shard)
-    sizes = Sizes(
-        global_batch=adapter.batch_size,
-        replicas=cluster.num_replicas,
-        steps_per_epoch=adapter.steps,
-        total_steps=round(config.train.epochs * adapter.steps),
-        first_step=initial_epoch * adapter.steps,
-    )
-
-    def open_training(start: int, stop: int) -> Any:
-        return cluster.distribute(training(start, stop))
-
-    by_epoch: dict[str, Callable] = {}
-    if adapter.epoch_hooks is not None and validation is not adapter:
-        by_epoch = _read_by_epoch(cluster, training, adapter.epoch_hooks, sizes)
-    if adapter.gate is not None:
-        by_epoch = _with_gate(adapter.gate, sizes.steps_per_epoch, {"open_training": open_training, **by_epoch})
-    return Feed(
-        sizes=sizes,
-        spec=adapter.element_spec,
-        training=training,
-        **{"open_training": open_training, **by_epoch},
-        evaluation=None if validation is None else functools.partial(_one_pass, validation, shard),
-        examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
-        first_nonfinite=functools.partial(_without_gate, adapter.gate, rows_of_steps.first_nonfinite, adapter, shard),
-        find_label=functools.partial(
-            _without_gate,
-            adapter.gate,
-            rows_of_steps.with_label,
-            {"": adapter, "validation_data: ": validation},
-            shard,
-        ),
-    )
-
-
-def _read_by_epoch(
-    cluster: Cluster, training: Callable[[int, int], tf.data.Dataset], hooks: EpochHooks, sizes: Sizes
-) -> dict[str, Callable]:
-    """Returns functions of a Feed that read nothing of an epoch before it begins, and call the hooks of the data."""
-
-    def iterator_at(present: Any, step: int) -> Any:
-        epoch, step_in_epoch = divmod(step, sizes.steps_per_epoch)
-        if present is not None and step_in_epoch:
-            return present
-        hooks.begin_epoch(epoch)
-        return cluster.distribute(training(step, (epoch + 1) * sizes.steps_per_epoch))
-
-    hooks.reset(sizes.first_step // sizes.steps_per_epoch)
-    return {"open_training": lambda start, stop: None, "iterator_at": iterator_at, "end_epoch": hooks.end}
-
-
-def _with_gate(gate: EpochGate, steps: int, given: dict[str, Callable]) -> dict[str, Callable]:
-    """Returns functions of a Feed that tell `gate` which epoch begins."""
-    open_training, iterator_at = given["open_training"], given.get("iterator_at", lambda present, step: present)
-
-    def begin(present: Any, step: int) -> Any:
-        gate.begin(step // steps)
-        return iterator_at(present, step)
-
-    opened = {"open_training": lambda start, stop: gate.keep(open_training(start, stop)), "iterator_at": begin}
-    return given | opened
-
-
-def _without_gate(gate: EpochGate | None, function: Callable, *args: Any) -> Any:
-    """Calls a function that searches the data, because the run fails."""
-    if gate is not None:
-        gate.release()
-    return function(*args)
-
-
-def _with_comparison(
-    cluster: Cluster, feed: Feed, runner: trainer.CallbackRunner, adapter: DataAdapter, validation: DataAdapter | None
-) -> Feed:
-    """Returns `feed` with a comparison of the workers at the end of each epoch, if they run a script."""
-    if validation is adapter or cluster.num_workers == 1 or not script_context.in_script():
-        return feed
-    waits = adapter.gate is None or adapter.gate.holds or adapter.epoch_hooks is not None
-    generators = waits and (validation is None or validation.gate is None)
-    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=agreement.is_time)
-    compared = agreement.Agreement(cluster, attributes, adapter.gate, generators=generators)
-
-    def end_epoch() -> None:
-        feed.end_epoch()
-        compared.compare()
-
-    return dataclasses.replace(feed, end_epoch=end_epoch)
+    if config.train.virtual_replicas is None:
+        return None, shard, lambda dataset: dataset
+    virtual = specs.part("train.virtual_replicas.script")(cluster, model, config, adapters)
+    return virtual, virtual.parts.part(shard), virtual.parts.stack_shards
 
 
 def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:
@@ -206,13 +121,6 @@ def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:
             "fit, and between runs. To repeat it, make the dataset anew before each call of fit."
         )
     return tuple(notes)
-
-
-def _one_pass(adapter: DataAdapter, shard: ReplicaShard) -> tuple[tf.data.Dataset, int]:
-    """Returns this worker's shard of a pass over the data, and its steps."""
-    if adapter.epoch_hooks is not None:
-        adapter.epoch_hooks.begin_pass(reset=True)
-    return adapter.dataset(shard, 0, adapter.steps), adapter.steps
 
 
 def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
@@ -230,8 +138,7 @@ def _prepare_compiled(
     adapter: DataAdapter,
     validation: DataAdapter | None,
     stack: contextlib.ExitStack,
-    *,
-    may_be_empty: bool,
+    make_objective: Callable[..., CompiledObjective],
 ) -> trainer.StepContext:
     trains, optimizer, built = validation is not adapter, model.optimizer, model.optimizer.built
     try:
@@ -245,12 +152,11 @@ def _prepare_compiled(
         optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
     stack.enter_context(optimizer_branches.take_branches_once(optimizer))
     stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, batch_metrics.metrics_of(model)))
-    objective = CompiledObjective(
+    objective = make_objective(
         model=model,
         batch_sizes={True: adapter.batch_size, False: (validation or adapter).batch_size},
         optimizer=optimizer,
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
-        may_be_empty=may_be_empty,
     )
     context = trainer.build_context(cluster, config, objective, optimizer, slots=trains)
     if trains:

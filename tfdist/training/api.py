@@ -34,6 +34,7 @@ from tfdist.training.step.random_numbers.seed_generators import (
     begin_evaluation_pass,
     begin_forward_pass,
     make_stateless,
+    replica_of_pass,
 )
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws

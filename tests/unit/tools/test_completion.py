@@ -26,7 +26,12 @@ def test_completion_lists_commands_and_config_files(monkeypatch):
     assert completion.words(["train", "--config=conf"], COMMANDS) == ["--config=configs/"]
     assert completion.words(["train", "configs/digits."], COMMANDS) == ["configs/digits.py"]
     assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []
-    assert completion.words(["run", "--"], COMMANDS) == ["--logical_devices=", "--subprocesses=", "--workdir="]
+    assert completion.words(["run", "--"], COMMANDS) == [
+        "--logical_devices=",
+        "--subprocesses=",
+        "--virtual_replicas=",
+        "--workdir=",
+    ]
     assert completion.words(["run", "tests/scripts/auto"], COMMANDS) == ["tests/scripts/autoencoder.py"]
 
 

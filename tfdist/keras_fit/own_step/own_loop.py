@@ -37,8 +37,8 @@ from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import autograph
-from tfdist.keras_fit import compiled_model, connect, patches, same_data
-from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit import compiled_model, connect, patches
+from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.script import context
 
@@ -341,6 +341,11 @@ def _cluster() -> Cluster:
         raise ValueError(
             "tfdist.step and tfdist.batches need the workers: call tfdist.connect() at the start of the script, and "
             "make models in its scope, or start the script by `python -m tfdist.run`."
+        )
+    if cluster.virtual_replicas is not None:
+        raise ValueError(
+            f"virtual_replicas={cluster.virtual_replicas} cannot be used with tfdist.step or train_on_batch: such "
+            "a step may compute what is not divided into shards. Train with fit, or without virtual_replicas."
         )
     return cluster
 

@@ -70,6 +70,11 @@ def as_replica(index: tf.Tensor) -> Iterator[None]:
         _trace.replica = None
 
 
+def replica_of_pass() -> tf.Tensor:
+    """Returns the argument of `as_replica`, in its block."""
+    return _trace.replica
+
+
 def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
     """Returns the step count as int32 [2], in host memory; to be called before the loop, in `run_steps`."""
     with tf.device("CPU:0"):

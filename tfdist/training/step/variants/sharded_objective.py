@@ -38,7 +38,7 @@ class ShardedObjective:
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:
         """Runs one shard forward and backward; called in `seed_generators.as_replica`."""
         result = self.inner.forward_backward(shard, loss_scale)
-        return result._replace(sums=exact_sums.cut(result.sums))
+        return ShardResult(exact_sums.cut(result.sums), result.gradients, result.weight)
 
     def evaluate(self, *element: Any) -> tf.Tensor:
         """Evaluates the shards of a replica, nested tensors [count, n, ...], one after another."""

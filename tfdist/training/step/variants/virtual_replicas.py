@@ -49,13 +49,13 @@ class VirtualReplicas:
     ) -> Feed:
         """Makes the input of one worker: batches [shards of a replica, examples of a shard, ...]."""
         local = self.part(shard)
-        distributor = _ByShards(cluster=cluster, stacked=self.stacked)
+        distributor = _ByShards(cluster=cluster, stack_shards=self.stack_shards)
         feed = inputs.pipeline.make_feed(config, inputs, sizes, local, distributor)
         evaluation = feed.evaluation
 
         def evaluate() -> tuple[tf.data.Dataset, int]:
             dataset, steps = evaluation()
-            return distributor.stacked(dataset), steps
+            return distributor.stack_shards(dataset), steps
 
         return dataclasses.replace(feed, evaluation=None if evaluation is None else evaluate)
 
@@ -67,7 +67,7 @@ class VirtualReplicas:
             num_replicas=self.total,
         )
 
-    def stacked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def stack_shards(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Makes elements of a replica, [shards of a replica, ...], of those of shards; ragged, if shards may differ."""
         same = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec))
         batch = dataset.batch if same else dataset.ragged_batch
@@ -233,14 +233,14 @@ class _ByShards:
     """A `Distributor` whose elements hold all shards of a replica."""
 
     cluster: Any
-    stacked: Callable[[tf.data.Dataset], tf.data.Dataset]
+    stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset]
 
     @property
     def num_workers(self) -> int:
         return self.cluster.num_workers
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        return self.cluster.distribute(self.stacked(dataset))
+        return self.cluster.distribute(self.stack_shards(dataset))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -31,24 +31,53 @@ from tfdist.training import api as trainer
 _MOST_NUMBERS = 20_000
 
 
-def open_shards(cluster: Cluster, model: keras.Model, config: config_lib.Config) -> Any | None:
-    """Returns what puts a run with virtual replicas together; None without `config.train.virtual_replicas`.
+def open_shards(cluster: Cluster, model: keras.Model, config: config_lib.Config, data: list[DataAdapter]) -> "Shards":
+    """Checks that a compiled model can be trained or evaluated on virtual replicas.
+
+    Args:
+        data: of training and validation.
 
     Raises:
         ValueError: the model computes something of more than one shard, or of the number of replicas; says what.
     """
     total = config.train.virtual_replicas
-    if total is None:
-        return None
-    if problems := list(_problems(model)):
+    problems = list(_problems(model))
+    specs_of_data = [spec for one in data for spec in tf.nest.flatten(one.element_spec)]
+    if any(not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None for spec in specs_of_data):
+        problems.append("the data has ragged or sparse tensors, or such of unknown rank: make them dense")
+    if problems:
         raise ValueError(f"virtual_replicas={total} cannot be used: {'; '.join(problems)}.")
-    return specs.part("train.virtual_replicas")(config, cluster.num_replicas, uneven=True)
+    return Shards(
+        cluster=cluster, parts=specs.part("train.virtual_replicas")(config, cluster.num_replicas, uneven=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """Puts together a run of a compiled model whose global batch has a fixed number of shards."""
+
+    cluster: Cluster
+    # `VirtualReplicas` of training/step/variants/virtual_replicas.py.
+    parts: Any
+
+    @property
+    def total(self) -> int:
+        """Shards of the global batch."""
+        return self.parts.total
+
+    def objective(self, *, model: keras.Model, **fields: Any) -> "ShardedCompiledObjective":
+        """Makes the objective of a built model; arguments as `CompiledObjective`."""
+        _check_metrics(self.total, model)
+        assign = _make_assign(self.cluster, model)
+        return ShardedCompiledObjective(model=model, total=self.total, assign=assign, **fields)
 
 
 def _problems(model: keras.Model) -> Iterator[str]:
     name = type(model).__name__
     own = [*own_setup.overrides(model)]
-    own += [one for one in ("compute_loss", "compute_metrics") if getattr(type(model), one) is not getattr(keras.Model, one)]
+    own += [
+        one for one in ("compute_loss", "compute_metrics") if getattr(type(model), one) is not getattr(keras.Model, one)
+    ]
     if own:
         yield f"{name} has its own {own[0]}, which may compute what is not divided into shards"
     if model.jit_compile:
@@ -58,7 +87,7 @@ def _problems(model: keras.Model) -> Iterator[str]:
     for layer in trainer.layers_of_all_depths(model):
         if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
             yield f"the layer {layer.name!r} is stateful: each row of a batch continues a row of the last batch"
-    for loss in compiled_model.given_losses(model):
+    for loss in compiled_model.compile_losses(model):
         if loss is not None and not is_per_example(keras.losses.get(loss)):
             label = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", loss)
             yield (
@@ -69,27 +98,16 @@ def _problems(model: keras.Model) -> Iterator[str]:
             yield f"the loss {loss.name!r} is divided by the weights of the whole batch (mean_with_sample_weight)"
 
 
-def check_data(total: int, adapter: DataAdapter) -> None:
-    """Raises ValueError if the data has ragged or sparse tensors."""
-    for spec in tf.nest.flatten(adapter.element_spec):
-        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
-            raise ValueError(
-                f"virtual_replicas={total} cannot be used: the data has ragged or sparse tensors, or such of unknown "
-                "rank, which are not divided into shards. Make them dense."
-            )
-
-
-def check_metrics(total: int, model: keras.Model) -> None:
+def _check_metrics(total: int, model: keras.Model) -> None:
     """Raises ValueError if a metric of a built model is no sum over examples, or has too many numbers."""
-    metrics = batch_metrics.metrics_of(model)
-    for metric in metrics:
+    for metric in batch_metrics.metrics_of(model):
         if not is_per_example(metric):
             raise ValueError(
                 f"virtual_replicas={total} cannot be used: the metric {metric.name!r} is computed on the whole batch, "
                 "and a shard has its own examples only. If its state is a sum over examples, "
                 "tfdist.per_example(metric) says so."
             )
-    numbers = sum(math.prod(variable.shape) for metric in metrics for variable in metric.variables)
+    numbers = _size(_metric_variables(model))
     if numbers > _MOST_NUMBERS:
         raise ValueError(
             f"virtual_replicas={total} cannot be used: the metrics have {numbers:,} numbers, of which each is summed "
@@ -117,14 +135,14 @@ class ShardedCompiledObjective(CompiledObjective):
 
     @property
     def _numbers(self) -> list[str]:
-        return [f"number {index} of the metrics" for index in range(_size(metric_variables(self.model)))]
+        return [f"number {index} of the metrics" for index in range(_size(_metric_variables(self.model)))]
 
     @tf.autograph.experimental.do_not_convert
     def forward_backward(self, shard: Element, loss_scale: tf.Tensor | float) -> trainer.ShardResult:
         """Runs one shard forward and backward."""
         self._start()
         result = CompiledObjective.forward_backward(self, shard, loss_scale)
-        return result._replace(sums=self._with_numbers(result.sums))
+        return trainer.ShardResult(self._with_numbers(result.sums), result.gradients, result.weight)
 
     @tf.autograph.experimental.do_not_convert
     def evaluate(self, shard: Element) -> tf.Tensor:
@@ -154,30 +172,30 @@ class ShardedCompiledObjective(CompiledObjective):
         return rows_lib.rows_of(element, self.batch_sizes[training], shard)
 
     def _start(self) -> None:
-        for variable in metric_variables(self.model):
+        for variable in _metric_variables(self.model):
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 
     def _with_numbers(self, sums: tf.Tensor) -> tf.Tensor:
         found = [
             tf.reshape(tf.cast(tf.convert_to_tensor(variable.value), tf.float64), [-1])
-            for variable in metric_variables(self.model)
+            for variable in _metric_variables(self.model)
         ]
         return tf.concat([sums[:-1], *found, sums[-1:]], axis=0)
 
 
-def metric_variables(model: keras.Model) -> list[keras.Variable]:
+def _metric_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model's metrics, without those of the losses."""
     losses = {"loss", *(tracker.name for tracker in compiled_model.trackers(model))}
     return [variable for metric in model.metrics if metric.name not in losses for variable in metric.variables]
 
 
-def make_assign(cluster: Cluster, model: keras.Model) -> Callable[[tf.Tensor], None]:
+def _make_assign(cluster: Cluster, model: keras.Model) -> Callable[[tf.Tensor], None]:
     """Returns a function that assigns numbers to the variables of metrics: on the first replica, and 0 on others."""
 
     def on_replica(numbers: tf.Tensor) -> None:
         own = tf.where(tf.equal(replicas_lib.replica_id(), 0), numbers, tf.zeros_like(numbers))
         first = 0
-        for variable in metric_variables(model):
+        for variable in _metric_variables(model):
             size = math.prod(variable.shape)
             value = tf.reshape(own[first : first + size], variable.shape)
             variable.value.assign(tf.cast(value, variable.dtype))
@@ -187,7 +205,7 @@ def make_assign(cluster: Cluster, model: keras.Model) -> Callable[[tf.Tensor], N
     @functools.cache
     def traced() -> Callable[[tf.Tensor], None]:
         function = tf.function(lambda numbers: cluster.strategy.run(on_replica, args=(numbers,)), autograph=False)
-        size = _size(metric_variables(model))
+        size = _size(_metric_variables(model))
         return function.get_concrete_function(tf.TensorSpec([size], tf.float64))
 
     return lambda numbers: traced()(numbers)

@@ -1,0 +1,54 @@
+"""The config of a run of a script: what its workdir says, and what the loop reads."""
+
+from collections.abc import Collection
+from typing import Any
+
+import keras
+
+from tfdist import config as config_lib
+from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.collective_guard import ScriptCluster
+from tfdist.keras_fit.own_step import setup as own_setup
+
+
+def of_fit(
+    cluster: Cluster,
+    model: keras.Model,
+    x: Any,
+    batch_size: int,
+    epochs: int,
+    validation_freq: int | Collection[int],
+    shuffle: bool,
+    seed: int,
+) -> config_lib.Config:
+    """Returns the config of a training; arguments as for `fit`."""
+    # In the model's own step, its LossScaleOptimizer scales the loss.
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and not own_setup.overrides(model)
+    when = (
+        {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
+    )
+    return config_lib.Config(
+        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
+        data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=batch_size, shuffle=shuffle),
+        train=config_lib.Train(
+            epochs=epochs,
+            precision="float16" if scaled else "float32",
+            virtual_replicas=_virtual_replicas(cluster),
+        ),
+        evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
+        report=config_lib.Report(every=config_lib.Every(epochs=1)),
+        seed=seed,
+    )
+
+
+def of_evaluation(cluster: Cluster, model: keras.Model, batch_size: int) -> config_lib.Config:
+    """Returns the config of an evaluation."""
+    return config_lib.Config(
+        model={"class": type(model).__name__},
+        data=config_lib.Data(batch_size=batch_size),
+        train=config_lib.Train(epochs=1, virtual_replicas=_virtual_replicas(cluster)),
+    )
+
+
+def _virtual_replicas(cluster: Cluster) -> int | None:
+    return cluster.virtual_replicas if isinstance(cluster, ScriptCluster) else None

@@ -1,0 +1,141 @@
+"""Makes the input of a run of a script from the adapters of its data."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.cluster.cluster import Cluster
+from tfdist.data.feed import Examples, Feed, Sizes
+from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit import callbacks as callbacks_lib
+from tfdist.keras_fit.adapters import rows_of_steps, same_data
+from tfdist.keras_fit.adapters.base import DataAdapter, EpochHooks
+from tfdist.keras_fit.adapters.epoch_gate import EpochGate
+from tfdist.keras_fit.script import agreement
+from tfdist.keras_fit.script import context as script_context
+from tfdist.training import api as trainer
+
+
+def make_feed(
+    cluster: Cluster,
+    config: config_lib.Config,
+    adapter: DataAdapter,
+    validation: DataAdapter | None,
+    initial_epoch: int,
+    callbacks: Any,
+    shard: ReplicaShard,
+    stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset],
+    *,
+    compares: bool,
+) -> Feed:
+    """Makes the input of a run.
+
+    Args:
+        shard: the part of each batch that this worker takes.
+        stack_shards: makes elements of replicas of those of shards.
+        compares: whether a run that resumes compares the data with those of before.
+    """
+    if adapter.gate is not None and validation is not adapter and callbacks_lib.has_epoch_hooks(callbacks):
+        adapter.gate.hold()
+
+    def training(start: int, stop: int) -> tf.data.Dataset:
+        return stack_shards(adapter.dataset(shard, start, stop))
+
+    sizes = Sizes(
+        global_batch=adapter.batch_size,
+        replicas=cluster.num_replicas,
+        steps_per_epoch=adapter.steps,
+        total_steps=round(config.train.epochs * adapter.steps),
+        first_step=initial_epoch * adapter.steps,
+    )
+
+    def open_training(start: int, stop: int) -> Any:
+        return cluster.distribute(training(start, stop))
+
+    by_epoch: dict[str, Callable] = {}
+    if adapter.epoch_hooks is not None and validation is not adapter:
+        by_epoch = _read_by_epoch(cluster, training, adapter.epoch_hooks, sizes)
+    if adapter.gate is not None:
+        by_epoch = _with_gate(adapter.gate, sizes.steps_per_epoch, {"open_training": open_training, **by_epoch})
+    return Feed(
+        sizes=sizes,
+        spec=adapter.element_spec,
+        training=training,
+        **{"open_training": open_training, **by_epoch},
+        evaluation=None if validation is None else functools.partial(_one_pass, validation, shard, stack_shards),
+        examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
+        first_nonfinite=functools.partial(_without_gate, adapter.gate, rows_of_steps.first_nonfinite, adapter, shard),
+        find_label=functools.partial(
+            _without_gate,
+            adapter.gate,
+            rows_of_steps.with_label,
+            {"": adapter, "validation_data: ": validation},
+            shard,
+        ),
+    )
+
+
+def _read_by_epoch(
+    cluster: Cluster, training: Callable[[int, int], tf.data.Dataset], hooks: EpochHooks, sizes: Sizes
+) -> dict[str, Callable]:
+    """Returns functions of a Feed that read nothing of an epoch before it begins, and call the hooks of the data."""
+
+    def iterator_at(present: Any, step: int) -> Any:
+        epoch, step_in_epoch = divmod(step, sizes.steps_per_epoch)
+        if present is not None and step_in_epoch:
+            return present
+        hooks.begin_epoch(epoch)
+        return cluster.distribute(training(step, (epoch + 1) * sizes.steps_per_epoch))
+
+    hooks.reset(sizes.first_step // sizes.steps_per_epoch)
+    return {"open_training": lambda start, stop: None, "iterator_at": iterator_at, "end_epoch": hooks.end}
+
+
+def _with_gate(gate: EpochGate, steps: int, given: dict[str, Callable]) -> dict[str, Callable]:
+    """Returns functions of a Feed that tell `gate` which epoch begins."""
+    open_training, iterator_at = given["open_training"], given.get("iterator_at", lambda present, step: present)
+
+    def begin(present: Any, step: int) -> Any:
+        gate.begin(step // steps)
+        return iterator_at(present, step)
+
+    opened = {"open_training": lambda start, stop: gate.keep(open_training(start, stop)), "iterator_at": begin}
+    return given | opened
+
+
+def _without_gate(gate: EpochGate | None, function: Callable, *args: Any) -> Any:
+    """Calls a function that searches the data, because the run fails."""
+    if gate is not None:
+        gate.release()
+    return function(*args)
+
+
+def with_comparison(
+    cluster: Cluster, feed: Feed, runner: trainer.CallbackRunner, adapter: DataAdapter, validation: DataAdapter | None
+) -> Feed:
+    """Returns `feed` with a comparison of the workers at the end of each epoch, if they run a script."""
+    if validation is adapter or cluster.num_workers == 1 or not script_context.in_script():
+        return feed
+    waits = adapter.gate is None or adapter.gate.holds or adapter.epoch_hooks is not None
+    generators = waits and (validation is None or validation.gate is None)
+    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=agreement.is_time)
+    compared = agreement.Agreement(cluster, attributes, adapter.gate, generators=generators)
+
+    def end_epoch() -> None:
+        feed.end_epoch()
+        compared.compare()
+
+    return dataclasses.replace(feed, end_epoch=end_epoch)
+
+
+def _one_pass(
+    adapter: DataAdapter, shard: ReplicaShard, stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset]
+) -> tuple[tf.data.Dataset, int]:
+    """Returns this worker's shard of a pass over the data, and its steps."""
+    if adapter.epoch_hooks is not None:
+        adapter.epoch_hooks.begin_pass(reset=True)
+    return stack_shards(adapter.dataset(shard, 0, adapter.steps)), adapter.steps
