@@ -172,7 +172,7 @@ def overview(courses: Sequence[Course], *, base: Path, with_commands: bool) -> s
         lines.append(f"  DATA: {course.data}" if with_commands else "")
     if with_commands:
         lines.append("REPLICAS: the tasks of the allocation, or the GPUs of this machine. Without one, no srun.")
-    return "\n".join([*lines, "tfdist course NAME TASK runs a task."])
+    return "\n".join([*lines, "tfdist course NAME TASK runs a task; tfdist docs exercise: how to hold one."])
 
 
 def introduction(course: Course, task: Task, size: str) -> str:

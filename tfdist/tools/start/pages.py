@@ -61,8 +61,9 @@ def pages() -> dict[str, str]:
 
 
 def plain(text: str) -> str:
-    """Returns a page for a terminal: links without their targets, and no pictures."""
-    return re.sub(r"\[([^\]\n]+)\]\((?!http)[^)\n]+\)", r"\1", re.sub(r"^!\[.*\n\n?", "", text, flags=re.MULTILINE))
+    """Returns a page for a terminal: links without their targets, and what a picture shows in its place."""
+    text = re.sub(r"^!\[(.*)\]\(.*\)$", r"(picture: \1)", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^\]\n]+)\]\((?!http)[^)\n]+\)", r"\1", text)
 
 
 def title(text: str) -> str:
