@@ -141,8 +141,10 @@ def main() -> int:
 
     connected = strategy.connect(schema.ClusterOptions(gpus=0))
     problem = specs.build(settings["problem"], field="problem")
-    for values in settings["recipes"]:
+    for number, values in enumerate(settings["recipes"], 1):
         recipe = Recipe(**values)
+        if connected.is_chief:
+            print(f"{number} of {len(settings['recipes'])}: {recipe.name}", flush=True)
         found = train(problem, recipe, rank=connected.rank, workers=connected.num_workers, gather=connected.all_gather)
         np.savez(path.with_name(f"{recipe.name}-{connected.rank}.npz"), **found)
     connected.leave()

@@ -95,7 +95,7 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None,
 
 
 def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Path) -> None:
-    """Runs a program as each of several connected workers, without GPUs; writes its output to `log`.
+    """Runs a program as each of several connected workers, without GPUs; prints its output, and writes it to `log`.
 
     Args:
         arguments: of Python, such as "-m", a module, and its arguments.
@@ -106,7 +106,7 @@ def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Pa
     command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--max_restarts=0", "--", *arguments]
     if backend == "slurm":
         command = ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *arguments]
-    code = run(command, log, dict(os.environ) | local_workers.first_gpus(os.environ, 0))
+    code = run(command, log, dict(os.environ) | local_workers.first_gpus(os.environ, 0), shown=True)
     if code:
         raise ValueError(f"The {workers} workers exited with code {code}; the end of {log}:\n{end_of(log)}")
 

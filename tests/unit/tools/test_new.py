@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from launching import REPOSITORY
 from PIL import Image
 
 from tfdist.config import specs, validate
@@ -113,3 +114,10 @@ def test_pages_are_listed_printed_and_searched(capsys):
     assert all(len(line) <= 100 for line in found.splitlines())
     with pytest.raises(ValueError, match=r"no page has 'quokka'"):
         pages.main(["docs", "quokka"])
+    for file in ("launch/slurm.sbatch", "docs/courses/line_exercise.py"):
+        capsys.readouterr()
+        pages.main(["docs", file])
+        assert capsys.readouterr().out == (REPOSITORY / file).read_text()
+    with pytest.raises(ValueError, match="no page has"):
+        pages.main(["docs", "launch/../pyproject.toml"])
+    assert "(picture: a ring all-reduce over four replicas" in pages.plain(pages.pages()["data-parallelism"])

@@ -1,7 +1,8 @@
 """Prints the pages of tfdist, or searches them: `python -m tfdist docs [PAGE | WORD]`, such as `tfdist docs slurm`.
 
-Without a word it lists the pages. The name of a page, or a part that only one name has, prints this page. Any other
-words are searched for, and the lines with them are printed.
+Without a word it lists the pages. The name of a page, or a part that only one name has, prints this page; the path of a
+file that the pages name, such as launch/slurm.sbatch, prints the file. Any other words are searched for, and the lines
+with them are printed.
 """
 
 import os
@@ -9,6 +10,7 @@ import pydoc
 import re
 import sys
 import textwrap
+from pathlib import Path
 
 from tfdist.config import flags as config_flags
 from tfdist.tools.start import shipped
@@ -36,6 +38,9 @@ def main(argv: list[str]) -> None:
         ValueError: no page has these words.
     """
     found, words = pages(), " ".join(argv[1:]).strip().lower()
+    if (file := _file(words)) is not None:
+        print(file.read_text(encoding="utf-8"), end="")
+        return
     named = [name for name in found if words in (name, f"{name}.md", f"docs/{name}.md")]
     named = named or [name for name in found if words and words in name]
     if not words:
@@ -51,6 +56,15 @@ def main(argv: list[str]) -> None:
         if not lines:
             raise ValueError(f"no page has {words!r}. tfdist docs lists the pages.")
         _show("\n".join(lines))
+
+
+def _file(words: str) -> Path | None:
+    """Returns the shipped file of this path, such as launch/slurm.sbatch; None: there is none, or it is a page."""
+    folder = words.partition("/")[0]
+    if folder not in ("configs", "docs", "launch") or words.endswith(".md"):
+        return None
+    path = shipped.find(words).resolve()
+    return path if path.is_file() and path.is_relative_to(shipped.find(folder).resolve()) else None
 
 
 def pages() -> dict[str, str]:
