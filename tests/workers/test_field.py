@@ -14,8 +14,6 @@ from tests.scripts.field import trial
 QUICK = {
     "callbacks/batch_hooks",
     "callbacks/curriculum_in_dataset",
-    "callbacks/evaluate_in_callback",
-    "around/set_order",
     "around/unseeded_everything",
 }
 

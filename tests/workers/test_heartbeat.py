@@ -17,6 +17,7 @@ import pytest
 import topologies
 from launching import REPOSITORY, worker_environment
 from networks import address, namespaces_missing, set_cable, two_hosts
+from parameters import slow_except
 
 from tfdist.cluster import interruption
 
@@ -138,7 +139,9 @@ def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
         assert silent[0] <= float(match[1]) <= silent[1], text
 
 
-@pytest.mark.parametrize(("number", "victim"), [(KILL, 2), (KILL, 0), (STOP, 2), (STOP, 0)])
+@pytest.mark.parametrize(
+    ("number", "victim"), slow_except([(KILL, 2), (KILL, 0), (STOP, 2), (STOP, 0)], [(KILL, 2), (STOP, 0)])
+)
 def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(number, victim):
     others = [rank for rank in range(3) if rank != victim]
     with plain("run", "run", "run") as workers:
@@ -149,7 +152,9 @@ def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(number, victi
         assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
 
 
-@pytest.mark.parametrize("tasks", [("leave", "busy"), ("busy", "leave")])
+@pytest.mark.parametrize(
+    "tasks", [("leave", "busy"), pytest.param(("busy", "leave"), marks=pytest.mark.slow)], ids=["other", "chief"]
+)
 def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(tasks):
     """Silent for twice the limit; a call of 25 s ended a run of the default limit of 10 s."""
     with plain(*tasks) as workers:
@@ -157,6 +162,7 @@ def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(tasks):
     assert codes == [0, 0] and said == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_while_it_is_busy_is_named():
     with plain("run", "busy") as workers:
         time.sleep(3.0)
@@ -175,6 +181,7 @@ def test_workers_on_both_sides_of_a_pulled_cable_name_each_other():
         assert_lost_on_both_sides(codes, said, workers, 2.0)
 
 
+@pytest.mark.slow
 def test_workers_continue_after_all_were_stopped_together():
     with plain("run", "run") as workers:
         for number in (STOP, signal.SIGCONT):
@@ -305,6 +312,7 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leav
 """
 
 
+@pytest.mark.slow
 def test_the_first_all_reduce_may_compile_kernels():
     """Where the driver compiles them from PTX, 120 s may not be enough."""
     with started([[sys.executable, "-c", COMPILING]] * 2, topologies.environments(2)) as workers:
@@ -371,7 +379,7 @@ def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_e
     )
 
 
-@pytest.mark.parametrize("open_port", ["address", "watchdog_port"])
+@pytest.mark.parametrize("open_port", ["address", pytest.param("watchdog_port", marks=pytest.mark.slow)])
 def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once(open_port):
     """Whether its server of TensorFlow listened already, or only its watchdog process."""
     port, closed = topologies.free_ports(2)

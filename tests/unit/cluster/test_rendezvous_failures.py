@@ -7,6 +7,7 @@ import time
 
 import pytest
 from launching import free_ports
+from parameters import slow_except
 from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free, run, worker_specs
 
 from tfdist.cluster import interruption
@@ -15,7 +16,9 @@ from tfdist.cluster.rendezvous import decision, preflight
 from tfdist.cluster.wire import keys, listener
 
 
-@pytest.mark.parametrize(("asked", "absent"), [(0, None), (2, None), (1, 2), (0, 2), (1, 0)])
+@pytest.mark.parametrize(
+    ("asked", "absent"), slow_except([(0, None), (2, None), (1, 2), (0, 2), (1, 0)], [(2, None), (0, 2)])
+)
 def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
     """With a worker missing, it is asked while it waits; else before."""
     ports, workers = free_ports(3), Workers()
@@ -38,7 +41,7 @@ def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
         )
 
 
-@pytest.mark.parametrize("absent", [0, 2, 3])
+@pytest.mark.parametrize("absent", slow_except([0, 2, 3], [0, 3]))
 def test_a_missing_worker_is_named_by_all_others_at_the_deadline(absent):
     ports = free_ports(4)
     outcomes = run([(p, {"seconds": 3.0}) for p in worker_specs(ports) if p.rank != absent])
@@ -81,7 +84,7 @@ def test_a_host_without_a_name_is_named_with_the_reason():
     assert outcome.seconds < 1.0 + GRACE_SECONDS
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", slow_except([0, 2], [2]))
 def test_a_taken_port_is_named_by_all(rank):
     ports = free_ports(3)
     with listener.listen(ports[rank]):
@@ -94,7 +97,7 @@ def test_a_taken_port_is_named_by_all(rank):
         assert outcome.seconds < 15  # Not only at the deadline.
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", slow_except([0, 2], [0]))
 def test_after_a_taken_port_that_tfdist_chose_all_workers_may_be_restarted(rank):
     ports = free_ports(3)
     specs = [dataclasses.replace(spec, launcher="slurm") for spec in worker_specs(ports)]

@@ -82,7 +82,7 @@ def train(optimizer, sparse=False, summed=False, ops=None):
     ("name", "sparse"),
     slow_except(
         [(name, sparse) for name in FUSED for sparse in (False, True)],
-        [("nesterov", False), ("adam", False), ("adamw", True), ("momentum", True)],
+        [("nesterov", False), ("adamw", True)],
     ),
 )
 def test_a_fused_update_is_that_of_keras(name, sparse):
@@ -95,9 +95,7 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", slow_except([*FUSED, *OTHERS], ["momentum", "adam", "rmsprop", "lamb", "clipped_adam", "clipped_lion"])
-)
+@pytest.mark.parametrize("name", slow_except([*FUSED, *OTHERS], ["momentum", "adam", "clipped_lion"]))
 def test_rows_of_lookups_are_added_in_a_fixed_order_and_update_a_table_as_in_keras(name):
     make = (FUSED | OTHERS)[name]
     plain, optimizer = make(), make()
@@ -109,7 +107,7 @@ def test_rows_of_lookups_are_added_in_a_fixed_order_and_update_a_table_as_in_ker
     assert "SparseSegmentSum" in "".join(ops) and not IN_NO_ORDER & ops
 
 
-@pytest.mark.parametrize("kind", [keras.optimizers.SGD, keras.optimizers.Lion])
+@pytest.mark.parametrize("kind", slow_except([keras.optimizers.SGD, keras.optimizers.Lion], [keras.optimizers.Lion]))
 def test_rows_or_their_sum_are_the_same_to_a_linear_optimizer(kind):
     rows, sums = (train(kind(SCHEDULE), sparse=True, summed=summed) for summed in (False, True))
     for one, other in zip(rows, sums, strict=True):
@@ -133,8 +131,8 @@ def movements(optimizer, gradients):
     return [*first, *(weight.numpy() - one for weight, one in zip(weights, first, strict=True))]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.AdamW])
+@pytest.mark.parametrize("dtype", slow_except(["float32", "float64"], ["float32"]))
+@pytest.mark.parametrize("kind", slow_except([keras.optimizers.Adam, keras.optimizers.AdamW], [keras.optimizers.Adam]))
 def test_adam_moves_weights_as_far_as_that_of_keras(kind, dtype):
     """By the kernel's own 1 - beta_2, which is rounded twice, they would move 6e-6 further in the first step."""
     gradients = tf.constant(np.random.default_rng(0).normal(size=(300, 9)), dtype)
