@@ -105,6 +105,40 @@ def synchronised(num_classes: int = 10, input_shape=(8, 8, 1), masked: bool = Fa
     return keras.Model(inputs, logits, name="synchronised")
 
 
+@keras.saving.register_keras_serializable("lab")
+class Block(keras.layers.Layer):
+    """A residual block of four times the width inside, with batch normalisation and dropout."""
+
+    def __init__(self, width, **keywords):
+        super().__init__(**keywords)
+        self.width = width
+        self.norm = keras.layers.BatchNormalization(momentum=0.9, name="norm")
+        self.up = keras.layers.Dense(4 * width, activation="gelu", name="up")
+        self.dropout = keras.layers.Dropout(0.3, name="dropout")
+        self.down = keras.layers.Dense(width, name="down")
+
+    def build(self, shape):
+        self.norm.build(shape)
+        self.up.build(shape)
+        self.down.build((*shape[:-1], 4 * self.width))
+
+    def call(self, x, training=False):
+        # Dropout is told by Keras that this is training.
+        return x + self.down(self.dropout(self.up(self.norm(x, training=training))))
+
+    def get_config(self):
+        return super().get_config() | {"width": self.width}
+
+
+def blocks(num_classes: int = 10, width: int = 16, depth: int = 2) -> keras.Model:
+    """Returns a dense layer, residual blocks block_0, block_1, ..., and a dense layer."""
+    inputs = keras.Input((8, 8, 1), name="image")
+    outputs = keras.layers.Dense(width, name="first")(keras.layers.Flatten()(inputs))
+    for number in range(depth):
+        outputs = Block(width, name=f"block_{number}")(outputs)
+    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="blocks")
+
+
 def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
     """Returns two dropout layers beside each other and one weight for each of their outputs: [logits, both outputs]."""
     inputs = keras.Input((features,), name="image")

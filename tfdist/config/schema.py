@@ -25,6 +25,7 @@ PARTS = {
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
     "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:NoiseScaleReport",
     "report.notify": "tfdist.training.reporting.notice:send",
+    "train.recompute": "tfdist.training.step.variants.recompute:install",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
@@ -145,6 +146,9 @@ class Train:
     asynchronous: bool = False
     """Parameter servers (docs/consistency.md): each worker computes a whole batch and updates the weights without
     waiting for the others. Gradients may be stale, so two runs with the same config differ."""
+    recompute: list[str] = dataclasses.field(default_factory=list)
+    """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
+    time, the same bits (docs/guide.md, "The step")."""
     clip_norm: float | None = None
     """Maximum global norm of the summed gradients, above 0. None: no clipping."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"

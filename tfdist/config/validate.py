@@ -177,6 +177,8 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             "gradients are summed that could be compressed. Set it to None, or these. "
             f"Received: rank={rank}, local_steps={train.local_steps}, asynchronous={train.asynchronous}"
         )
+    if train.recompute and train.xla:
+        yield f"train.recompute needs train.xla=False: XLA merges both computations. Received: {train.recompute}"
     if data.pipeline == "textbook" and data.shards != "batch":
         needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
         yield f'data.shards="{data.shards}" {needs}'

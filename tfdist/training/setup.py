@@ -152,6 +152,8 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
             config, local_steps * feed.sizes.steps_per_epoch, local_steps * feed.sizes.total_steps
         )
     optimizer_lib.check_optimizer(optimizer)
+    if config.train.recompute:
+        specs.part("train.recompute")(model, config)
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:

@@ -12,6 +12,7 @@ memory also on a GPU. tests/unit/training/test_gpu_audit.py checks that no step 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -73,6 +74,23 @@ def as_replica(index: tf.Tensor) -> Iterator[None]:
 def replica_of_pass() -> tf.Tensor:
     """Returns the argument of `as_replica`, in its block."""
     return _trace.replica
+
+
+def place_in_pass() -> dict[str, Any]:
+    """Returns what the next seeds of this forward pass are made of, for `repeat_from`."""
+    return vars(_trace) | {"calls": dict(getattr(_trace, "calls", {}))}
+
+
+@contextlib.contextmanager
+def repeat_from(place: dict[str, Any]) -> Iterator[None]:
+    """Traces a part of a forward pass again, which draws the numbers that it drew after `place`."""
+    before = dict(vars(_trace))
+    vars(_trace).update(place, calls=dict(place["calls"]))
+    try:
+        yield
+    finally:
+        vars(_trace).clear()
+        vars(_trace).update(before)
 
 
 def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:

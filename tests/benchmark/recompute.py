@@ -1,0 +1,53 @@
+"""Memory and time of `config.train.recompute`: `python -m tests.benchmark.recompute`.
+
+Trains residual blocks with a large batch, once with their activations kept and once with them computed again, each in a
+process of its own, and prints the peak of the process's memory and the processor time of a step. Two runs of other
+lengths give the time of a step: that of the start cancels.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from tfdist.tools import tables
+
+STEPS = (2, 12)
+WIDTH, DEPTH, BATCH = 512, 16, 1440
+ROUNDS = 3
+
+
+def main() -> None:
+    """Runs the trainings in turn, and prints the table."""
+    found: dict[str, list[tuple[float, float]]] = {"[]": [], "['block_*']": []}
+    for _ in range(ROUNDS):
+        for names, values in found.items():
+            short, long = (train(names, steps) for steps in STEPS)
+            values.append((long[0], (long[1] - short[1]) / (STEPS[1] - STEPS[0])))
+    rows = []
+    for names, values in found.items():
+        memory, seconds = (sorted(one)[len(one) // 2] for one in zip(*values, strict=True))
+        rows.append((f"train.recompute={names}", round(memory), round(seconds, 2)))
+    print(f"{DEPTH} blocks {WIDTH} wide, batch of {BATCH}; medians of {ROUNDS}")
+    print(tables.text(("", "peak MiB", "CPU s a step"), rows))
+
+
+def train(names: str, steps: int) -> tuple[float, float]:
+    """Trains in a new process; returns its peak of memory in MiB and its processor time in seconds."""
+    model = {"target": "tests.support.lab:blocks", "num_classes": 10, "width": WIDTH, "depth": DEPTH}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "tfdist.main", "--config=tests/configs/blocks.py", f"--workdir={folder}/run"),
+            *(f"--config.model={model}", f"--config.train.recompute={names}", f"--config.train.steps={steps}"),
+            *(f"--config.data.batch_size={BATCH}", "--config.data.evaluation_split=none"),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"A training failed: {' '.join(command)}")
+    return used.ru_maxrss / 1024, used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()

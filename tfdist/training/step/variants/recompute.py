@@ -1,0 +1,147 @@
+"""Recomputation of activations (gradient checkpointing; Chen and others, arXiv 1604.06174): memory for time.
+
+The backward pass of a chosen layer computes its forward pass again from its inputs, so what is computed inside need not
+be kept. `keras.RematScope` does this too, but draws dropout anew and fails in graphs for layers called with `training`.
+Here random numbers are those of the first time, because seeds are functions of the call (seed_generators.py), and what
+a layer assigns, such as moving averages, is assigned once: both times run in a `keras.StatelessScope`.
+"""
+
+import fnmatch
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.config import patching, specs
+from tfdist.training.step import layers
+from tfdist.training.step.random_numbers import seed_generators
+
+# The layers that are computed for the second time, in this thread.
+_repeated = threading.local()
+
+
+def install(model: keras.Model, config: config_lib.Config) -> list[str]:
+    """Lets the layers that `config.train.recompute` names be computed again in the backward pass.
+
+    Returns:
+        The names of these layers.
+
+    Raises:
+        ValueError: a name fits no layer, or a layer cannot be computed again.
+    """
+    chosen: list[keras.Layer] = []
+    found = [layer for layer in layers.of_all_depths(model) if layer is not model]
+    for pattern in config.train.recompute:
+        matching = [layer for layer in found if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not matching:
+            names = list(dict.fromkeys(layer.name for layer in found))
+            hint = specs.nearest(pattern, names) or f" The first ones: {', '.join(names[:5])}."
+            raise ValueError(f"config.train.recompute: no layer has the name {pattern!r}.{hint}")
+        chosen += [layer for layer in matching if layer not in chosen]
+    inner = {id(one) for layer in chosen for one in layers.of_all_depths(layer)[1:]}
+    outermost = [layer for layer in chosen if id(layer) not in inner]
+    for layer in outermost:
+        _check(layer)
+        patching.put(layer, "call", _recomputing(layer, layer.call))
+    return [layer.name for layer in outermost]
+
+
+def _check(layer: keras.Layer) -> None:
+    parts = layers.of_all_depths(layer)
+    if any(getattr(part, "activity_regularizer", None) is not None for part in parts):
+        raise ValueError(f"config.train.recompute: the layer {layer.name!r} has an activity_regularizer. Leave it out.")
+    if any(getattr(part, "synchronized", False) for part in parts):
+        raise ValueError(
+            f"config.train.recompute: the layer {layer.name!r} normalises over the batches of several replicas, and "
+            "would communicate a second time. Leave it out."
+        )
+    if not _takes_training(layer) and any(_takes_training(part) for part in parts[1:]):
+        raise ValueError(
+            f"config.train.recompute: call() of the layer {layer.name!r} has no argument `training`, which layers in "
+            "it have. Add it, and pass it on."
+        )
+
+
+def _takes_training(layer: keras.Layer) -> bool:
+    return "training" in inspect.signature(layer.call).parameters
+
+
+def _recomputing(layer: keras.Layer, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `call` of the layer whose gradient computes `original` again."""
+    takes_training = _takes_training(layer)
+
+    @functools.wraps(original)
+    def call(*args: Any, **keywords: Any) -> Any:
+        again = getattr(_repeated, "layers", ())
+        trains = keywords.get("training", False) if takes_training else bool(layer.trainable_variables)
+        if id(layer) in again or tf.executing_eagerly() or not trains:
+            return original(*args, **keywords)
+        return _call(layer, args, keywords)
+
+    return call
+
+
+def _call(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    flat = tf.nest.flatten((args, keywords))
+    places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
+    trainable = [*layer.trainable_variables]
+    others = [variable for variable in layer.variables if all(variable is not one for one in trainable)]
+    # Values at the time of the first call: a layer may assign what it reads.
+    fixed = [tf.convert_to_tensor(variable.value) for variable in others]
+    place = seed_generators.place_in_pass()
+    made: dict[str, Any] = {}
+
+    def compute(tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the layer's outputs, flat, and the values that it assigns, for inputs and trainable variables."""
+        inputs = list(flat)
+        for place, value in zip(places, tensors, strict=False):
+            inputs[place] = value
+        again_args, again_keywords = tf.nest.pack_sequence_as((args, keywords), inputs)
+        values = [*tensors[len(places) :], *fixed]
+        scope = keras.StatelessScope(list(zip([*trainable, *others], values, strict=True)), collect_losses=True)
+        before = getattr(_repeated, "layers", ())
+        _repeated.layers = (*before, id(layer))
+        try:
+            with scope:
+                outputs = layer(*again_args, **again_keywords)
+                changed = [
+                    (variable, scope.get_current_value(variable))
+                    for variable, value in zip(others, fixed, strict=True)
+                    if scope.get_current_value(variable) is not value
+                ]
+        finally:
+            _repeated.layers = before
+        if scope.losses:
+            raise ValueError(f"config.train.recompute: the layer {layer.name!r} calls add_loss. Leave it out.")
+        made.setdefault("structure", outputs)
+        made.setdefault("changed", [variable for variable, _ in changed])
+        return tf.nest.flatten(outputs), [value for _, value in changed]
+
+    @tf.custom_gradient
+    def recomputed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
+        outputs, assigned = compute(tensors)
+
+        def gradient(*upstream: tf.Tensor) -> list[Any]:
+            # After the upstream gradients are there: TensorFlow would otherwise take the results of the first time.
+            with tf.control_dependencies(upstream):
+                tensors_again = [tf.identity(tensor) for tensor in tensors]
+            with tf.GradientTape() as tape:
+                tape.watch([tensor for tensor in tensors_again if tensor.dtype.is_floating])
+                with seed_generators.repeat_from(place):
+                    repeated, _ = compute(tensors_again)
+            return tape.gradient(repeated, tensors_again, output_gradients=list(upstream[: len(repeated)]))
+
+        return [*outputs, *map(tf.stop_gradient, assigned)], gradient
+
+    weights = [tf.convert_to_tensor(variable.value) for variable in trainable]
+    results = recomputed(*(flat[place] for place in places), *weights)
+    results = list(results) if isinstance(results, list | tuple) else [results]
+    outputs = results[: len(results) - len(made["changed"])]
+    for variable, value in zip(made["changed"], results[len(outputs) :], strict=True):
+        variable.assign(value)
+    return tf.nest.pack_sequence_as(made["structure"], outputs)
