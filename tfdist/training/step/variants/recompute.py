@@ -93,7 +93,7 @@ def _call(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> 
     others = [variable for variable in layer.variables if all(variable is not one for one in trainable)]
     # Values at the time of the first call: a layer may assign what it reads.
     fixed = [tf.convert_to_tensor(variable.value) for variable in others]
-    place = seed_generators.place_in_pass()
+    start = seed_generators.place_in_pass()
     made: dict[str, Any] = {}
 
     def compute(tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -132,7 +132,7 @@ def _call(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> 
                 tensors_again = [tf.identity(tensor) for tensor in tensors]
             with tf.GradientTape() as tape:
                 tape.watch([tensor for tensor in tensors_again if tensor.dtype.is_floating])
-                with seed_generators.repeat_from(place):
+                with seed_generators.repeat_from(start):
                     repeated, _ = compute(tensors_again)
             return tape.gradient(repeated, tensors_again, output_gradients=list(upstream[: len(repeated)]))
 
