@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 
 from tfdist.cluster import interruption
@@ -13,6 +14,8 @@ from tfdist.cluster import interruption
 _ANSWER_SECONDS = 60.0
 # Restarts of a job after which a failed start does not requeue it again.
 _START_RESTARTS = 3
+# A job that was told to stop so long before its end was told because of it; launch/slurm.sbatch: 120 s.
+_NEAR_SECONDS = 600.0
 # A user ends a job with these signals, or has asked for a pause. If Slurm itself sends SIGTERM, it requeues the job
 # itself, or must not.
 _BY_USER = ("SIGTERM", "SIGINT", interruption.BY_FILE, interruption.PAUSE)
@@ -73,6 +76,17 @@ def restart_helps() -> bool | None:
     return None if _policy is None else _policy.progressed()
 
 
+def _too_short(env: Mapping[str, str]) -> str:
+    """Returns what to do if the end of the job was the reason; "" if it is far, or not known."""
+    end = env.get("SLURM_JOB_END_TIME", "")
+    left = int(end) - time.time() if end.isdecimal() else _NEAR_SECONDS
+    return (
+        f": the job ends in {left:.0f} s. Submit it with more --time, or a later --signal"
+        if left < _NEAR_SECONDS
+        else ""
+    )
+
+
 def requeue(lost: Collection[int] = ()) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
@@ -86,6 +100,7 @@ def requeue(lost: Collection[int] = ()) -> None:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
     elif not policy.progressed():
         problem = "this attempt saved no new checkpoint, so a restart would not either"
+        problem += _too_short(env) if policy.stop.reason else ""
     else:
         problem = _requeue(job)
     message = f"job {job} requeued"
