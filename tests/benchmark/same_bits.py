@@ -3,8 +3,8 @@
 Each network is trained on the digits in small batches, or on the help texts of Python, on several topologies: 2x4 means
 2 processes with 4 devices each. "kill" is killed by SIGKILL in the middle, on 2 devices, and resumed on 2x2. Hashes of
 all variables are recorded every tenth of the steps; all must be those of the first topology.
-`--only=PART` takes the networks of this name, or with this part in it, `--keep=DIR` keeps the runs, and trains only those
-that are not there yet.
+`--only=PART` takes the networks of this name, or with this part in it.
+`--keep=DIR` keeps the runs, and trains only those that are not there yet.
 """
 
 import argparse
