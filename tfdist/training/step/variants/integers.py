@@ -56,15 +56,26 @@ class Integers:
         ]
 
 
-def largest(values: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def largest(values: Sequence[tf.Tensor], *, of_cpu: bool) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the largest absolute element of each tensor, float64 [tensors], and whether one is non-finite, int32.
 
     The largest element of a tensor that has a non-finite one is returned as 0.
+
+    Args:
+        of_cpu: whether the tensors are on a CPU, where the maximum of numbers with a NaN is NaN.
     """
-    sizes = tf.stack([tf.cast(tf.reduce_max(tf.abs(value)), tf.float64) for value in values])
-    sums = tf.stack([tf.cast(tf.reduce_sum(value * tf.zeros([], value.dtype)), tf.float64) for value in values])
-    finite = tf.math.is_finite(sizes + sums)
+    sizes = _sizes(values)
+    finite = tf.math.is_finite(sizes)
+    if not of_cpu:
+        products = [tf.reduce_sum(value * tf.zeros([], value.dtype)) for value in values]
+        finite &= tf.math.is_finite(tf.stack([tf.cast(one, tf.float64) for one in products]))
     return tf.where(finite, sizes, tf.zeros_like(sizes)), tf.cast(~finite, tf.int32)
+
+
+def _sizes(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    # Two maxima read a tensor twice; the absolute values would be written, too.
+    pairs = [tf.stack([tf.reduce_max(value), -tf.reduce_min(value)]) for value in values]
+    return tf.reduce_max(tf.stack([tf.cast(pair, tf.float64) for pair in pairs]), axis=1)
 
 
 def exceeds(sizes: tf.Tensor, ranges: tf.Tensor) -> tf.Tensor:
@@ -77,7 +88,10 @@ def range_above(sizes: tf.Tensor) -> tf.Tensor:
     return 2.0 * tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(sizes, tf.int64), _EXPONENT), tf.float64)
 
 
-def next_ranges(sums: Sequence[tf.Tensor], ranges: tf.Tensor) -> tf.Tensor:
-    """Returns the ranges of the next step, given the sums of this one: at least half of these, so that few overflow."""
-    sizes, bad = largest(sums)
-    return tf.where(bad > 0, ranges, tf.maximum(range_above(sizes), ranges / 2.0))
+def next_ranges(sums: Sequence[tf.Tensor], ranges: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
+    """Returns the ranges of the next step, given the sums of this one: at least half of these, so that few overflow.
+
+    Args:
+        bad: as for `Integers.to_floats`: these sums are NaN.
+    """
+    return tf.where(bad > 0, ranges, tf.maximum(range_above(_sizes(sums)), ranges / 2.0))

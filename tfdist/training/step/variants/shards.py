@@ -87,7 +87,7 @@ class ShardedStep:
 
             def finish() -> None:
                 totals = self.integers.to_floats(sums, ranges, flags[2:])
-                self.ranges.assign(integers_lib.next_ranges(totals, ranges))
+                self.ranges.assign(integers_lib.next_ranges(totals, ranges, flags[2:]))
                 _finish(context, found.sums, flags[1] > 0, totals, present, before)
 
             collectives.cond_on_all_replicas(repeat, lambda: self._enlarge(context, found.sizes, ranges), finish)
@@ -122,7 +122,7 @@ class ShardedStep:
             for one, old in before:
                 one.assign(old)
             values = [*_dense(gradients, context.model.trainable_variables), *map(_wide, changes)]
-            sizes, bad = integers_lib.largest(values)
+            sizes, bad = integers_lib.largest(values, of_cpu=context.cluster.device_type == "CPU")
             bad_loss = tf.cast(~tf.math.is_finite(sums[context.names.index("loss")]), tf.int32)
             return ShardResults(
                 sums=sums,
