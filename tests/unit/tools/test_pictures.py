@@ -1,5 +1,6 @@
 """The pictures of the tools: each is drawn from made-up numbers, and its SVG file has the texts that it should have."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -126,6 +127,9 @@ def test_scaling_of_several_studies_with_published_results(tmp_path):
         *found
     }
     assert any("NVIDIA V100 GPUs of 16 GB" in text for text in found)
+    remainder = dataclasses.replace(studies[0].points[1], examples=960)
+    alone = dataclasses.replace(studies[0], points=[studies[0].points[0], remainder])
+    assert "Time of an epoch" in texts(tmp_path / "alone", lambda: scaling.draw([alone]))
     studies[0].points[1].shares.clear()
     found = texts(tmp_path / "details", lambda: scaling.draw_details(studies[:1]))
     assert "not measured in parts" in found

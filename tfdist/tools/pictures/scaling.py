@@ -10,8 +10,8 @@ from tfdist.tools.scaling_results import Study
 
 # Points of a curve.
 _FINE = 200
-# Epochs of different sizes are drawn as the time of so many examples.
-_SAME = 1000
+# Epochs whose sizes differ by more than this factor, and not by remainders, are drawn as the time of so many examples.
+_OTHER_SIZE, _SAME = 2.0, 1000
 # Published times and throughputs that are so much more or less than one's own are not drawn: one would lie on the axis.
 _FAR = 50.0
 
@@ -25,7 +25,8 @@ def draw(studies: Sequence[Study]) -> Any:
     title = f"Scaling of {studies[0].name}" if len(studies) == 1 else "Scaling"
     figure, panels = style.figure(title, _caption(studies), columns=3, size=(15.0, 4.6))
     own = [study for study in studies if not study.published] or list(studies)
-    same = _SAME if len({point.examples for study in studies for point in study.points}) > 1 else None
+    sizes = [point.examples for study in studies for point in study.points]
+    same = _SAME if max(sizes) > _OTHER_SIZE * min(sizes) else None
     amounts = [_amounts(study, same) for study in studies]
     for number, axes in enumerate(panels):
         for index, study in enumerate(studies):
