@@ -254,7 +254,7 @@ def test_a_job_resumes_after_scancel_a_signal_its_time_limit_and_a_requeue(slurm
     before = records(tmp_path)
     start_again(slurm, job, log, 2)
     assert "stopped by the time limit and saved" in log.read_text()
-    assert log.read_text().count(f"tfdist: job {job} requeued\n") == 2
+    assert log.read_text().count(f"tfdist: job {job} requeued: Slurm ends its processes now.") == 2
     await_progress(slurm, job, log, before + 1)
     assert slurm.run(["scontrol", "requeue", job]).returncode == 0
     start_again(slurm, job, log, 3)

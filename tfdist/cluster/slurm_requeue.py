@@ -103,7 +103,7 @@ def requeue(lost: Collection[int] = ()) -> None:
         problem += _too_short(env) if policy.stop.reason else ""
     else:
         problem = _requeue(job)
-    message = f"job {job} requeued"
+    message = f"job {job} requeued: Slurm ends its processes now. Its lines with CANCELLED are no errors"
     if problem:
         message = f"job not requeued: {problem}. Run the same command to resume"
     print(f"tfdist: {message}", file=sys.stderr, flush=True)
