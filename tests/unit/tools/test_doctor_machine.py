@@ -28,7 +28,7 @@ def test_the_machine_of_the_tests_has_no_problem(tmp_path):
 
 def test_versions_of_a_sites_old_module_are_bad():
     finding = this_machine.software(LUMI, VERSIONS | {"tensorflow": "2.16.1"})
-    assert finding.verdict == BAD and "tfdist needs tensorflow>=2.20,<2.22" in finding.finding
+    assert finding.verdict == BAD and "tfdist needs tensorflow>=2.18,<2.22" in finding.finding
     assert this_machine.software(LUMI, VERSIONS).verdict == OK
 
 
