@@ -1,10 +1,11 @@
 """Runs `tfdist burnin` with many local tasks: `python -m tests.benchmark.burnin_faults --tasks=60`.
 
 First with planted faults, --faulty of each kind: a bit of a trained weight flipped in one round, NaN in one round, a
-link that sends slowly, arithmetic at half the speed. Then without, for --clean rounds. Each task is a process
-on a node of its own. The tasks share the processors of this machine, so rates are measured by processor time; the
-processes are forked from one that has imported TensorFlow, and so share its memory. The command prints what rank 0 did,
-the largest sum of their memory (proportional set size), and exits with 1 if a fault is not named or a clean node is.
+link that sends slowly, arithmetic at half the speed. Then without, for --clean rounds, or --minutes if these end first.
+Each task is a process on a node of its own name. The tasks share the processors of this machine, so rates are measured
+by processor time, and at most --at_once tasks make a round at the same time. The processes are forked from one that
+has imported TensorFlow, and so share its memory. The command prints what rank 0 did, the largest sum of their memory
+(proportional set size), and exits with 1 if a fault is not named or a clean node is.
 """
 
 import argparse
@@ -29,9 +30,14 @@ KINDS = ("bit", "nan", "link", "slow")
 SCRIPT = ROOT / "tests" / "support" / "burnin_task.py"
 
 
-def run(folder: pathlib.Path, faults: dict[int, str], tasks: int, rounds: int) -> tuple[int, str, float, float]:
+def run(
+    folder: pathlib.Path, faults: dict[int, str], tasks: int, rounds: int, at_once: int
+) -> tuple[int, str, float, float]:
     """Returns the exit code and the output of rank 0, the largest memory of all tasks in GB, and the seconds."""
-    arguments = [[str(folder), str(rank), str(tasks), faults.get(rank, "none"), str(rounds)] for rank in range(tasks)]
+    arguments = [
+        [str(folder), str(rank), str(tasks), faults.get(rank, "none"), str(rounds), str(at_once)]
+        for rank in range(tasks)
+    ]
     commands = [[sys.executable, str(SCRIPT), *one] for one in arguments]
     env, began = worker_environment(PYTHONPATH=str(ROOT)), time.monotonic()
     with processes.started(commands, [env] * tasks) as started:
@@ -60,7 +66,15 @@ def memory(pid: int) -> float:
 def main() -> int:
     """Runs both and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, count in (("tasks", 60), ("faulty", 3), ("rounds", 10), ("clean", 200), ("seed", 0)):
+    for name, count in (
+        ("tasks", 60),
+        ("faulty", 3),
+        ("rounds", 10),
+        ("clean", 200),
+        ("seed", 0),
+        ("at_once", 8),
+        ("minutes", 60),
+    ):
         parser.add_argument(f"--{name}", default=count, type=int)
     flags = parser.parse_args()
     ranks = random.Random(flags.seed).sample(range(1, flags.tasks), flags.faulty * len(KINDS))
@@ -70,7 +84,7 @@ def main() -> int:
         if not rounds:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            code, text, gigabytes, seconds = run(pathlib.Path(folder), planted, flags.tasks, rounds)
+            code, text, gigabytes, seconds = run(pathlib.Path(folder), planted, flags.tasks, rounds, flags)
         named = set(re.findall(r"n\d+", "".join(re.findall(r"--exclude=(\S+)", text))))
         expected = {f"n{rank}" for rank in planted}
         wrong = wrong or named != expected or code != bool(planted)

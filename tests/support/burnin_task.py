@@ -1,6 +1,6 @@
 """A task of `tfdist burnin` on a node of a name of its own, with a planted fault.
 
-usage: python burnin_task.py FOLDER RANK TASKS FAULT ROUNDS
+usage: python burnin_task.py FOLDER RANK TASKS FAULT ROUNDS [AT_ONCE [MINUTES]]
 """
 
 import pathlib
@@ -61,12 +61,14 @@ def make(fault):
     return [("CPU", "P", probe)]
 
 
-def main(folder, rank, tasks, fault, rounds):
+def main(folder, rank, tasks, fault, rounds, at_once=None, minutes=60):
     """Runs the task, and exits with its code."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     command._START_SECONDS = command._END_SECONDS = 1800.0  # Many tasks share the processors of this machine.
     command.define_flags()
-    flags.FLAGS(["burnin", f"--rounds={rounds}", "--minutes=60"])
+    flags.FLAGS(
+        ["burnin", f"--rounds={rounds}", f"--minutes={minutes}", *([f"--at_once={at_once}"] if at_once else [])]
+    )
     spec = WorkerSpec(launcher="test", rank=int(rank), num_workers=int(tasks))
     pause = 0.02 if fault == "link" else 0.0
     files = exchange.Folder(pathlib.Path(folder), spec.rank)

@@ -159,6 +159,8 @@ def describe(run: Run, faults: Sequence[Fault], step: int) -> str:
         device = f"{run.cluster.device_type}:{fault.replica % local}"
         text = _TEXTS[fault.kind].format(text_lib.list_names(list(fault.names), _MAX_NAMED))
         lines.append(f"{names[fault.replica]}, device {device}: {text}")
+    if not faults:
+        lines.append("the hashes of all tensors agree: those that were compared first were computed or sent wrongly")
     return "\n  ".join(lines)
 
 
@@ -225,9 +227,7 @@ def _set_aside(run: Run, last: int) -> str:
             place.rename(target / place.name)
     run.cluster.barrier()
     newest = run.cluster.broadcast(_newest(run))
-    kept = (
-        "There is no audited checkpoint." if newest < 0 else f"The newest audited checkpoint is that of step {newest}."
-    )
+    kept = ""
     if later:
         steps = text_lib.list_names([f"{step}" for step in later], _MAX_NAMED)
         kept = f"The checkpoints of steps {steps} were saved after the audit before, and are in {target} now. "

@@ -37,6 +37,9 @@ def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     flags.DEFINE_float("minutes", 5.0, "Minutes of rounds, after all tasks have started.", lower_bound=0.0)
     flags.DEFINE_integer("rounds", None, "End after this number of rounds.", lower_bound=1)
+    flags.DEFINE_integer(
+        "at_once", None, "Tasks of a host that make a round at the same time. Default: all.", lower_bound=1
+    )
     flags.DEFINE_float("slow", 0.7, "A rate below this fraction of the median is too slow.", 0.0, 1.0)
     flags.DEFINE_float("slow_link", 0.25, "The same for the network, which other programs use, too.", 0.0, 1.0)
     flags.DEFINE_string("folder", None, "A folder that all nodes see, for the results. Default: burnin-JOB here.")
@@ -92,7 +95,9 @@ def run(
     Returns:
         The exit code: 1 on rank 0 if a node has a problem, otherwise 0.
     """
-    host, port, probes = socket.gethostname(), exchange.serve_link(block_seconds), make_probes()
+    host, port = socket.gethostname(), exchange.serve_link(block_seconds)
+    with exchange.turn(spec.rank, flags.FLAGS.at_once):
+        probes = make_probes()
     node = host.partition(".")[0] if node is None else node  # As Slurm has it.
     devices = [(name, kind) for name, kind, _ in probes]
     folder.write({"node": node, "host": host, "port": port, "devices": devices})
@@ -101,11 +106,12 @@ def run(
         started.append(folder.wait_for(rank, bool, end))
     end, count, others = time.monotonic() + 60.0 * flags.FLAGS.minutes, 0, min(spec.num_workers - 1, _PARTNERS)
     while time.monotonic() < end and (flags.FLAGS.rounds is None or count < flags.FLAGS.rounds):
-        rounds = [probe.round() for _, _, probe in probes]
-        partner = (spec.rank + 1 + count % others) % spec.num_workers if others else spec.rank
-        if partner != spec.rank and started[partner]:
-            about = started[partner][0]
-            rounds[0] |= {"link": exchange.link_rate(about["host"], about["port"]), "from": partner}
+        with exchange.turn(spec.rank, flags.FLAGS.at_once):
+            rounds = [probe.round() for _, _, probe in probes]
+            partner = (spec.rank + 1 + count % others) % spec.num_workers if others else spec.rank
+            if partner != spec.rank and started[partner]:
+                about = started[partner][0]
+                rounds[0] |= {"link": exchange.link_rate(about["host"], about["port"]), "from": partner}
         folder.write({"rounds": rounds})
         count += 1
     folder.write({"end": True})

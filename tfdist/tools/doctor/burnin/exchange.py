@@ -1,11 +1,14 @@
 """How the tasks exchange their results: files in a folder that all see, and a connection to the next task."""
 
 import contextlib
+import fcntl
 import json
+import os
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,17 @@ class Folder:
         while not ready(found := self.read(rank)) and time.monotonic() < end:
             time.sleep(0.2)
         return found
+
+
+@contextlib.contextmanager
+def turn(rank: int, at_once: int | None) -> Iterator[None]:
+    """Runs the block when fewer than `at_once` tasks of this host are in theirs; None: at once."""
+    if at_once is None:
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / f"tfdist-burnin-{os.getuid()}-{rank % at_once}").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def serve_link(block_seconds: float = 0.0) -> int:
