@@ -31,12 +31,12 @@ SCRIPT = ROOT / "tests" / "support" / "burnin_task.py"
 
 
 def run(
-    folder: pathlib.Path, faults: dict[int, str], tasks: int, rounds: int, at_once: int
+    folder: pathlib.Path, faults: dict[int, str], tasks: int, rounds: int, flags: argparse.Namespace
 ) -> tuple[int, str, float, float]:
     """Returns the exit code and the output of rank 0, the largest memory of all tasks in GB, and the seconds."""
+    last = [str(flags.at_once), str(flags.minutes)]
     arguments = [
-        [str(folder), str(rank), str(tasks), faults.get(rank, "none"), str(rounds), str(at_once)]
-        for rank in range(tasks)
+        [str(folder), str(rank), str(tasks), faults.get(rank, "none"), str(rounds), *last] for rank in range(tasks)
     ]
     commands = [[sys.executable, str(SCRIPT), *one] for one in arguments]
     env, began = worker_environment(PYTHONPATH=str(ROOT)), time.monotonic()
@@ -73,6 +73,7 @@ def main() -> int:
         ("clean", 200),
         ("seed", 0),
         ("at_once", 8),
+        ("minutes", 60),
         ("minutes", 60),
     ):
         parser.add_argument(f"--{name}", default=count, type=int)
