@@ -74,7 +74,6 @@ def main() -> int:
         ("seed", 0),
         ("at_once", 8),
         ("minutes", 60),
-        ("minutes", 60),
     ):
         parser.add_argument(f"--{name}", default=count, type=int)
     flags = parser.parse_args()
