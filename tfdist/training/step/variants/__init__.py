@@ -5,7 +5,6 @@ virtual_replicas.py   `virtual_replicas`: the same bits on any number of replica
 shards.py             its step: a replica computes its shards one after another
 sharded_objective.py  its objective: another one, shard by shard
 exact_sums.py         its sums of losses and metrics
-shards.py             its step and its objective: a replica computes its shards one after another
 audited_step.py       `config.consistency.audit`: in some steps a replica computes the share of the next one, too
 other_sum.py          their updates, with another sum over replicas
 integers.py           its sums: gradients as integers with one power of two a tensor
