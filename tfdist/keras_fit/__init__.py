@@ -6,7 +6,7 @@
     own_step/, script/      models with a train_step of their own; `python -m tfdist.run`
     compiled_objective.py   Keras' losses and metrics of a compiled model; compiled_model.py
     whole_batch/            losses and metrics of the whole batch, from shards
-    patches.py, optimizer_branches.py   what a run replaces in Keras, and restores
+    patches.py              what a run replaces in Keras, and restores
     callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`, with Keras' bar
     adapters/               arrays, tf.data, PyDataset and generators as shards of global batches
 

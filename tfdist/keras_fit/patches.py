@@ -16,7 +16,6 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.config.patching import patch, restore_after
 from tfdist.data import autograph
-from tfdist.keras_fit import optimizer_branches
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import reductions, shard_layers, shard_losses
@@ -53,7 +52,7 @@ def expect_sums(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster) 
             inner = getattr(optimizer, "inner_optimizer", optimizer)
             stack.enter_context(trainer.restore_methods(inner))
             trainer.prepare_optimizer(inner, cluster)
-            stack.enter_context(optimizer_branches.take_branches_once(inner))
+            stack.enter_context(trainer.take_branches_once(inner))
         yield
 
 

@@ -19,7 +19,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, optimizer_branches
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
@@ -150,7 +150,7 @@ def _prepare_compiled(
         optimizer.built = optimizer.built if trains else built
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
-    stack.enter_context(optimizer_branches.take_branches_once(optimizer))
+    stack.enter_context(trainer.take_branches_once(optimizer))
     stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, batch_metrics.metrics_of(model)))
     objective = make_objective(
         model=model,

@@ -14,8 +14,6 @@ from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.step.build_context import build_context, prepare_optimizer
 from tfdist.training.step.collectives import (
-    cond_on_all_replicas,
-    in_cross_replica_context,
     loss_weight_context,
     num_replicas,
     sum_differentiable,
@@ -30,6 +28,7 @@ from tfdist.training.step.optimizer import (
     start_averages,
     step_count,
 )
+from tfdist.training.step.optimizer_branches import take_branches_once
 from tfdist.training.step.random_numbers.seed_generators import (
     begin_evaluation_pass,
     begin_forward_pass,

@@ -17,7 +17,6 @@ from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch.rows import Rows
-from tfdist.training import api as trainer
 
 # train_step(data) -> the values that it reports.
 StepFunction = Callable[[Any], Any]
@@ -92,11 +91,6 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         with cluster.scope():
             if not optimizer.built:
                 optimizer.build(variables)
-        if not cluster.created_here(trainer.step_count(optimizer).value):
-            raise ValueError(
-                f"The optimizer {optimizer.name!r} of {type(model).__name__} was made outside of cluster.scope(): make "
-                "it within `with cluster.scope():`."
-            )
     return Discovered(
         function=function,
         metrics={key: noted[id(value)] for key, value in values.items() if id(value) in noted},

@@ -64,6 +64,12 @@ def prepare(
     for variable, value in plain:
         variable.assign(value)
     optimizers = list({id(one): one for of in found.values() for one, _ in of.optimizers}.values())
+    for optimizer in optimizers:
+        if not cluster.created_here(trainer.step_count(optimizer).value):
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} of {type(model).__name__} was made outside of cluster.scope(): make "
+                "it within `with cluster.scope():`."
+            )
     stack.enter_context(patches.expect_sums(optimizers, cluster))
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
     stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, [*batch_metrics.metrics_of(model), *reported]))

@@ -13,7 +13,7 @@ import keras
 from keras.src import ops
 
 from tfdist.config.patching import patch
-from tfdist.training import api as trainer
+from tfdist.training.step import collectives
 
 # Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turn.
 _applying = threading.local()
@@ -43,8 +43,8 @@ def _apply(original: Callable[..., None], gradients: list[Any], variables: list[
 
 
 def _cond(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    return (trainer.cond_on_all_replicas if getattr(_applying, "now", False) else original)(*args, **keywords)
+    return (collectives.cond_on_all_replicas if getattr(_applying, "now", False) else original)(*args, **keywords)
 
 
 def _overwrite(original: Callable[..., None], variables: list[Any]) -> None:
-    trainer.in_cross_replica_context(lambda: original(variables))
+    collectives.in_cross_replica_context(lambda: original(variables))
