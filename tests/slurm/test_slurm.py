@@ -247,7 +247,7 @@ def run_job(slurm: SlurmCluster, directory: pathlib.Path, options: str, command:
 
 
 @pytest.mark.parametrize(
-    ("victim", "how", "state"), [(0, "killed", "PENDING"), slow(2, "killed", "PENDING"), (0, "failed", "FAILED")]
+    ("victim", "how", "state"), [(0, "killed", "PENDING"), slow(2, "killed", "PENDING"), slow(0, "failed", "FAILED")]
 )
 def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm, tmp_path, victim, how, state):
     (tmp_path / "lose.py").write_text(LOSE)
@@ -273,7 +273,7 @@ with startup_watchdog.deadline(rank, members, 0.5):
 
 
 @pytest.mark.parametrize(
-    ("rank", "restarts", "state"), [(0, "", "PENDING"), slow(1, "2", "PENDING"), (1, "3", "FAILED")]
+    ("rank", "restarts", "state"), [(0, "", "PENDING"), slow(1, "2", "PENDING"), slow(1, "3", "FAILED")]
 )
 def test_a_job_whose_tensorflow_does_not_start_comes_back_a_few_times(slurm, tmp_path, rank, restarts, state):
     (tmp_path / "hang.py").write_text(HANG)

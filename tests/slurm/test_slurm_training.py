@@ -115,6 +115,7 @@ if spec.rank == 1:
 """
 
 
+@pytest.mark.slow
 def test_a_job_whose_port_another_job_uses_is_requeued(slurm, tmp_path):
     """Jobs whose ids differ by a multiple of 625 have the same ports."""
     job, log = submit(slurm, tmp_path, ["--hold", "--ntasks-per-node=1", "--gpus-per-node=0"])

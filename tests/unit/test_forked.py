@@ -57,6 +57,7 @@ def test_a_fork_prints_and_ends_as_a_process_of_its_own(tmp_path, words):
     assert (fork.returncode, fork.stdout, fork.stderr) == (own.returncode, own.stdout, own.stderr)
 
 
+@pytest.mark.slow
 def test_numbers_are_equal_to_the_bit(tmp_path):
     own, fork = (
         run([sys.executable, "-c", NUMBERS], capture_output=True, text=True, timeout=180, env=QUIET, check=True)

@@ -114,6 +114,7 @@ def test_main_names_the_command_for_asynchronous_training():
     assert "Run python -m tfdist asynchronous --config=..." in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_other_launchers_need_tf_config():
     """Otherwise each of their processes would start its own workers and servers."""
     ranks = {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}

@@ -30,6 +30,7 @@ def last_hash(workdir):
     return topologies.records(workdir, "state")[-1]["hash"]
 
 
+@pytest.mark.slow
 def test_a_fault_is_named_and_the_run_goes_back_and_has_the_bits_of_one_without(tmp_path):
     faulty, clean = tmp_path / "faulty", tmp_path / "clean"
     options = ("--config.consistency.audit.every=2", "--config.consistency.audit.action=restore")

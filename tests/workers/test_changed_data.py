@@ -48,6 +48,7 @@ def resume(root: pathlib.Path, epochs: int, **options) -> None:
     train(root, epochs, **options)
 
 
+@pytest.mark.slow
 def test_one_image_fewer_is_refused(root):
     """The run resumed without a word."""
     train(root, 1)

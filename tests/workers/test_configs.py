@@ -16,12 +16,10 @@ FOLDER = REPOSITORY / "configs"
 # Folders beside the configs.
 OTHERS = {"networks", "laboratory"}
 CONFIGS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py") if not OTHERS & {*path.parts})
-QUICK = ["line"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in shipped.IMAGES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped.IMAGES)
 def test_a_config_makes_the_same_steps_on_every_number_of_replicas(tmp_path, name):
     line = [sys.executable, "tests/support/shipped.py", str(tmp_path / "found.json"), name]
     run_all([line], [worker_environment()], timeout=1800.0)

@@ -85,6 +85,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
     assert 0.9 * seconds - 1 < parts < seconds + 0.1, (seconds, start)
 
 
+@pytest.mark.slow
 def test_notices_report_a_lost_worker_and_a_divergence(tmp_path):
     bad, told = tmp_path / "bad", tmp_path / "told.json"
     for victim in (1, 0):  # The chief reports the loss of worker 1; worker 1 reports the loss of the chief.

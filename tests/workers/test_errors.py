@@ -373,6 +373,7 @@ def test_weights_that_are_no_longer_finite_are_not_saved(fails, tmp_path):
     assert all(finite(tmp_path / "checkpoints" / name) for name in steps)
 
 
+@pytest.mark.slow
 def test_a_mask_with_infinities_is_saved(tmp_path):
     made = config(model={"target": "lab:causal", "num_classes": 10})
     for steps in (4, 6):
@@ -477,6 +478,7 @@ def test_an_unreadable_image_ends_all_workers(tmp_path):
         assert f"The image {str(broken)!r} cannot be read: " in output and "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_exported_is_exported_by_the_next_start(tmp_path, fails, capsys):
     workdir = tmp_path / "run"
     in_the_way = workdir / "model.keras" / "something"

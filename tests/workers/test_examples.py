@@ -76,6 +76,7 @@ def assert_close(first, second):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_script_without_its_own_step_gives_the_numbers_of_keras(found, name):
     assert_close(found("two devices", QUICK)[name], found("keras", QUICK)[name])

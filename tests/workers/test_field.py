@@ -14,7 +14,6 @@ from tests.scripts.field import trial
 QUICK = {
     "callbacks/batch_hooks",
     "callbacks/curriculum_in_dataset",
-    "around/unseeded_everything",
 }
 
 

@@ -173,6 +173,7 @@ def test_a_worker_that_is_stopped_while_it_is_busy_is_named():
     assert_named({0: said[0]}, 1, workers.processes[1], silent=(3.0, SEEN_WITHIN))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(namespaces_missing() is not None, reason=namespaces_missing() or "")
 def test_workers_on_both_sides_of_a_pulled_cable_name_each_other():
     with two_hosts() as hosts, plain("run", "run", "run", hosts=hosts) as workers:
@@ -233,6 +234,7 @@ def test_workers_that_have_finished_wait_for_each_other_and_are_not_missed():
     assert codes == [0, 0, 0] and said == ["", "", ""]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_before_the_end_is_named_by_those_that_wait_there():
     with plain("leave", "leave", "run") as workers:
         time.sleep(1.0)
@@ -379,6 +381,7 @@ def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_e
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("open_port", ["address", pytest.param("watchdog_port", marks=pytest.mark.slow)])
 def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once(open_port):
     """Whether its server of TensorFlow listened already, or only its watchdog process."""

@@ -148,6 +148,7 @@ def test_two_workers_go_back_alike_and_are_resumed_to_the_same_bits(tmp_path):
     assert same_bits(topologies.arrays(copy), topologies.arrays(whole))
 
 
+@pytest.mark.slow
 def test_after_so_many_times_the_run_ends(tmp_path):
     with pytest.raises(nonfinite_lib.DivergedError) as raised:
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))

@@ -34,7 +34,7 @@ def run(place, name, *words, workers=1, devices=1, plain=False):
     return codes, "\n".join(outputs), found
 
 
-@pytest.mark.parametrize("name", slow_except(LOOPS, ["classifier", "gan"]))
+@pytest.mark.parametrize("name", slow_except(LOOPS, ["classifier"]))
 def test_two_workers_make_the_steps_of_one_process_without_tfdist(tmp_path, name):
     _, output, (expected,) = run(tmp_path / "plain", name, plain=True)
     for topology in ({"workers": 2}, {"devices": 2}) if name == "classifier" else ({"workers": 2},):

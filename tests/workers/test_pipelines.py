@@ -199,6 +199,7 @@ def test_both_pipelines_call_compute_average_loss_and_strategy_reduce(digits, mo
     assert set(called) == {("compute_average_loss", 96), ("reduce", None)}
 
 
+@pytest.mark.slow
 def test_the_config_of_idris_has_the_losses_of_the_default_pipeline_on_the_same_order(tmp_path, own_process):
     def make(name, **data):
         keras.utils.clear_session()

@@ -105,12 +105,14 @@ def test_workers_with_unlike_processors_stay_equal(on_two, tmp_path, instruction
     assert topologies.largest_difference(summed(topologies.arrays(on_two)), summed(topologies.arrays(tmp_path))) < 1e-2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(on_two, tmp_path):
     copy = cut_back(on_two, tmp_path / "run")
     topologies.train(copy, devices=2, config=CONFIG)
     assert topologies.largest_difference(topologies.arrays(on_two), topologies.arrays(copy)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_resumed_on_another_number_of_replicas_keeps_the_sum_of_the_errors(on_two, tmp_path, devices):
     copy = cut_back(on_two, tmp_path / "run")

@@ -194,6 +194,7 @@ def test_copying_ends_the_run_at_its_limit(tmp_path, workers):
         )
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_not_finite_on_one_worker_alone_rolls_all_back(tmp_path):
     bad = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 1, 'replica': 1, 'nan': True}"
     options = (

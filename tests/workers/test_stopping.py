@@ -139,6 +139,7 @@ def test_a_second_signal_ends_one_worker_that_hangs(tmp_path, number, code, paus
     assert said.endswith("tfdist: interrupted before the run was saved\n"), [*printed, said]
 
 
+@pytest.mark.slow
 def test_one_worker_that_hangs_ends_with_its_stacks(tmp_path):
     """It hung for ever, without a word."""
     with hanging(tmp_path, "--config.cluster.first_stall_seconds=2") as (process, printed):
@@ -199,7 +200,7 @@ def get_config():
 """
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_callback_that_exits_is_named_by_all_workers(tmp_path, monkeypatch, workers):
     """The chief ended with 0 and without a word, and the others lost "another worker"."""
     (tmp_path / "exits.py").write_text(EXITS)

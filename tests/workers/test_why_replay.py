@@ -12,6 +12,7 @@ from tests.benchmark import planted_causes
 CASES = {f"{case.kind}: {case.name}": case for case in planted_causes.CASES}
 
 
+@pytest.mark.slow
 def test_one_pixel_of_one_example_is_named(tmp_path):
     lab = tmp_path / "lab"
     planted_causes.make_lab(lab)

@@ -80,6 +80,7 @@ def test_a_run_keeps_its_choice(tmp_path, cpuinfo):
     assert choose(tmp_path, cpuinfo, tmp_path)[:2] == [cpuinfo == ZEN4, None]
 
 
+@pytest.mark.slow
 def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
     command = train_command(tmp_path / "run")
     both = environments(2)

@@ -142,6 +142,7 @@ def test_two_processes_with_one_rank_are_noticed():
         assert outcome.seconds < 15  # Not only at the deadline.
 
 
+@pytest.mark.slow
 def test_another_job_at_a_workers_address_is_noticed():
     ports = free_ports(2)
     here, there = worker_specs(ports)

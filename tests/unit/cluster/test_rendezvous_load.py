@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+import pytest
 from launching import free_ports
 from rendezvous_threads import run, tf_config, worker_specs
 
@@ -38,6 +39,7 @@ def serving_at(ports: list[int], handle):
         thread.join(10)
 
 
+@pytest.mark.slow
 def test_a_worker_sends_few_requests_at_once_and_gives_slow_workers_more_time():
     ports = free_ports(17)
     lasted: list[float] = []

@@ -29,6 +29,7 @@ print(sum(name.startswith("tfdist.") for name in sys.modules))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_importing_patches_nothing():
     result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -27,6 +27,7 @@ def test_fit_recovers_latency_and_bandwidth_from_times():
     assert all_reduce.fit([4, 1000], [1e-3, 5e-4], 2).latency >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_all_reduce_measures_sizes_and_predicts_steps(tmp_path):
     options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", "--ring", f"--workdir={tmp_path}"]

@@ -81,6 +81,7 @@ def a_sweep(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_of_its_own(tmp_path):
     a_sweep(tmp_path / "lr")
     (write_run(tmp_path / "lr" / "half", model__target="a:<b>", seed=5) / "metrics.jsonl").unlink()

@@ -64,6 +64,7 @@ def test_recommendations():
         assert gpus.recommend_precision(seconds) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_the_table_on_two_devices():
     keywords = {"cwd": REPOSITORY, "env": worker_environment(), "capture_output": True, "text": True, "timeout": 1800}

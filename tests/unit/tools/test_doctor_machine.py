@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from launching import worker_environment
 
 from tfdist.cluster.devices.machine import Machine
@@ -14,6 +15,7 @@ GH200 = Machine(architecture="aarch64", gpus={"nvidia": 4}, site="JUPITER (JSC)"
 LUMI = Machine(architecture="x86_64", processor_flags=frozenset({"avx", "avx2"}), gpus={"amd": 8}, site="LUMI")
 
 
+@pytest.mark.slow
 def test_the_machine_of_the_tests_has_no_problem(tmp_path):
     command = [sys.executable, "-m", "tfdist", "doctor"]
     done = subprocess.run(command, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=300)

@@ -32,6 +32,7 @@ def run(*options, code=0):
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_the_table_has_what_is_counted_and_what_is_measured(tmp_path):
     name = "tfdist.zoo.models:mlp"

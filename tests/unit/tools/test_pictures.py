@@ -85,6 +85,7 @@ def test_curves_of_one_run_and_of_two(tmp_path):
     assert curves.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
 
 
+@pytest.mark.slow
 def test_the_command_draws_the_runs_in_these_directories(tmp_path):
     def plot(*words, code=0):
         command = [sys.executable, "-m", "tfdist", "plot", *map(str, words)]
@@ -119,6 +120,7 @@ def test_results_that_a_course_prints_by_epoch_are_drawn_beside_a_run(tmp_path):
     assert curves.published("cscs_inceptionv3") == []
 
 
+@pytest.mark.slow
 def test_scaling_of_several_studies_with_published_results(tmp_path):
     studies = [a_study(), a_study("larger net", 2.0), scaling_results.read_published("bsc_resnet50v2")]
     found = texts(tmp_path / "scaling", lambda: scaling.draw(studies))

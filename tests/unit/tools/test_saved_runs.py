@@ -148,6 +148,7 @@ def test_files_are_predicted_on_all_replicas_and_workers(folder):
     (folder / "photos" / "bad.png").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_inspect_shows_the_wrong_examples(folder):
     printed = tfdist(folder, "inspect", "runs/mine", "--checkpoint=best")

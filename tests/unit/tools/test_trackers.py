@@ -16,10 +16,10 @@ from processes import until
 from tfdist.tools.many_runs import trackers
 
 
-def needs(name):
-    """Skips without the library."""
+def needs(name, *marks):
+    """Skips without the library; `marks`: others."""
     missing = importlib.util.find_spec(name) is None
-    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"pip install 'tfdist[{name}]'"))
+    return pytest.param(name, marks=[*marks, pytest.mark.skipif(missing, reason=f"pip install 'tfdist[{name}]'")])
 
 
 _BLOCK = 2**15
@@ -94,7 +94,9 @@ def of_wandb(folder):
     return len(ids), steps, config, models
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize(
+    "name", [needs("mlflow"), needs("wandb", pytest.mark.slow), needs("trackio", pytest.mark.slow)]
+)
 def test_an_interrupted_run_is_one_run_of_the_tracker(at, name):
     """A process is killed after its second epoch, before its first checkpoint; the next one does all epochs again."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -7,6 +7,7 @@ from launching import run_all, train_command, worker_environment
 pytestmark = pytest.mark.workers
 
 
+@pytest.mark.slow
 def test_deterministic_ops_train_to_the_same_bits(tmp_path):
     options = ("--config.train.steps=3", "--config.data.evaluation_split=none", "--config.checkpoint.best_metric=none")
     commands = [train_command(tmp_path / name, *options) for name in "ab"]

@@ -97,7 +97,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize(("name", "parts"), [("workers", 2), ("devices", 4)])
+@pytest.mark.parametrize(("name", "parts"), [pytest.param("workers", 2, marks=pytest.mark.slow), ("devices", 4)])
 def test_two_workers_and_two_devices_measure_what_numpy_computes(trained, name, parts):
     every = expected(*initial_weights(), parts)
     for step in (4, 8):

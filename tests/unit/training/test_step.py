@@ -139,6 +139,7 @@ def test_dropout_is_the_same_in_a_second_run_of_the_process(two, slow):
             np.testing.assert_array_equal(two[f"masks/{replica}"], slow[f"{name}/{replica}"])
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_dropout_is_the_same_in_a_repeated_run_on_two_workers(two, tmp_path):
     workers = probes.measure(tmp_path, "masks", workers=2)

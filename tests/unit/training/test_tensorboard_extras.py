@@ -33,6 +33,7 @@ def run(workdir, steps, **wanted):
     assert loop.train(setup.build_run(options, workdir), allow_config_changes=True) == 0
 
 
+@pytest.mark.slow
 def test_the_graph_histograms_and_a_profile_are_there_and_a_resume_repeats_none(tmp_path):
     wanted = dict(graph=True, histograms=c.Every(steps=2), profile=[2, 3])
     run(tmp_path, 4, **wanted)

@@ -58,6 +58,7 @@ def test_network_refuses_images_that_are_too_small(shape):
         airbench.network(input_shape=shape)
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_saved_network_loads_with_keras_alone(tmp_path):
     model = airbench.network(widths=(8, 8, 8), group_size=2)
