@@ -66,17 +66,12 @@ class AuditedStep(ShardedStep):
         count, replica = cluster.num_replicas, replicas_lib.replica_id()
         batches = self._gather_batches(context, shards)
 
-        # Not inlined: each operation of a branch that is not taken would cost time in every step.
-        @functools.partial(tf.function, autograph=False, experimental_attributes={"_noinline": True})
         def hash_share(which: tf.Tensor) -> tf.Tensor:
             batch = tf.nest.map_structure(lambda value: value[which], batches)
             return hashing.hash_each(share(batch, which).pack(), cluster.device_type)
 
-        @functools.partial(tf.function, autograph=False, experimental_attributes={"_noinline": True})
-        def hash_own() -> tuple[tf.Tensor, tf.Tensor]:
-            return replicas.hash_variables(cluster, self.variables), hashing.hash_each(own.pack(), cluster.device_type)
-
-        (states, first), checked = hash_own(), hash_share((replica + 1) % count)
+        states = replicas.hash_variables(cluster, self.variables)
+        first, checked = hashing.hash_each(own.pack(), cluster.device_type), hash_share((replica + 1) % count)
         whole = [hashing.combine(one, cluster.device_type) for one in (states, first, checked)]
         of_states, of_first, of_checked = tf.unstack(_gather(cluster, tf.stack(whole)), axis=1)
         differ = tf.reduce_any(of_states != of_states[0]) | tf.reduce_any(of_checked != tf.roll(of_first, -1, axis=0))
