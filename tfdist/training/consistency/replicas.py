@@ -5,6 +5,7 @@ One hash per replica is gathered; only if these differ, one per variable, to nam
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -146,15 +147,27 @@ def make_check(
     def all_words() -> tf.Tensor:
         return hashing.combine(hash_variables(cluster, variables), cluster.device_type)[tf.newaxis]
 
+    # On CPUs without a graph: making one of hundreds of variables takes seconds, and its operations are few.
+    eager = cluster.device_type == "CPU"
     return ReplicaConsistencyCheck(
         cluster=cluster,
         variables=variables,
-        hash_all=cluster.make_all_gather(all_words),
+        hash_all=functools.partial(_hash_all, cluster, variables) if eager else cluster.make_all_gather(all_words),
         options=options,
         warn=warn,
         record=(lambda step, value: None) if record is None else record,
         records=record is not None,
     )
+
+
+def _hash_all(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
+    """Returns the hash of each replica's state: int64 [replicas, 1]. Collective."""
+    values = [cluster.strategy.experimental_local_results(checkpoint_format.tf_variable(v)) for v in variables.values()]
+    found = []
+    for replica in range(cluster.num_replicas // cluster.num_workers):
+        own = [tf.convert_to_tensor(each[min(replica, len(each) - 1)]) for each in values]
+        found.append(hashing.combine(hashing.hash_each(own, cluster.device_type), cluster.device_type).numpy())
+    return tf.reshape(cluster.all_gather(np.array(found, np.int64)), [-1, 1])
 
 
 def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
