@@ -12,8 +12,8 @@ import tempfile
 
 from tfdist.tools import tables
 
-STEPS = (2, 12)
-WIDTH, DEPTH, BATCH = 512, 16, 1440
+STEPS = (2, 8)
+WIDTH, DEPTH, BATCH = 512, 16, 720
 ROUNDS = 3
 
 
