@@ -28,7 +28,6 @@ from tfdist.training.step.optimizer import (
     start_averages,
     step_count,
 )
-from tfdist.training.step.optimizer_branches import take_branches_once
 from tfdist.training.step.random_numbers.seed_generators import (
     begin_evaluation_pass,
     begin_forward_pass,
@@ -38,6 +37,7 @@ from tfdist.training.step.random_numbers.seed_generators import (
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
+from tfdist.training.step.updates.optimizer_branches import take_branches_once
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
 from tfdist.training.step.updates.tables import gather as gather_rows

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -63,13 +63,7 @@ def prepare(
     }
     for variable, value in plain:
         variable.assign(value)
-    optimizers = list({id(one): one for of in found.values() for one, _ in of.optimizers}.values())
-    for optimizer in optimizers:
-        if not cluster.created_here(trainer.step_count(optimizer).value):
-            raise ValueError(
-                f"The optimizer {optimizer.name!r} of {type(model).__name__} was made outside of cluster.scope(): make "
-                "it within `with cluster.scope():`."
-            )
+    optimizers = _optimizers_in_scope(cluster, model, found.values())
     stack.enter_context(patches.expect_sums(optimizers, cluster))
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
     stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, [*batch_metrics.metrics_of(model), *reported]))
@@ -122,6 +116,18 @@ def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spe
             cluster.strategy.run(step, args=(element,))
 
     return run.get_concrete_function(element_spec)
+
+
+def _optimizers_in_scope(cluster: Cluster, model: keras.Model, steps: Iterable[Any]) -> list[Any]:
+    """Returns the optimizers of `discover.Discovered` steps; raises ValueError if one was made outside of the scope."""
+    optimizers = list({id(one): one for step in steps for one, _ in step.optimizers}.values())
+    for optimizer in optimizers:
+        if not cluster.created_here(trainer.step_count(optimizer).value):
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} of {type(model).__name__} was made outside of cluster.scope(): make "
+                "it within `with cluster.scope():`."
+            )
+    return optimizers
 
 
 def replica_shard(cluster: Cluster) -> ReplicaShard:
