@@ -312,13 +312,17 @@ def _fork() -> int | str:
         return repr(error)
 
 
+# What a process of its own does at SIGINT: it ignores the signal if the tests do, as in the background of a shell.
+_interrupt: Any = signal.default_int_handler
+
+
 def _become(request: Request, files: list[int]) -> None:
     """Makes this child what the request says, but for the program that it runs."""
     files = [os.dup(file) if file > 2 else file for file in files]
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.closerange(3, 1 << 16)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _interrupt)
     if request.new_session:
         os.setsid()
     os.umask(request.umask)
@@ -437,7 +441,7 @@ def _preload() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for the tests, and for the children.
+    _interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for the tests, and for the children.
     with socket.socket(socket.AF_UNIX) as _listener:
         try:
             _listener.bind("\0" + sys.argv[1])

@@ -1,11 +1,22 @@
 """What a process prints when an error ends it."""
 
 import pytest
+from absl import flags
 
 from tfdist.cluster import process_exit
 from tfdist.cluster.discovery import hostlist
 from tfdist.data import order
 from tfdist.report import files
+
+
+@pytest.fixture
+def no_flags():
+    """As in a process whose command line was not parsed: another test may have done so in this one."""
+    parsed = flags.FLAGS.is_parsed()
+    flags.FLAGS.unparse_flags()
+    yield
+    if parsed:
+        flags.FLAGS.mark_as_parsed()
 
 
 @pytest.mark.parametrize(
@@ -27,7 +38,7 @@ from tfdist.report import files
     ids=["message of tfdist", "file", "ValueError of Python", "ArithmeticError of Python"],
 )
 def test_messages_of_tfdist_stand_alone_and_those_of_python_follow_a_stack(
-    capfd, tmp_path, fails, shows_stack, message
+    capfd, tmp_path, no_flags, fails, shows_stack, message
 ):
     """As mistakes of the user, errors in tfdist's own code were one line such as "invalid literal for int()"."""
     with pytest.raises((ValueError, OSError, ArithmeticError)) as raised:
