@@ -11,9 +11,9 @@ import tensorflow as tf
 from tfdist.cluster.devices import replicas
 from tfdist.zoo import objectives, prepare
 
-# Where: "image" (what the first kernel reads), "loss" (a result), "gradient" (what the backward pass begins with),
-# "weight" (in the memory of the device), "" (nowhere); on which replica; from which step on; which bit of the first
-# element; how often: a computation that is repeated sees the fault again if this is left.
+# place: "image" (what the first kernel reads), "loss" (a result), "gradient" (the start of the backward pass), "weight"
+# (the memory of the device) or "" (no fault). replica: the faulty one. step: the first faulty one. bit: of the first
+# element. times: number of faults; a repeated computation sees one again if any are left.
 PLAN = {"place": "", "replica": 1, "step": 1, "bit": 22, "times": 1}
 # How often it has happened.
 HAPPENED = [0]

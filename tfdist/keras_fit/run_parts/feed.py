@@ -96,7 +96,7 @@ def _read_by_epoch(
 
 
 def _with_gate(gate: EpochGate, steps: int, given: dict[str, Callable]) -> dict[str, Callable]:
-    """Returns functions of a Feed that tell `gate` which epoch begins."""
+    """Returns the functions of a Feed; they also report the start of each epoch to `gate`."""
     open_training, iterator_at = given["open_training"], given.get("iterator_at", lambda present, step: present)
 
     def begin(present: Any, step: int) -> Any:

@@ -156,10 +156,6 @@ class ShardedCompiledObjective(CompiledObjective):
             self.assign(tf.constant([totals[name] for name in names], tf.float64))
         return CompiledObjective.results(self, totals)
 
-    def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the same values for an epoch; see `CompiledObjective`."""
-        return CompiledObjective.of_epoch(self, logs)
-
     def state(self) -> list[Any]:
         """Returns an empty list: the numbers of metrics are saved with the totals of the epoch."""
         return []

@@ -10,7 +10,7 @@ from tfdist.tools.scaling_results import Study
 
 # Points of a curve.
 _FINE = 200
-# Epochs whose sizes differ by more than this factor, and not by remainders, are drawn as the time of so many examples.
+# If epochs differ in size by more than the factor _OTHER_SIZE, the time of _SAME examples is drawn instead.
 _OTHER_SIZE, _SAME = 2.0, 1000
 # Published times and throughputs that are so much more or less than one's own are not drawn: one would lie on the axis.
 _FAR = 50.0
@@ -83,7 +83,7 @@ def _amounts(study: Study, same: int | None = None) -> list[tuple[list[float], l
 
     Args:
         study: the results.
-        same: the first panel has the time of so many examples; None: of an epoch.
+        same: number of examples whose time the first panel shows; None: the time of an epoch.
     """
     base = study.points[0].examples_per_second / study.points[0].replicas
     found = []

@@ -144,15 +144,15 @@ def make_check(
     """
     variables = select_comparable(variables)
 
-    def all_words() -> tf.Tensor:
+    def hash_state() -> tf.Tensor:
         return hashing.combine(hash_variables(cluster, variables), cluster.device_type)[tf.newaxis]
 
-    # On CPUs without a graph: making one of hundreds of variables takes seconds, and its operations are few.
-    eager = cluster.device_type == "CPU"
+    # On CPUs without a graph: tracing one for hundreds of variables takes seconds.
+    eager = functools.partial(_hash_all, cluster, variables) if cluster.device_type == "CPU" else None
     return ReplicaConsistencyCheck(
         cluster=cluster,
         variables=variables,
-        hash_all=functools.partial(_hash_all, cluster, variables) if eager else cluster.make_all_gather(all_words),
+        hash_all=eager or cluster.make_all_gather(hash_state),
         options=options,
         warn=warn,
         record=(lambda step, value: None) if record is None else record,

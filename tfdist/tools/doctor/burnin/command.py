@@ -27,7 +27,7 @@ from tfdist.tools.doctor.burnin.judgement import Device
 
 # Seconds in which all tasks must have started, and after the end have written their last round.
 _START_SECONDS, _END_SECONDS = 300.0, 60.0
-# Number of other tasks from which a task reads, one after another.
+# A task reads from this many other tasks, one per round.
 _PARTNERS = 5
 _PORTS = {"port_base": 10000, "port_count": 10000}
 _CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}

@@ -21,7 +21,7 @@ def names_of_parts(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def cut(sums: tf.Tensor) -> tf.Tensor:
-    """Cuts sums, float64 [k + 1] of which the last is a number of examples, into parts: float64 [3 * k + 1].
+    """Cuts sums, float64 [k + 1], into parts, float64 [3 * k + 1]. The last element of both is the number of examples.
 
     The first part of a non-finite number is itself.
     """

@@ -21,7 +21,7 @@ from tfdist.config import patching, specs
 from tfdist.training.step import layers
 from tfdist.training.step.random_numbers import seed_generators
 
-# The layers that are computed for the second time, in this thread.
+# The layers whose own `call` is to run in this thread, without another recomputation.
 _repeated = threading.local()
 
 
@@ -89,8 +89,7 @@ def _recomputing(layer: keras.Layer, original: Callable[..., Any]) -> Callable[.
 def _call(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     flat = tf.nest.flatten((args, keywords))
     places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
-    trainable = [*layer.trainable_variables]
-    others = [variable for variable in layer.variables if all(variable is not one for one in trainable)]
+    trainable, others = [*layer.trainable_variables], [*layer.non_trainable_variables]
     # Values at the time of the first call: a layer may assign what it reads.
     fixed = [tf.convert_to_tensor(variable.value) for variable in others]
     start = seed_generators.place_in_pass()
@@ -109,10 +108,9 @@ def _call(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> 
         try:
             with scope:
                 outputs = layer(*again_args, **again_keywords)
+                present = [scope.get_current_value(variable) for variable in others]
                 changed = [
-                    (variable, scope.get_current_value(variable))
-                    for variable, value in zip(others, fixed, strict=True)
-                    if scope.get_current_value(variable) is not value
+                    (variable, new) for variable, new, old in zip(others, present, fixed, strict=True) if new is not old
                 ]
         finally:
             _repeated.layers = before
