@@ -86,7 +86,8 @@ def show(rows: Rows) -> None:
     print(f"{rows[0]['title']}\n{tables.text(header, cells)}\n", flush=True)
 
 
-def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict[str, Any]:
+def make_job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict[str, Any]:
+    """The job of a participant, see `cases`; `ours`: malloc keeps freed memory, as in tfdist."""
     return {
         "kind": kind,
         "processes": workers,
@@ -97,7 +98,10 @@ def _job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict
     }
 
 
-def _take_turns(jobs: Mapping[str, Any], options: Options, folder: Path, hosts: rounds.Hosts | None = None) -> Any:
+def take_turns(
+    jobs: Mapping[str, Any], options: Options, folder: Path, hosts: rounds.Hosts | None = None
+) -> dict[str, rounds.Result]:
+    """Starts the participants and measures their steps in turn."""
     with rounds.start(jobs, folder, pin=options.pin, hosts=hosts) as participants:
         return rounds.take_turns(participants, "step", seconds=options.seconds, rounds=options.rounds)
 
@@ -110,30 +114,30 @@ def _steps(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterat
         for workers in options.workers if hosts is None else [2]:
             jobs = _step_jobs(name, workers, options, hosts)
             title = f"{workload.title}, batch {workload.batch}, {workers} worker{'s' if workers > 1 else ''}"
-            results = _take_turns(jobs, options, folder, hosts)
+            results = take_turns(jobs, options, folder, hosts)
             yield _rows("steps", title, results, f"tfdist {options.variants[0]}")
 
 
 def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | None) -> dict[str, dict[str, Any]]:
     jobs = {}
     if workers == 1:
-        jobs["floor"] = _job("floor", workload=name, overrides={}, ours=False)
-        jobs["floor, fused, looped"] = _job("looped_floor", workload=name, overrides={}, ours=False)
+        jobs["floor"] = make_job("floor", workload=name, overrides={}, ours=False)
+        jobs["floor, fused, looped"] = make_job("looped_floor", workload=name, overrides={}, ours=False)
         if any("bfloat16" in variant for variant in options.variants):
             half = CHANGES["bfloat16"]
-            jobs["the same, bfloat16"] = _job("looped_floor", workload=name, overrides=half, ours=False)
-    jobs["textbook"] = _job("textbook", workers, workload=name, overrides={}, ours=False)
+            jobs["the same, bfloat16"] = make_job("looped_floor", workload=name, overrides=half, ours=False)
+    jobs["textbook"] = make_job("textbook", workers, workload=name, overrides={}, ours=False)
     if "keras" in options.peers and workers == 1:
-        jobs["Keras fit"] = _job("keras_fit", workload=name, overrides={}, stride=1, ours=False)
+        jobs["Keras fit"] = make_job("keras_fit", workload=name, overrides={}, stride=1, ours=False)
         if name == "mlp":  # 50 steps of the other workloads last longer than a turn.
             jobs["Keras fit, 50 steps per execution"] = jobs["Keras fit"] | {"stride": 50}
     elif "keras" in options.peers:
         print("Keras' fit is skipped: Keras 3 fails in it with several workers (keras#20329).", flush=True)
     if "ddp" in options.peers:
-        jobs |= _pytorch_jobs(name, workers, options, slow_link.INTERFACE if hosts else "lo")
+        jobs |= pytorch_jobs(name, workers, options, slow_link.INTERFACE if hosts else "lo")
     for variant in options.variants:
         overrides = {field: value for word in variant.split("+") for field, value in CHANGES[word].items()}
-        jobs[f"tfdist {variant}"] = _job("tfdist", workers, workload=name, overrides=overrides)
+        jobs[f"tfdist {variant}"] = make_job("tfdist", workers, workload=name, overrides=overrides)
     return jobs
 
 
@@ -145,22 +149,23 @@ def _compressions(options: Options, folder: Path, hosts: rounds.Hosts | None) ->
     for name in options.workloads:
         workload = workloads.WORKLOADS[name]
         workloads.write_data(workload, folder)
-        jobs = {"tfdist, one worker": _job("tfdist", workload=name, overrides={})}
+        jobs = {"tfdist, one worker": make_job("tfdist", workload=name, overrides={})}
         for variant in ways.variants:
-            jobs[f"tfdist {variant}"] = _job("tfdist", 2, workload=name, overrides=CHANGES[variant])
+            jobs[f"tfdist {variant}"] = make_job("tfdist", 2, workload=name, overrides=CHANGES[variant])
         if "ddp" in options.peers:
-            jobs |= _pytorch_jobs(name, 1, alone, interface) | _pytorch_jobs(name, 2, ways, interface)
+            jobs |= pytorch_jobs(name, 1, alone, interface) | pytorch_jobs(name, 2, ways, interface)
         title = f"{workload.title}, batch {workload.batch}, two workers{' over a link' if hosts else ''}"
-        yield _rows("compression", title, _take_turns(jobs, options, folder, hosts), "tfdist, one worker")
+        yield _rows("compression", title, take_turns(jobs, options, folder, hosts), "tfdist, one worker")
 
 
-def _pytorch_jobs(workload: str, workers: int, options: Options, interface: str) -> dict[str, dict[str, Any]]:
+def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) -> dict[str, dict[str, Any]]:
+    """The jobs of PyTorch, alone or with DDP over a network interface, for each of the variants."""
     jobs = {}
     for variant in options.variants:
         words = [word for word in variant.split("+") if word in _PYTORCH]
         settings = {word: word in words for word in _PYTORCH}
         name = " ".join(["PyTorch", "DDP" if workers > 1 else "alone", "+".join(words) or "float32"])
-        jobs[name] = _job("ddp", workers, workload=workload, ours=False, **settings)
+        jobs[name] = make_job("ddp", workers, workload=workload, ours=False, **settings)
         jobs[name]["environment"] = {"GLOO_SOCKET_IFNAME": interface}
     return jobs
 
@@ -168,20 +173,20 @@ def _pytorch_jobs(workload: str, workers: int, options: Options, interface: str)
 def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
     """Input pipelines on one worker, and on one worker of several."""
     for source in ("memory", "records", "files"):
-        jobs = {"classic": _job("classic_input", source=source)}
+        jobs = {"classic": make_job("classic_input", source=source)}
         for workers in (1, 2, 4):
-            jobs[f"tfdist, 1 of {workers}"] = _job("input", source=source) | {"workers": workers}
-        results = _take_turns(jobs, options, folder)
+            jobs[f"tfdist, 1 of {workers}"] = make_job("input", source=source) | {"workers": workers}
+        results = take_turns(jobs, options, folder)
         yield _rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
 
 
 def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """All-reduces over two workers."""
     jobs = {
-        "TensorFlow's defaults": _job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
-        "tfdist": _job("all_reduce", 2, communication={}, megabytes=_SIZES),
-        "tfdist compressed": _job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
-        "tfdist one pack": _job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
+        "TensorFlow's defaults": make_job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
+        "tfdist": make_job("all_reduce", 2, communication={}, megabytes=_SIZES),
+        "tfdist compressed": make_job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
+        "tfdist one pack": make_job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
     }
     with rounds.start(jobs, folder, pin=options.pin, hosts=hosts) as participants:
         for size in _SIZES:

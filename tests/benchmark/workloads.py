@@ -74,6 +74,14 @@ WORKLOADS = {
         batch=16,
         pad=4,
     ),
+    "transformer": Workload(
+        title="a vision transformer, 4 layers, 256 wide",
+        model={"target": "tests.benchmark.transformer:network", **_CIFAR},
+        shape=(32, 32, 3),
+        examples=20_000,
+        batch=16,
+        pad=4,
+    ),
 }
 
 

@@ -158,7 +158,7 @@ def connect(
     with contextlib.ExitStack() as start:
         if planned.num_workers > 1:  # Before the devices are listed: a worker may die meanwhile.
             start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
-        _set_visible_devices(planned)
+        details += _configure_devices(planned, members)
         software = gpu_software.describe(os.environ)
         notes = [spec.note, *gpu_software.notes(software), *_notes(planned, members)]
         if planned.num_workers > 1:
@@ -214,6 +214,20 @@ def _configure_malloc(planned: ClusterPlan) -> list[str]:
     return []
 
 
+def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Gives a worker with one core a second thread for ops, if the workers are on several hosts.
+
+    With one thread, TensorFlow sends the first gradients after it has computed the last. Measured with ResNet50V2 over
+    1 Gbit/s (docs/speed.md). On one host nothing is gained, and a step of a small network takes longer.
+    """
+    hosts = {worker["address"].rpartition(":")[0] for worker in members}
+    chosen = os.environ.get("TF_NUM_INTEROP_THREADS") or tf.config.threading.get_inter_op_parallelism_threads()
+    if planned.device_type != "CPU" or len(hosts) < 2 or chosen or machine.num_cores() > 1:
+        return []
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    return ["two threads for ops on one core, so that gradients are sent during the backward pass"]
+
+
 def _describe_mixed_processors(members: Sequence[Mapping[str, Any]]) -> str:
     names = sorted({worker["processor"] for worker in members})
     if len(names) < 2:
@@ -258,7 +272,8 @@ def _connect_workers(
 
 
 @explain_late_configuration()
-def _set_visible_devices(planned: ClusterPlan) -> None:
+def _configure_devices(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Chooses this worker's devices and threads; returns what the log says of them."""
     # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
     listed = tf.config.list_physical_devices("GPU")
     if listed:
@@ -267,6 +282,7 @@ def _set_visible_devices(planned: ClusterPlan) -> None:
         cpu = tf.config.list_physical_devices("CPU")[0]
         logical = [tf.config.LogicalDeviceConfiguration() for _ in range(planned.local_replicas)]
         tf.config.set_logical_device_configuration(cpu, logical)
+    return _add_second_thread(planned, members)
 
 
 def _mirrored_strategy(planned: ClusterPlan) -> tf.distribute.Strategy:

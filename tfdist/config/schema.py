@@ -182,7 +182,7 @@ class Communication:
     """"nccl", between GPUs; "ring", TensorFlow's own, over gRPC between workers; "auto": NCCL if replicas are GPUs."""
     bytes_per_pack: int | None = None
     """Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
-    while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 8 MB with the ring."""
+    while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 4 MB with the ring."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16":
     half the bytes; weights and optimizer slots stay float32."""

@@ -16,6 +16,7 @@ import psutil
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.devices import machine as machine_lib
 
 # (limit, usage) of a control group's memory, in versions 2 and 1.
 _CGROUP_FILES = (
@@ -111,8 +112,7 @@ def machine() -> str:
     devices = [f"{count} x {name}" for name, count in gpus.items()]
     if not devices:
         named = re.search(r"^(?:model name|cpu)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        devices = [f"{cores} CPU cores ({named[1] if named else platform.machine()})"]
+        devices = [f"{machine_lib.num_cores()} CPU cores ({named[1] if named else platform.machine()})"]
     return ", ".join([f"host {socket.gethostname()}", *devices])
 
 

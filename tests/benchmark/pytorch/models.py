@@ -7,7 +7,9 @@ from torch.nn import functional
 
 def network(name: str, num_classes: int = 10) -> nn.Module:
     """The network of a workload, float32 [n, channels, height, width] -> logits, with as many weights as Keras'."""
-    return {"mlp": _mlp, "resnet20": _resnet20, "resnet50v2": _resnet50v2}[name](num_classes)
+    return {"mlp": _mlp, "resnet20": _resnet20, "resnet50v2": _resnet50v2, "transformer": _Transformer}[name](
+        num_classes
+    )
 
 
 def _mlp(num_classes: int) -> nn.Module:
@@ -74,3 +76,39 @@ class _Bottleneck(nn.Module):
         outputs = functional.relu(self.norm1(self.conv1(ready)), inplace=True)
         outputs = functional.relu(self.norm2(self.conv2(outputs)), inplace=True)
         return shortcut + self.conv3(outputs)
+
+
+class _Transformer(nn.Module):
+    """The network of tests/benchmark/transformer.py, for images of 32x32 with 3 channels."""
+
+    def __init__(self, num_classes: int, width: int = 256, layers: int = 4):
+        super().__init__()
+        self.patches, self.positions = (
+            nn.Conv2d(3, width, 4, 4, bias=False),
+            nn.Parameter(0.05 * torch.randn(64, width)),
+        )
+        self.blocks = nn.Sequential(*(_Block(width) for _ in range(layers)))
+        self.norm, self.logits = nn.LayerNorm(width), nn.Linear(width, num_classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        x = self.patches(inputs).flatten(2).transpose(1, 2) + self.positions
+        return self.logits(self.norm(self.blocks(x)).mean(dim=1))
+
+
+class _Block(nn.Module):
+    """Attention and two dense layers, each with normalisation first."""
+
+    def __init__(self, width: int, heads: int = 4):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.projection = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, count, width = x.shape
+        parts = self.attention(self.norm1(x)).split(width, dim=2)
+        parts = [one.view(n, count, self.heads, width // self.heads).transpose(1, 2) for one in parts]
+        y = functional.scaled_dot_product_attention(*parts).transpose(1, 2).reshape(n, count, width)
+        x = x + self.projection(y)
+        return x + self.contract(functional.gelu(self.expand(self.norm2(x))))

@@ -23,7 +23,7 @@ STEP = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 KEYS = ["model/table/rows/embeddings", "model/unused/kernel", "model/unused/bias"]
 
 
-@pytest.mark.parametrize(("implementation", "expected"), [("nccl", 32_000_000), ("ring", 8_000_000)])
+@pytest.mark.parametrize(("implementation", "expected"), [("nccl", 32_000_000), ("ring", 4_000_000)])
 def test_the_size_of_packs_follows_the_implementation_unless_it_is_set(implementation, expected):
     assert all_reduce.with_pack_size(c.Communication(), implementation).bytes_per_pack == expected
     for chosen in (0, 4096):
@@ -224,7 +224,7 @@ def workers(tmp_path_factory):
 def test_a_step_has_no_collective_but_the_sum_of_its_gradients(workers):
     for worker in workers:
         # Beside them, at the end of a call, the one that brings the sums for the log.
-        assert worker["collectives/bytes per pack"] == 8_000_000
+        assert worker["collectives/bytes per pack"] == 4_000_000
         np.testing.assert_array_equal(worker["collectives/one pack"], [1, 1])
         # 64 x 10 weights and 10 biases of 4 bytes, and the means and variances of 64 inputs, in packs of 1 kB.
         in_packs, outside = worker["collectives/packs"]

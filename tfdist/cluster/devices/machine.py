@@ -7,6 +7,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import sys
@@ -53,6 +54,11 @@ def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
     text = _content(root / "proc" / "cpuinfo")
     flags = onednn.read_processor(text).flags
     return Machine(architecture=platform.machine(), processor_flags=flags, gpus=gpus, site=site(env))
+
+
+def num_cores() -> int:
+    """Returns the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def site(env: Mapping[str, str]) -> str:

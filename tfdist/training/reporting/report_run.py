@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.checkpoint import directory
-from tfdist.cluster.devices import gpu_software, onednn
+from tfdist.cluster.devices import gpu_software, machine, onednn
 from tfdist.config import diff, learning_rate
 from tfdist.report import files, lines, reporter, run_info
 from tfdist.report.ledger import Ledger
@@ -67,7 +67,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     described[onednn.ENTRY] = dataclasses.asdict(onednn.current(os.environ))
     described["processor"] = onednn.read_processor().name
     described["threads"] = {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": machine.num_cores(),
         # 0: as many as cores.
         "in an op": tf.config.threading.get_intra_op_parallelism_threads()
         or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or 0),

@@ -1,12 +1,12 @@
 """Trains two runs again side by side, and finds the first step after which they differ. Imports no TensorFlow."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint import directory
+from tfdist.cluster.devices import machine
 from tfdist.config import saved_run
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
 from tfdist.tools.saved_runs.same_bits import code
@@ -142,8 +142,7 @@ def _task_of(
 def _threads(facts: Mapping[str, Any]) -> int:
     """Returns the threads in an op that a run had; 0: the default of this machine."""
     threads, cores = facts.get("threads.in an op", 0), facts.get("threads.cores", 0)
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return threads or (0 if cores == here else cores)
+    return threads or (0 if cores == machine.num_cores() else cores)
 
 
 def search(chains: Sequence[Chain], tasks: Sequence[Sequence[Task]], interval: Interval) -> Outcome:

@@ -17,7 +17,7 @@ def with_pack_size(options: config_lib.Communication, implementation: str) -> co
     """Returns `options` with the size of packs that suits the implementation, "nccl" or "ring", if it is not set."""
     if options.bytes_per_pack is not None:
         return options
-    return dataclasses.replace(options, bytes_per_pack={"nccl": 32_000_000, "ring": 8_000_000}[implementation])
+    return dataclasses.replace(options, bytes_per_pack={"nccl": 32_000_000, "ring": 4_000_000}[implementation])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
