@@ -12,7 +12,7 @@ from tfdist.config import schema
 SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster", *schema.RENAMED)
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
-    *("communication.implementation", "communication.bytes_per_pack"),
+    *("communication.implementation", "communication.bytes_per_pack", "train.shard_optimizer"),
 )
 
 

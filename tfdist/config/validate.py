@@ -177,6 +177,12 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             "gradients are summed that could be compressed. Set it to None, or these. "
             f"Received: rank={rank}, local_steps={train.local_steps}, asynchronous={train.asynchronous}"
         )
+    if train.shard_optimizer and (train.local_steps > 1 or train.asynchronous):
+        yield (
+            "train.shard_optimizer needs train.local_steps=1 and no train.asynchronous: there each replica updates all "
+            "weights by itself. Set it to False, or these. "
+            f"Received: local_steps={train.local_steps}, asynchronous={train.asynchronous}"
+        )
     if train.recompute and train.xla:
         yield f"train.recompute needs train.xla=False: XLA merges both computations. Received: {train.recompute}"
     if data.pipeline == "textbook" and data.shards != "batch":

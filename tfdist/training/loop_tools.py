@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
+from tfdist.checkpoint.divided import Divided
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
@@ -135,15 +136,20 @@ def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
 
     A variable that is infinite now, such as a mask with -inf, may stay so: only NaN counts there.
     """
-    values = {name: checkpoint_format.tf_variable(variable) for name, variable in variables.items()}
-    floats = {name: value for name, value in values.items() if value.dtype.is_floating}
-    infinite = {name for name, value in floats.items() if tf.reduce_any(tf.math.is_inf(value))}
+    values = [(name, checkpoint_format.tf_variable(variable)) for name, variable in variables.items()]
+    copies = [
+        (name, one)
+        for name, value in values
+        for one in (value.local() if isinstance(value, Divided) else [value])
+        if value.dtype.is_floating
+    ]
+    floats = [(name, value, bool(tf.reduce_any(tf.math.is_inf(value)))) for name, value in copies]
 
     @tf.function(autograph=False)
     def check() -> tf.Tensor:
-        bad = [tf.math.is_nan(v) if name in infinite else ~tf.math.is_finite(v) for name, v in floats.items()]
+        bad = [tf.math.is_nan(v) if infinite else ~tf.math.is_finite(v) for _, v, infinite in floats]
         return tf.stack([tf.reduce_any(one) for one in bad])
 
     # Traced once, at its first call. TensorFlow would warn about the calls of `check` in a script with many fits.
     traced = functools.cache(check.get_concrete_function)
-    return lambda: next((name for name, bad in zip(floats, traced()().numpy(), strict=True) if bad), "")
+    return lambda: next((name for (name, *_), bad in zip(floats, traced()().numpy(), strict=True) if bad), "")

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint.divided import Divided
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices.replicas import Replicas
@@ -142,17 +143,17 @@ def make_check(
         warn: prints a warning about a step.
         record: records (step, hash of the state); None: nothing is recorded.
     """
-    variables = select_comparable(variables)
+    hashed, compared = _without_sums(variables), select_comparable(variables)
 
     def hash_state() -> tf.Tensor:
-        return hashing.combine(hash_variables(cluster, variables), cluster.device_type)[tf.newaxis]
+        return hashing.combine(hash_variables(cluster, compared), cluster.device_type)[tf.newaxis]
 
     # On CPUs without a graph: tracing one for hundreds of variables takes seconds.
-    eager = functools.partial(_hash_all, cluster, variables) if cluster.device_type == "CPU" else None
+    eager = cluster.device_type == "CPU" or len(hashed) > len(compared)
     return ReplicaConsistencyCheck(
         cluster=cluster,
-        variables=variables,
-        hash_all=eager or cluster.make_all_gather(hash_state),
+        variables=compared,
+        hash_all=functools.partial(_hash_all, cluster, hashed) if eager else cluster.make_all_gather(hash_state),
         options=options,
         warn=warn,
         record=(lambda step, value: None) if record is None else record,
@@ -162,15 +163,23 @@ def make_check(
 
 def _hash_all(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
     """Returns the hash of each replica's state: int64 [replicas, 1]. Collective."""
-    values = [cluster.strategy.experimental_local_results(checkpoint_format.tf_variable(v)) for v in variables.values()]
-    found = []
-    for replica in range(cluster.num_replicas // cluster.num_workers):
-        own = [tf.convert_to_tensor(each[min(replica, len(each) - 1)]) for each in values]
-        found.append(hashing.combine(hashing.hash_each(own, cluster.device_type), cluster.device_type).numpy())
-    return tf.reshape(cluster.all_gather(np.array(found, np.int64)), [-1, 1])
+    local, found = cluster.num_replicas // cluster.num_workers, []
+    for variable in map(checkpoint_format.tf_variable, variables.values()):
+        # Of divided ones the whole, one after another.
+        divided = isinstance(variable, Divided)
+        copies = [variable.whole()] if divided else cluster.strategy.experimental_local_results(variable)
+        hashes = hashing.hash_each([tf.convert_to_tensor(one) for one in copies], cluster.device_type)
+        found.append(hashes if len(copies) == local else tf.repeat(hashes[:1], local))
+    states = [hashing.combine(row, cluster.device_type).numpy() for row in tf.stack(found, axis=1)]
+    return tf.reshape(cluster.all_gather(np.array(states, np.int64)), [-1, 1])
 
 
 def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables of which all replicas have equal copies: without sums, and without divided ones."""
+    return {name: one for name, one in _without_sums(variables).items() if not isinstance(one, Divided)}
+
+
+def _without_sums(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variables without those that are reduced when read, such as a metric's sums: those differ."""
     apart = tf.VariableSynchronization.ON_READ
     return {

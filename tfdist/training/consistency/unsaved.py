@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.checkpoint import divided
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.data import stateful_ops
 from tfdist.training.run import Run
@@ -68,4 +69,4 @@ def _known_handles(run: Run) -> Iterator[tf.Tensor]:
 
 def _handles(run: Run, variables: Iterable[Any]) -> Iterator[tf.Tensor]:
     for variable in map(checkpoint_format.tf_variable, variables):
-        yield from (local.handle for local in run.cluster.strategy.experimental_local_results(variable))
+        yield from (local.handle for local in divided.local_variables(run.cluster.strategy, variable))

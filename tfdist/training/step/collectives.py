@@ -68,6 +68,18 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
     return total(value)
 
 
+def all_gather(value: tf.Tensor, like: tf.Variable) -> tf.Tensor:
+    """Returns `value` [n] of all replicas, with the same bits: [replicas, n]; called in `strategy.run`.
+
+    Args:
+        like: a variable on the replica's device.
+    """
+    with tf.device(like.handle.device):  # In a graph of one local replica TensorFlow finds no device by itself.
+        value = tf.identity(value)
+    rows = tf.distribute.get_replica_context().all_gather(value, axis=0)
+    return tf.reshape(rows, [num_replicas(), *value.shape])
+
+
 def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:
     """Calls on every replica `when_true` if `predicate` (bool [], equal on all replicas), else `when_false`.
 

@@ -162,5 +162,5 @@ def compose(run: Run) -> Run:
         run,
         train_step=AuditedStep(**fields, every=every, variables=variables, found=found),
         execution_context=functools.partial(audit.check_after, run, layout, found),
-        replica_state=_Kept(found),
+        replica_state=run.replica_state.joined(_Kept(found)),
     )

@@ -1,5 +1,6 @@
-"""Updates whose gradients are summed over replicas in another way than by `stages.sum_over_replicas`."""
+"""Updates that are put together anew, as with another sum over replicas than `stages.sum_over_replicas`."""
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -17,3 +18,8 @@ def update_with(context: StepContext, add_up: Callable[..., tf.Tensor | None]) -
         loss_scale=context.loss_scale,
         step_count=context.step_count,
     )
+
+
+def sum_over_replicas(context: StepContext) -> Callable[..., tf.Tensor | None]:
+    """Returns the stage that sums gradients in the usual way."""
+    return functools.partial(stages.sum_over_replicas, context.reduction)

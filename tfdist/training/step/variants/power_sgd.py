@@ -161,7 +161,7 @@ def compose(run: Run) -> Run:
         run,
         context=dataclasses.replace(context, update=other_sum.update_with(context, power_sgd)),
         more_variables={**run.more_variables, **qs},
-        replica_state=ErrorState(cluster=run.cluster, errors=errors),
+        replica_state=run.replica_state.joined(ErrorState(cluster=run.cluster, errors=errors)),
         log=dataclasses.replace(run.log, notes=(*run.log.notes, _note(context.model, compressed, options))),
     )
 
