@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Lines of the files that an engineer reads who wants the core.
-LONGEST_PATH = 2775
+LONGEST_PATH = 2780
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,7 @@ def blocks(num_classes: int = 10, width: int = 16, depth: int = 2) -> keras.Mode
 def uneven(num_classes: int = 10) -> keras.Model:
     """Returns layers with weights of odd sizes: a table, a convolution, a constraint, batch normalisation."""
     inputs = keras.Input((8, 8, 1), name="image")
-    tokens = keras.layers.Flatten()(inputs) * 16 + np.arange(64) % 4 * 17
+    tokens = keras.layers.Flatten()(keras.ops.nan_to_num(inputs)) * 16 + np.arange(64) % 4 * 17
     hidden = keras.layers.Embedding(71, 19, name="table")(tokens)
     hidden = keras.layers.Concatenate()([keras.layers.Reshape((8, 8, 19))(hidden), inputs])
     hidden = keras.layers.Conv2D(23, 3, activation="relu", name="convolution")(hidden)

@@ -25,8 +25,7 @@ PARTS = {
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
     "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:NoiseScaleReport",
     "report.notify": "tfdist.training.reporting.notice:send",
-    "train.shard_optimizer": "tfdist.training.step.variants.sharded_optimizer:compose",
-    "train.shard_optimizer.check": "tfdist.training.step.variants.sharded_optimizer:check",
+    "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recompute:install",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
@@ -152,8 +151,8 @@ class Train:
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""
     shard_optimizer: bool = False
-    """Each replica holds and updates its part of the optimizer's slots (ZeRO-1, arXiv 1910.02054): 1/N of their memory,
-    the same bits, and one gather of the weights more in each step (docs/guide.md, "The step")."""
+    """Each replica holds and updates its part of the optimizer's slots (ZeRO-1, arXiv 1910.02054): less memory, more
+    communication, the same bits (docs/guide.md, "The step")."""
     clip_norm: float | None = None
     """Maximum global norm of the summed gradients, above 0. None: no clipping."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"

@@ -146,6 +146,25 @@ def noise_scale_problem(config: schema.Config) -> str:
     )
 
 
+def _need_one_sum(config: schema.Config) -> Iterator[str]:
+    train = config.train
+    if train.local_steps == 1 and not train.asynchronous:
+        return
+    received = f"local_steps={train.local_steps}, asynchronous={train.asynchronous}"
+    rank = config.communication.compression.rank
+    if rank is not None:
+        yield (
+            "communication.compression.rank needs train.local_steps=1 and no train.asynchronous: otherwise no "
+            "gradients are summed that could be compressed. Set it to None, or these. "
+            f"Received: rank={rank}, {received}"
+        )
+    if train.shard_optimizer:
+        yield (
+            "train.shard_optimizer needs train.local_steps=1 and no train.asynchronous: otherwise each replica updates "
+            f"all weights by itself. Set it to False, or these. Received: {received}"
+        )
+
+
 def _contradictions(config: schema.Config) -> Iterator[str]:
     data, train = config.data, config.train
     plain = train.precision != "float16" and train.nonfinite == "stop" and train.micro_batches == 1
@@ -170,19 +189,7 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             f"consistency.audit.every={config.consistency.audit.every} needs train.virtual_replicas, such as 8: only "
             "then a share of the batch has the same bits on each replica. Received: None"
         )
-    rank = config.communication.compression.rank
-    if rank is not None and (train.local_steps > 1 or train.asynchronous):
-        yield (
-            "communication.compression.rank needs train.local_steps=1 and no train.asynchronous: otherwise no "
-            "gradients are summed that could be compressed. Set it to None, or these. "
-            f"Received: rank={rank}, local_steps={train.local_steps}, asynchronous={train.asynchronous}"
-        )
-    if train.shard_optimizer and (train.local_steps > 1 or train.asynchronous):
-        yield (
-            "train.shard_optimizer needs train.local_steps=1 and no train.asynchronous: there each replica updates all "
-            "weights by itself. Set it to False, or these. "
-            f"Received: local_steps={train.local_steps}, asynchronous={train.asynchronous}"
-        )
+    yield from _need_one_sum(config)
     if train.recompute and train.xla:
         yield f"train.recompute needs train.xla=False: XLA merges both computations. Received: {train.recompute}"
     if data.pipeline == "textbook" and data.shards != "batch":

@@ -82,8 +82,7 @@ def build_run(
         export=make_export(context.model, feed, inputs),
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
-    if config.train.shard_optimizer:
-        run = specs.part("train.shard_optimizer")(run)
+    run = specs.part("train.shard_optimizer")(run) if config.train.shard_optimizer else run
     if config.communication.compression.rank is not None:
         run = specs.part("communication.compression")(run)
     run = virtual.compose(run) if virtual else run
@@ -154,14 +153,10 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
             config, local_steps * feed.sizes.steps_per_epoch, local_steps * feed.sizes.total_steps
         )
     optimizer_lib.check_optimizer(optimizer)
-    if config.train.shard_optimizer:  # It makes the slots.
-        specs.part("train.shard_optimizer.check")(optimizer)
     if config.train.recompute:
         specs.part("train.recompute")(model, config)
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
-    context = build_context_lib.build_context(
-        cluster, config, objective, optimizer, slots=not config.train.shard_optimizer
-    )
+    context = build_context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:
         read = functools.partial(feed.first_examples, inputs.prepare_all)
         with cluster.scope():

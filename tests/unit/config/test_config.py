@@ -195,6 +195,15 @@ def test_compression_needs_gradients_that_are_summed(train):
         validate.validate(make(communication=compression, train=config.Train(epochs=1, **train)))
 
 
+@pytest.mark.parametrize("train", [{"local_steps": 2}, {"asynchronous": True}])
+def test_a_divided_optimizer_needs_one_update_of_all_replicas(train):
+    validate.validate(make(train=config.Train(epochs=1, shard_optimizer=True)))
+    with pytest.raises(
+        ValueError, match=r"config\.train\.shard_optimizer needs train\.local_steps=1 and no train\.asy"
+    ):
+        validate.validate(make(train=config.Train(epochs=1, shard_optimizer=True, **train)))
+
+
 def test_the_noise_scale_needs_whole_gradients():
     compression = config.Communication(compression=config.Compression(rank=4))
     with pytest.raises(ValueError, match=r"report\.noise_scale=100 needs communication\.compression\.rank=None"):

@@ -71,7 +71,8 @@ def build_context(
     """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
 
     Args:
-        slots: whether to make the optimizer's slots; an evaluation needs none.
+        slots: whether to make the optimizer's slots; an evaluation needs none, and `config.train.shard_optimizer` makes
+            them later.
         moving: the moving statistics; None: `layers.statistics(model)`.
         step_count: int64 []: steps so far; None: the optimizer's.
     """
@@ -82,7 +83,7 @@ def build_context(
     normalization.make_exact(model)
     found = layers.statistics(model) if moving is None else moving
     with cluster.scope():
-        if slots:
+        if slots and not config.train.shard_optimizer:
             optimizer.build(model.trainable_variables)
         totals = timing.make_counter([len(objective.names) + len(objective_lib.COUNTS)], "totals")
         reduction = AllReduce(

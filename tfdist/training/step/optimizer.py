@@ -141,7 +141,11 @@ def start_averages(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
 
     Keras starts them in the first step. If that step is skipped, for example by loss scaling, they would start from 0.
     """
-    if getattr(optimizer, "use_ema", False) and keras.ops.convert_to_numpy(optimizer.iterations) == 0:
+    if (
+        getattr(optimizer, "use_ema", False)
+        and optimizer.built
+        and keras.ops.convert_to_numpy(optimizer.iterations) == 0
+    ):
         averages = optimizer._model_variables_moving_average
         for average, variable in zip(averages, model.trainable_variables, strict=True):
             average.assign(variable)

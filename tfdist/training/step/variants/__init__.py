@@ -10,6 +10,6 @@ other_sum.py          their updates, with another sum over replicas
 integers.py           its sums: gradients as integers with one power of two a tensor
 noise_scale.py        `report.noise_scale`: measures the gradient noise scale
 power_sgd.py          `config.communication.compression`: gradients are sent as two factors
-factors.py            its mathematics: which gradients, and the products of matrices
-error_state.py        its errors, which differ between replicas: how they are saved and restored
+factors.py, error_state.py   its mathematics; its errors, which differ between replicas, in checkpoints
+sharding/             `train.shard_optimizer`: the slots of the optimizer are divided between the replicas
 """

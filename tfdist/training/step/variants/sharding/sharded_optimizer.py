@@ -1,8 +1,8 @@
 """`config.train.shard_optimizer`: each replica holds and updates its part of the optimizer's slots.
 
-The first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054). The sum of the gradients stays an all-reduce, so that its
-bits stay the same; each replica then updates its part of each weight with the optimizer's own kernels, and gathers the
-parts of the others. Where an optimizer updates each number by itself, all bits are those of a run without.
+The first stage of ZeRO (Rajbhandari et al., arXiv 1910.02054). The sum of the gradients stays an all-reduce, so that
+its bits stay the same; each replica then updates its part of each weight with the optimizer's own kernels, and gathers
+the parts of the others. The optimizer updates each number by itself, so all bits are those of a run without.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from tfdist.training.run import Run
 from tfdist.training.step import collectives
 from tfdist.training.step.updates import stages, tables
 from tfdist.training.step.updates.all_reduce import AllReduce
-from tfdist.training.step.updates.tables import Gradient, Gradients
+from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants import other_sum
-from tfdist.training.step.variants.parts import DividedSlot, DividedState, Part, assign, choose_layout
+from tfdist.training.step.variants.sharding.parts import DividedSlot, DividedState, Part, assign, choose_layout
 
 _FIELD = "config.train.shard_optimizer"
 # Not Ftrl: TensorFlow rounds its powers differently at the end of a tensor.
@@ -41,14 +41,14 @@ def check(optimizer: keras.optimizers.Optimizer) -> None:
     if type(optimizer) not in _ELEMENT_WISE:
         names = ", ".join(kind.__name__ for kind in _ELEMENT_WISE)
         raise ValueError(
-            f"{_FIELD}=True gives each replica a part of each weight, which needs an optimizer that updates each number "
-            f"by itself, with the same bits anywhere in a tensor: {names}. Received: {type(optimizer).__name__}. Set "
-            "the field to False, or choose one of these."
+            f"{_FIELD}=True gives each replica a part of each weight, which needs an optimizer that updates each "
+            f"number by itself, with the same bits anywhere in a tensor: {names}. Received: "
+            f"{type(optimizer).__name__}. Set the field to False, or choose one of these."
         )
     if optimizer.use_ema:
         raise ValueError(
-            f"{_FIELD}=True cannot be used with config.optimizer.use_ema=True: each replica evaluates the averages as a "
-            "whole. Set one of them to False."
+            f"{_FIELD}=True cannot be used with config.optimizer.use_ema=True: each replica evaluates the averages as "
+            "a whole. Set one of them to False."
         )
 
 
@@ -78,7 +78,7 @@ class ShardedApply:
             for part in updated:
                 part.fill(replica)
             own = [
-                gradient if part is None or gradient is None else _take(part, gradient, replica)
+                gradient if part is None or gradient is None else part.take(gradient, replica)
                 for part, gradient in zip(self.parts, gradients, strict=True)
             ]
             self.optimizer.apply(own, updated_variables(self.weights, self.parts))
@@ -113,18 +113,6 @@ def updated_variables(weights: Sequence[keras.Variable], parts: Sequence[Part | 
     return [weight if part is None else part.variable for weight, part in zip(weights, parts, strict=True)]
 
 
-def _take(part: Part, gradient: Gradient, replica: int) -> Gradient:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return part.layout.take(gradient, replica)
-    if not part.layout.by_rows:
-        raise ValueError(
-            f"{_FIELD}=True: the gradient of {part.weight.path!r}, of shape {part.layout.shape}, has a row for each "
-            "lookup, and the weight has too few rows to be divided by them. Set config.communication.sparse_as_dense "
-            "to True, which sums the rows first."
-        )
-    return part.layout.take_rows(gradient, replica)
-
-
 def _packs(parts: Sequence[Part], num_bytes: int | None) -> Iterator[list[Part]]:
     """Divides parts into groups that are gathered together: of one type, and at most `num_bytes` of weights; 0: all."""
     for dtype in dict.fromkeys(part.weight.dtype for part in parts):
@@ -139,9 +127,14 @@ def _packs(parts: Sequence[Part], num_bytes: int | None) -> Iterator[list[Part]]
 
 
 def compose(run: Run) -> Run:
-    """Returns `run`, whose optimizer has no slots yet, with slots that are divided between the replicas."""
+    """Returns `run`, whose optimizer has no slots yet, with slots that are divided between the replicas.
+
+    Raises:
+        ValueError: see `check`.
+    """
     context, cluster = run.context, run.cluster
     optimizer, weights = context.optimizer, context.model.trainable_variables
+    check(optimizer)
     has_slots = type(optimizer) is not keras.optimizers.SGD or optimizer.momentum
     with cluster.scope():
         if cluster.num_replicas == 1 or not has_slots:
@@ -204,4 +197,4 @@ def _describe(optimizer: keras.optimizers.Optimizer, divided: dict[str, DividedS
     parts = sum(checkpoint_format.num_bytes({"": slot.variable}) for slot in divided.values())
     whole = held - parts + sum(checkpoint_format.num_bytes({"": slot}) for slot in divided.values())
     count = lines.count(len(divided), "slot")
-    return f"{_FIELD}=True: {count} divided, a replica holds {held / 1e6:.1f} MB of {whole / 1e6:.1f}"
+    return f"{_FIELD}=True: {count} divided, a replica holds {held / 1e6:.2f} MB of {whole / 1e6:.2f}"

@@ -14,6 +14,7 @@ from tfdist.checkpoint.divided import Divided
 from tfdist.cluster.cluster import Cluster
 from tfdist.training.consistency.replica_state import ReplicaState
 from tfdist.training.run import replica_shard
+from tfdist.training.step.updates.tables import Gradient
 
 # Numbers of the smallest weight that is divided.
 SMALLEST = 1024
@@ -107,6 +108,22 @@ class Part:
             part.empty(own.handle, 0)
         return part
 
+    def take(self, gradient: Gradient, replica: int) -> Gradient:
+        """Returns what the gradient of the weight has for the part of a replica.
+
+        Raises:
+            ValueError: the gradient has rows, and the weight is not divided by rows.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            return self.layout.take(gradient, replica)
+        if not self.layout.by_rows:
+            raise ValueError(
+                f"config.train.shard_optimizer=True: the gradient of {self.weight.path!r}, of shape "
+                f"{self.layout.shape}, has a row for each lookup, and the weight has too few rows to be divided by "
+                "them. Set config.communication.sparse_as_dense to True, which sums the rows first."
+            )
+        return self.layout.take_rows(gradient, replica)
+
     def fill(self, replica: int) -> None:
         """Copies the part of the weight of a replica to the variable; called in `strategy.run`, as the next two."""
         assign(self.variable, self.layout.take(tf.convert_to_tensor(self.weight.value), replica))
@@ -164,7 +181,7 @@ class DividedSlot(Divided):
 
 
 class DividedState(ReplicaState):
-    """What checkpoints have of the divided slots: the whole, by the usual names, so that any number of replicas resumes.
+    """What checkpoints have of the divided slots: the whole, by the usual names. Any number of replicas resumes.
 
     They are among the variables of the run, through which they are restored.
     """
