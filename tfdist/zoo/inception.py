@@ -65,14 +65,16 @@ def image(
             window = central_window(shape, size / (size + margin))
         pixels = tf.image.resize(_decode(content, window), (size, size), antialias=not training)
         if training and flip:
-            pixels = tf.where(draws[-1] < 0.5, pixels[:, ::-1], pixels)
-        return tf.ensure_shape(pixels, [size, size, 3])
+            # 0.05 ms for 224 pixels, where `pixels[:, ::-1]` takes 2 ms.
+            pixels = tf.raw_ops.Reverse(tensor=pixels, dims=tf.stack([False, draws[-1] < 0.5, False]))
+        # One image at a time is still in the caches of the core.
+        pixels = tf.ensure_shape(pixels, [size, size, 3])[tf.newaxis]
+        return tf.squeeze(prepare.normalise(pixels, scale=scale, mean=mean, std=std), 0)
 
     draws = stateless_random.uniform(seeds, 0, 4 * _TRIES + 1)
     signature = tf.TensorSpec([size, size, 3], tf.float32)
     images = tf.map_fn(one, (encoded, draws), fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
-    images = tf.ensure_shape(images, [encoded.shape[0], size, size, 3])
-    return {**batch, "image": prepare.normalise(images, scale=scale, mean=mean, std=std)}
+    return {**batch, "image": tf.ensure_shape(images, [encoded.shape[0], size, size, 3])}
 
 
 def _check_encoded(batch: prepare.Batch) -> tf.Tensor:
