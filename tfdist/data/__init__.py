@@ -4,7 +4,7 @@
     inputs.py            the functions and sources that a config names, checked before TensorFlow runs; the sizes
     order.py, stream.py  position in the epoch -> example; one worker's shard of each batch
     pipelines.py         the default pipeline, fixed_shards.py; textbook.py: experimental_distribute_dataset
-    cache.py             cached examples, in memory or on a local disk
+    cache/               cached examples, in memory or on a local disk
     inspection.py        finds NaN and infinite values; description.py: describes the output of prepare
     autograph.py         AutoGraph for users' functions only; stateful_ops.py: what a resumed run may not repeat
 

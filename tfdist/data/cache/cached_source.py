@@ -1,0 +1,169 @@
+"""Cached examples: read once, then kept in host memory, or in files on a local disk of each host.
+
+On disk, a cached split is a directory of NumPy files whose name contains a hash of source, config and length. It is
+written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write it
+once; the kernel releases the lock when its holder dies, and the next process removes the incomplete directory.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config
+from tfdist.config import diff
+from tfdist.data.cache import arrays, example_files
+from tfdist.data.feed import Batch, Prepare
+from tfdist.data.stream import Source
+
+# Examples read and prepared at a time while the cache is filled.
+CHUNK = 256
+
+
+def add_cache(options: config.Data, source: Source, prepare: Prepare, *, training: bool) -> tuple[Source, Prepare]:
+    """Returns (source, prepare) with a cache: each example is read once; the batches do not change.
+
+    Args:
+        options: `cache` is "raw" (cache the examples of `source`) or "prepared" (cache the output of `prepare`);
+            `cache_dir` is the directory, or None for host memory.
+        source: the training or evaluation split.
+        training: True for the training split; passed to `prepare`.
+
+    Raises:
+        ValueError: when the first batch is traced: cache is "prepared" but `prepare` uses its seeds, so that its output
+            differs between epochs; or examples differ in shape.
+        OSError: when the first batch is traced: the directory cannot be written, or is full.
+    """
+    identity = [diff.to_json(options.source), options.train_split if training else options.evaluation_split]
+    if options.cache == "raw":
+        return CachedSource(source, source.read, options.cache_dir, identity), prepare
+
+    def load(ids: tf.Tensor) -> Batch:
+        return prepare(source.read(ids), tf.zeros([CHUNK, 2], tf.int64)[: tf.shape(ids)[0]], training=training)
+
+    def check() -> None:
+        reject_random(source, prepare, training=training)
+
+    identity += [diff.to_json(options.prepare), training]
+    cached_source = CachedSource(source, load, options.cache_dir, identity, check)
+    return cached_source, lambda batch, seeds, *, training: batch
+
+
+def reject_random(source: Source, prepare: Prepare, *, training: bool) -> None:
+    """Raises a ValueError if `prepare` uses its seeds."""
+
+    def load(ids: tf.Tensor, seeds: tf.Tensor) -> Batch:
+        return prepare(source.read(ids), seeds, training=training)
+
+    signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)]
+    graph = tf.function(load, input_signature=signature, autograph=False).get_concrete_function().graph
+    if graph.inputs[1].consumers():
+        raise ValueError(
+            'config.data.cache="prepared" would store the random output of config.data.prepare, the same in every '
+            'epoch. Set config.data.cache to "raw", or remove the augmentation.'
+        )
+
+
+class CachedSource:
+    """A source that caches the examples returned by `load`; see `add_cache`.
+
+    Args:
+        load: reads, and may prepare, the examples with the given ids.
+        directory: the cache directory of the host; None: host memory.
+        identity: JSON values that identify source, split and preprocessing.
+        check: called before the cache is filled; raises if the examples cannot be cached.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        load: Callable[[tf.Tensor], Batch],
+        directory: str | None,
+        identity: Any,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self._source, self._load, self._directory, self._check = source, load, directory, check
+        self.num_classes = getattr(source, "num_classes", None)
+        for name in ("fingerprint", "modified"):
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
+        text = json.dumps([identity, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
+        # Each user has files of his own: those of others could hold any examples.
+        self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        self._lock = threading.Lock()
+        self._arrays = arrays.InMemoryArrays(self._load_all) if directory is None else None
+        self._files: dict[str, np.ndarray | example_files.ByteStrings] | None = None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def verify(self) -> None:
+        """Raises the source's error for its first damaged example, if any."""
+        getattr(self._source, "verify", lambda: None)()
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> Batch:
+        """Returns the examples `ids`, int64 [n]; the first call fills the cache."""
+        if self._arrays is not None:
+            return self._arrays.gather(ids)
+        with self._lock, tf.init_scope(), tf.device("CPU:0"), self._name_damaged_example():
+            if self._files is None:
+                self._files = example_files.open_files(self.fill())
+        return {name: example_files.gather(array, ids) for name, array in self._files.items()}
+
+    def _load_all(self) -> dict[str, np.ndarray]:
+        self._check()
+        with self._name_damaged_example():
+            return arrays.collect(_chunks(self._load, len(self)), len(self))
+
+    @contextlib.contextmanager
+    def _name_damaged_example(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError:
+            self.verify()
+            raise
+
+    def fill(self) -> Path:
+        """Writes the split if it is not complete on disk; returns its directory. Several processes may call it at once.
+
+        Raises:
+            ValueError: examples differ in shape; names the feature.
+            OSError: the directory cannot be written, or is full; names it.
+        """
+        self._check()
+        folder = Path(os.path.expandvars(self._directory)).expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with example_files.hold_lock(folder / f"{self.name}.lock"):
+                if example_files.open_files(folder / self.name) is None:
+                    example_files.write(folder / self.name, _chunks(self._load, len(self)), len(self), mode=0o700)
+        except OSError as error:
+            raise type(error)(
+                f"config.data.cache_dir={self._directory!r} cannot store the examples: {error.strerror or error}. Free "
+                "space in it, choose another directory, or set config.data.cache to none."
+            ) from None
+        return folder / self.name
+
+
+def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[dict[str, np.ndarray]]:
+    ids = tf.data.Dataset.range(num_examples).batch(CHUNK)
+    chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, chunk in enumerate(chunks.as_numpy_iterator()):
+        for name, values in chunk.items():
+            first, shape = shapes.setdefault(name, values.shape[1:]), values.shape[1:]
+            if shape != first:
+                raise ValueError(
+                    f"Cached examples must have one shape, but those of {name!r} differ: {list(first)} in the first "
+                    f"{CHUNK} examples, {list(shape)} from example {number * CHUNK} on. Pad them to one length in "
+                    "the source or in prepare, or set config.data.cache to none."
+                )
+        yield chunk
