@@ -97,7 +97,7 @@ def test_windows_fit_have_the_area_and_the_shape_asked_for_and_fall_back():
     # A strip that no window of these shapes and areas fits into: its central square.
     strip = inception.random_window(tf.constant([10, 1000, 3]), draws[0], (0.9, 1.0), (3 / 4, 4 / 3))
     np.testing.assert_array_equal(strip, [0, 495, 10, 10])
-    np.testing.assert_array_equal(inception.central_window(shape, 0.5), [15, 35, 30, 30])
+    np.testing.assert_array_equal(inception.central_window(shape, 8, 8), [15, 35, 30, 30])
 
 
 def test_an_image_is_augmented_by_its_seed_alone(folder):
@@ -143,7 +143,7 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path):
         sources.imagenet("train", path=str(tmp_path))
     with pytest.raises(ValueError, match=r"the record at byte \d+ of .* has the label 3, but labels must be 1 to 2"):
         sources.imagenet("train", path=str(folder), num_classes=2).verify()
-    with pytest.raises(ValueError, match=r'inception:image needs a batch with "image", encoded, string \[n\]. Rec'):
+    with pytest.raises(ValueError, match=r'inception:image needs a batch with "image", encoded, string \[n\], or pix'):
         inception.image({"image": tf.zeros([2, 8, 8, 3])}, tf.zeros([2, 2], tf.int64), training=True)
 
 
