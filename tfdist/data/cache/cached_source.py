@@ -99,7 +99,7 @@ class CachedSource:
         self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()
         self._arrays = arrays.InMemoryArrays(self._load_all) if directory is None else None
-        self._files: dict[str, np.ndarray | example_files.ByteStrings] | None = None
+        self._files: dict[str, example_files.Column] | None = None
 
     def __len__(self) -> int:
         return len(self._source)
@@ -116,7 +116,7 @@ class CachedSource:
         with self._lock, tf.init_scope(), tf.device("CPU:0"), self._name_damaged_example():
             if self._files is None:
                 self._files = example_files.open_files(self.fill())
-        return {name: example_files.gather(array, ids) for name, array in self._files.items()}
+        return example_files.gather(self._files, ids)
 
     def _load_all(self) -> dict[str, np.ndarray]:
         self._check()

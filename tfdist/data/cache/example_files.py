@@ -5,8 +5,10 @@
 """
 
 import contextlib
+import errno
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -25,21 +27,74 @@ from tfdist.report import files
 MANIFEST = "manifest.json"
 # Seconds between two attempts to lock the files of a split.
 _POLL_SECONDS = 0.2
+# Rows of at least this many bytes are read, not mapped: one read of a disk each, and an error in place of a signal.
+_LARGE_ROW = 16384
+_ALIGNMENT = 64
 
 
 class ByteStrings:
-    """Byte strings of any length in one file; string i is content[ends[i - 1] : ends[i]]."""
+    """Byte strings of any length in one file; string i is at ends[i - 1] to ends[i]. Thread-safe."""
+
+    dtype, shape = tf.string, (None,)
 
     def __init__(self, folder: Path, name: str):
         self._ends = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
-        self._content = np.memmap(folder / f"{name}.bytes", mode="r") if self._ends[-1] else b""
+        self._file = _open(folder / f"{name}.bytes")
 
-    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the strings `ids`, int64 [n], as bytes, object [n]."""
         strings = np.empty(len(ids), object)
-        for place, example in enumerate(ids):
-            start = self._ends[example - 1] if example else 0
-            strings[place] = bytes(self._content[start : self._ends[example]])
+        starts = np.where(ids > 0, self._ends[ids - 1], 0)
+        for place, (start, stop) in enumerate(zip(starts.tolist(), self._ends[ids].tolist(), strict=True)):
+            strings[place] = os.pread(self._file.fileno(), stop - start, start)
+            if len(strings[place]) != stop - start:
+                raise OSError(errno.EIO, f"{self._file.name} is cut off")
         return strings
+
+
+class Numbers:
+    """The rows of an array in a file: large ones are read, each at once, and small ones are mapped. Thread-safe."""
+
+    def __init__(self, folder: Path, name: str, kind: str):
+        stored = np.load(folder / f"{name}.npy", mmap_mode="r")
+        self._rows = stored if kind == "numbers" else stored.view(getattr(ml_dtypes, kind))
+        self.dtype, self.shape = tf.as_dtype(self._rows.dtype), self._rows.shape
+        self._row_bytes = stored.itemsize * math.prod(stored.shape[1:])
+        self._file = _open(folder / f"{name}.npy") if self._row_bytes >= _LARGE_ROW else None
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows `ids`, int64 [n]: [n, ...]."""
+        if self._file is None:
+            return self._rows[ids]
+        # TensorFlow takes arrays without a copy if they begin at a multiple of _ALIGNMENT.
+        memory = np.empty(len(ids) * self._row_bytes + _ALIGNMENT, np.uint8)
+        memory = memory[-memory.ctypes.data % _ALIGNMENT :][: len(ids) * self._row_bytes]
+        rows = memory.reshape(len(ids), self._row_bytes)
+        for row, number in zip(rows, ids.tolist(), strict=True):
+            if os.preadv(self._file.fileno(), [row], self._rows.offset + number * self._row_bytes) != self._row_bytes:
+                raise OSError(errno.EIO, f"{self._file.name} is cut off")
+        return memory.view(self._rows.dtype).reshape(len(ids), *self.shape[1:])
+
+
+def _open(path: Path) -> BinaryIO:
+    return open(path, "rb")
+
+
+Column = ByteStrings | Numbers
+
+
+@tf.autograph.experimental.do_not_convert
+def gather(columns: Mapping[str, Column], ids: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the examples `ids`, int64 [n], of files that `open_files` opened: {name: [n, ...]}."""
+
+    def read(ids: np.ndarray) -> list[np.ndarray]:
+        return [column.read(ids) for column in columns.values()]
+
+    values = tf.numpy_function(read, [ids], [column.dtype for column in columns.values()], stateful=False)
+    return {
+        name: tf.ensure_shape(value, [ids.shape[0], *column.shape[1:]])
+        for (name, column), value in zip(columns.items(), tf.nest.flatten(values), strict=True)
+    }
 
 
 def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examples: int) -> dict[str, str]:
@@ -132,8 +187,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def open_files(folder: Path, *, own: bool = True) -> dict[str, Any] | None:
-    """Opens the files of `write`: name -> memory-mapped array, or `ByteStrings`.
+def open_files(folder: Path, *, own: bool = True) -> dict[str, Column] | None:
+    """Opens the files of `write`: name -> column.
 
     Args:
         own: only files of this user are opened: those of others could hold any examples.
@@ -146,27 +201,12 @@ def open_files(folder: Path, *, own: bool = True) -> dict[str, Any] | None:
         manifest = read_manifest(folder)
         if manifest is None:
             return None
-        opened = {
-            name: ByteStrings(folder, name) if kind == "bytes" else _numbers(folder, name, kind)
+        return {
+            name: ByteStrings(folder, name) if kind == "bytes" else Numbers(folder, name, kind)
             for name, kind in manifest["arrays"].items()
         }
-        return opened
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _numbers(folder: Path, name: str, kind: str) -> np.ndarray:
-    array = np.load(folder / f"{name}.npy", mmap_mode="r")
-    return array if kind == "numbers" else array.view(getattr(ml_dtypes, kind))
-
-
-@tf.autograph.experimental.do_not_convert
-def gather(array: np.ndarray | ByteStrings, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the examples `ids`, int64 [n], of an array that `open_files` opened: [n, ...]."""
-    dtype = tf.string if isinstance(array, ByteStrings) else tf.as_dtype(array.dtype)
-    values = tf.numpy_function(lambda ids: array[ids], [ids], dtype, stateful=False)
-    shape = () if isinstance(array, ByteStrings) else array.shape[1:]
-    return tf.ensure_shape(values, [ids.shape[0], *shape])
 
 
 @contextlib.contextmanager
