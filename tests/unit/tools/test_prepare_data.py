@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets
 
 from tfdist import config as c
-from tfdist.tools import prepare_data
+from tfdist.tools.prepare_data import command as prepare_data
 from tfdist.zoo import sources
 
 

@@ -60,7 +60,8 @@ def test_without_a_writable_folder_the_index_is_kept_in_the_users_cache(folder, 
     try:
         for _ in range(2):
             assert len(sources.imagenet("train", path=str(disk), num_classes=3)) == 12
-            monkeypatch.setattr(sys.modules["tfdist.zoo.sources.record_files"], "_locate", None)  # Not scanned again.
+            # Not scanned again.
+            monkeypatch.setattr(sys.modules["tfdist.zoo.sources.files.record_files"], "_locate", None)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
     (index,) = (tmp_path / "cache" / "tfdist").iterdir()

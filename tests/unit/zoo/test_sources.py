@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist import config as c
 from tfdist.data import inputs
 from tfdist.zoo import sources
-from tfdist.zoo.sources import folder
+from tfdist.zoo.sources.files import decoding
 
 
 def ids(*numbers):
@@ -339,7 +339,7 @@ def test_slices_of_a_folder_part_it_and_hold_all_classes(tmp_path):
 def test_all_formats_are_read_and_measured(tmp_path, suffix, size):
     colours = make_folder(tmp_path, {"train": {"a": 3, "b": 2}}, size=size, suffix=suffix)
     for name in colours:
-        assert folder.image_size(str(tmp_path / name)) == size
+        assert decoding.image_size(str(tmp_path / name)) == size
     source = sources.image_folder("train", path=str(tmp_path))
     batch = read_all(source)
     assert batch["image"].shape == (5, *size, 3)

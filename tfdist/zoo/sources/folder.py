@@ -12,14 +12,12 @@ import tensorflow as tf
 
 from tfdist.data import cache
 from tfdist.zoo import splits
-from tfdist.zoo.sources import from_disk
+from tfdist.zoo.sources.files import decoding, from_disk
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg or PATH/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
 # Images decoded by one call when the whole source is read.
 CHUNK_SIZE = 512
-# Images of a batch decoded in parallel; more were not faster on two cores.
-_PARALLEL_IMAGES = 16
 
 
 class ImageFolder:
@@ -34,6 +32,7 @@ class ImageFolder:
         memory_limit_mb: float,
         classes: list,
         test_fraction: float,
+        encoded: bool = False,
     ):
         self._root = os.path.abspath(path)
         name = f"image_folder {path!r}"
@@ -57,10 +56,11 @@ class ImageFolder:
         self._names = np.concatenate(files)[order]
         self._labels = labels[order].astype(np.int64)
 
-        self._size = size or image_size(self._file(0))
-        self._resize = size is not None
+        self._size = size or decoding.image_size(self._file(0))
+        self._any_size, self._encoded = encoded or size is not None, encoded
         self._shape = (*self._size, channels)
-        self._in_memory = cache.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
+        in_memory = cache.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
+        self._in_memory = in_memory and not encoded
         names = {"name": self._names, "label": self._labels}
         self._memory = cache.InMemoryArrays(self._load_images if self._in_memory else lambda: names)
 
@@ -69,18 +69,26 @@ class ImageFolder:
 
     def __repr__(self) -> str:
         place = "in memory" if self._in_memory else "read from disk"
-        shape = "x".join(map(str, self._shape))
+        shape = "any size, encoded" if self._encoded else "x".join(map(str, self._shape))
         return f"image_folder {self._root!r}, {self._part.name}[{self._part.start}:{self._part.stop}]: " + (
             f"{len(self)} images of {shape}, {self.num_classes} classes, {place}"
         )
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {"image": uint8 [n, h, w, c], "label": int64 [n]}."""
+        """Returns the examples `ids`, int64 [n], as {"image": uint8 [n, h, w, c], "label": int64 [n]}.
+
+        With `encoded`, "image" is string [n].
+        """
         batch = self._memory.gather(ids)
         if self._in_memory:
             return batch
-        return {"image": self._decode(self._paths(batch["name"], batch["label"])), "label": batch["label"]}
+        paths = self._paths(batch["name"], batch["label"])
+        if self._encoded:
+            images = decoding.decode_each(tf.io.read_file, paths, tf.TensorSpec([], tf.string))
+        else:
+            images = self._decode(paths)
+        return {"image": images, "label": batch["label"]}
 
     def arrays_of_part(self, examples: range) -> cache.InMemoryArrays | None:
         """Loads these examples to arrays of their own; None: they are read from files."""
@@ -117,12 +125,12 @@ class ImageFolder:
     def _find_damage(self, start: int, paths: tf.Tensor) -> None:
         for example, path in enumerate(paths, start):
             try:
-                image = _decode_file(path, self._shape[-1])
+                image = decoding.decode_file(path, self._shape[-1])
             except tf.errors.OpError as error:
                 raise ValueError(
                     f"The image {self._file(example)!r} cannot be read: {from_disk.reason(error)} Repair or remove it."
                 ) from None
-            if not self._resize and image.shape[:2] != self._size:
+            if not self._any_size and image.shape[:2] != self._size:
                 raise ValueError(
                     f"The image {self._file(example)!r} has {image.shape[0]}x{image.shape[1]} pixels, but "
                     f"{self._file(0)!r} has {self._size[0]}x{self._size[1]}: give image_folder a size, "
@@ -149,14 +157,13 @@ class ImageFolder:
 
     def _decode(self, paths: tf.Tensor) -> tf.Tensor:
         def decode(path: tf.Tensor) -> tf.Tensor:
-            image = _decode_file(path, self._shape[-1])
-            if self._resize:
+            image = decoding.decode_file(path, self._shape[-1])
+            if self._any_size:
                 image = tf.image.resize(image, self._size, antialias=True)
                 image = tf.saturate_cast(tf.round(image), tf.uint8)
             return tf.ensure_shape(image, self._shape)
 
-        signature = tf.TensorSpec(self._shape, tf.uint8)
-        return tf.map_fn(decode, paths, fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
+        return decoding.decode_each(decode, paths, tf.TensorSpec(self._shape, tf.uint8))
 
 
 def image_folder(
@@ -168,6 +175,7 @@ def image_folder(
     memory_limit_mb: float = 2048,
     classes: Sequence[str] = (),
     test_fraction: float = 0.2,
+    encoded: bool = False,
 ) -> ImageFolder:
     """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`, or PATH/CLASS/NAME.jpg.
 
@@ -188,6 +196,8 @@ def image_folder(
         classes: the class folders to use, in the order of their labels; empty: all folders of the split. A run
             requires the same classes in both of its splits.
         test_fraction: between 0 and 1, without folders of splits: the part of each class that is "test".
+        encoded: read the files and do not decode them: "image" is string [n], images of any size for
+            `tfdist.zoo.inception:image`, which decodes only what it crops.
 
     Returns:
         A source of {"image": uint8 [n, height, width, channels], "label": int64 [n]}.
@@ -203,23 +213,11 @@ def image_folder(
         raise ValueError(f"image_folder: channels must be 1 (grey) or 3 (colour). Received: {channels!r}")
     if not 0 < test_fraction < 1:
         raise ValueError(f"image_folder: test_fraction must be between 0 and 1. Received: {test_fraction!r}")
+    if encoded and size is not None:
+        raise ValueError("image_folder: encoded images are not scaled when read: leave out size, or encoded.")
     path = os.path.expanduser(os.path.expandvars(path))
-    return ImageFolder(split, path, size and tuple(size), channels, memory_limit_mb, list(classes), test_fraction)
-
-
-def image_size(path: str) -> tuple[int, int]:
-    """Returns (height, width) of a JPEG, PNG, GIF or BMP file, from its header.
-
-    Raises:
-        ValueError: the file has another format, or is damaged; names it.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path, formats=("JPEG", "PNG", "GIF", "BMP")) as image:
-            return image.height, image.width
-    except UnidentifiedImageError:
-        raise ValueError(f"The image {path!r} cannot be read: not a JPEG, PNG, GIF or BMP file, or cut off.") from None
+    size = size and tuple(size)
+    return ImageFolder(split, path, size, channels, memory_limit_mb, list(classes), test_fraction, encoded)
 
 
 def _folders(path: str) -> list[str]:
@@ -292,8 +290,3 @@ def _image_names(folder: str) -> np.ndarray:
         found = ", ".join(f"{count} with {suffix}" for suffix, count in others.items()) or "no files"
         raise ValueError(f"image_folder: no images in {os.path.abspath(folder)!r}, but {found}. {_LAYOUT}")
     return np.array(sorted(names))
-
-
-def _decode_file(path: tf.Tensor, channels: int) -> tf.Tensor:
-    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
-    return tf.ensure_shape(image, [None, None, channels])

@@ -7,7 +7,7 @@ import re
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources import from_disk, record_files
+from tfdist.zoo.sources.files import from_disk, record_files
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _FEATURES = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tfdist.zoo.sources import from_disk
+from tfdist.zoo.sources.files import from_disk
 
 # Seconds in which a server must answer before a download, and seconds for the look-up of its name as well.
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0

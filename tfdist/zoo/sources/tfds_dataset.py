@@ -10,13 +10,12 @@ import tensorflow as tf
 
 from tfdist.data import cache
 from tfdist.zoo import splits
-from tfdist.zoo.sources import from_disk, record_files, tfds_builder
-from tfdist.zoo.sources.record_files import ArrayRecords, Shard
+from tfdist.zoo.sources import tfds_builder
+from tfdist.zoo.sources.files import decoding, from_disk, record_files
+from tfdist.zoo.sources.files.record_files import ArrayRecords, Shard
 
 # Records decoded by one call when the whole source is read.
 CHUNK_SIZE = 512
-# Records of a batch decoded in parallel.
-_PARALLEL_RECORDS = 16
 # Errors of TensorFlow and array_record for a damaged record.
 _READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
@@ -130,9 +129,7 @@ class TfdsSource:
 
     @tf.autograph.experimental.do_not_convert
     def _decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
-        return tf.map_fn(
-            self._decode_record, records, fn_output_signature=self._specs, parallel_iterations=_PARALLEL_RECORDS
-        )
+        return decoding.decode_each(self._decode_record, records, self._specs)
 
     @tf.autograph.experimental.do_not_convert
     def _decode_record(self, record: tf.Tensor) -> dict[str, tf.Tensor]:

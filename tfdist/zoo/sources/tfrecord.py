@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources import from_disk, record_files
+from tfdist.zoo.sources.files import decoding, from_disk, record_files
 
 _DECODINGS = (None, "image", "raw")
 _OPTIONS = {"key", "dtype", "shape", "decode", "size", "channels"}
@@ -169,4 +169,4 @@ def _decode(values: tf.Tensor, spec: Mapping[str, Any]) -> tf.Tensor:
         image = tf.image.resize(tf.ensure_shape(image, [None, None, spec["channels"]]), spec["size"], antialias=True)
         return tf.ensure_shape(tf.saturate_cast(tf.round(image), tf.uint8), shape)
 
-    return tf.map_fn(decode, values, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
+    return decoding.decode_each(decode, values, tf.TensorSpec(shape, tf.uint8))

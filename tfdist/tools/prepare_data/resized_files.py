@@ -1,0 +1,192 @@
+"""Writes the images of a config's splits once, at the size that training needs: raw pixels or JPEG.
+
+The files are those of a cache on disk (`tfdist.data.cache.example_files`), a directory for each split, which
+`tfdist.zoo.sources:prepared` reads.
+"""
+
+import dataclasses
+import errno
+import functools
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.config import diff
+from tfdist.data.cache import example_files
+from tfdist.data.feed import Batch
+from tfdist.data.stream import Source
+
+_CHUNK = 64
+_PARALLEL_IMAGES = 16
+# Seconds between two lines about the progress.
+_PROGRESS_SECONDS = 20.0
+_SIZE = re.compile(r"[1-9]\d*(x[1-9]\d*)?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How images are stored."""
+
+    # "raw": the pixels, which training need not decode. "jpeg".
+    to: str
+    # (height, width), exactly; or the shorter side in pixels at most, with the aspect ratio kept.
+    size: tuple[int, int] | int
+    # 1 to 100, of JPEG.
+    quality: int
+
+
+def parse_size(text: str) -> tuple[int, int] | int:
+    """Returns the size that `text` means, "256" or "HEIGHTxWIDTH".
+
+    Raises:
+        ValueError: it has another form.
+    """
+    if not _SIZE.fullmatch(text):
+        raise ValueError(
+            f"--size={text}: give HEIGHTxWIDTH in pixels, such as 256x256, or one number, the shorter side, such as "
+            "256, which keeps the aspect ratio."
+        )
+    numbers = [int(word) for word in text.split("x")]
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, output: Path) -> tuple[int, float]:
+    """Writes the examples of `split` to OUTPUT/SPLIT, completely or not at all, unless they are there.
+
+    Args:
+        source: the split; "image" is encoded, string [n], or uint8 [n, h, w, c]. Other columns are kept.
+        spec: of the source, to know it again.
+
+    Returns:
+        Bytes of the files, and seconds that writing took: 0 if they were there.
+
+    Raises:
+        ValueError: other examples are in OUTPUT/SPLIT, the source has no images, or one of them is damaged.
+        OSError: the folder cannot be written, or is full; names it.
+    """
+    folder = output / split
+    made = {"source": diff.to_json(spec), "split": split, **diff.to_json(dataclasses.asdict(form))}
+    made |= {"fingerprint": getattr(source, "fingerprint", str)(), "examples": len(source)}
+    facts = {"made": made, "num_classes": getattr(source, "num_classes", None)}
+    facts |= {name: list(getattr(source, name)) for name in ("classes",) if getattr(source, name, None) is not None}
+    started = time.perf_counter()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with example_files.hold_lock(output / f".{split}.lock"):
+            present = example_files.read_manifest(folder)
+            if present is None:
+                _refuse_other_files(folder)
+                example_files.write(folder, _chunks(source, form, split), len(source), facts=facts)
+            elif present.get("made") != made:
+                raise ValueError(
+                    f"--output={output}: {split!r} is there, made from other data or with other flags: "
+                    f"{_difference(present.get('made'), made)}. Remove {folder}, or give another folder."
+                )
+    except OSError as error:
+        if error.errno is None:
+            raise
+        more = " Complete splits are kept." if error.errno == errno.ENOSPC else ""
+        reason = os.strerror(error.errno)
+        raise type(error)(
+            f"--output={output} cannot be written: {reason}. Free space, or give another folder.{more}"
+        ) from None
+    except tf.errors.OpError:
+        getattr(source, "verify", lambda: None)()
+        raise
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    return num_bytes, time.perf_counter() - started if present is None else 0.0
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Raises a ValueError if `folder` has files that this command has not written: they would be removed."""
+    if folder.exists() and not (folder / example_files.MANIFEST).is_file():
+        raise ValueError(f"--output: {folder} is there, and is none of this command's folders. Give another folder.")
+
+
+def _difference(present: Any, wanted: dict[str, Any]) -> str:
+    present = present if isinstance(present, dict) else {}
+    names = [name for name, value in wanted.items() if present.get(name) != value]
+    return ", ".join(f"{name}={present.get(name)!r}, not {wanted[name]!r}" for name in names[:1])
+
+
+def _chunks(source: Source, form: Form, split: str) -> Iterator[dict[str, np.ndarray]]:
+    store = functools.partial(_store, form=form)
+    load = tf.autograph.experimental.do_not_convert(lambda ids: store(source.read(ids)))
+    ids = tf.data.Dataset.range(len(source)).batch(_CHUNK)
+    done, started, shown = 0, time.perf_counter(), time.perf_counter()
+    with tf.device("CPU:0"):
+        for chunk in ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1):
+            yield {name: values.numpy() for name, values in chunk.items()}
+            done += len(chunk["image"])
+            if time.perf_counter() - shown > _PROGRESS_SECONDS:
+                shown = time.perf_counter()
+                rate = done / (shown - started)
+                print(f"{split}: {done:,} of {len(source):,} images, {rate:,.0f} images/s", file=sys.stderr, flush=True)
+
+
+def _store(batch: Batch, form: Form) -> Batch:
+    """Returns the batch with its images in the form in which they are stored."""
+    images = batch.get("image")
+    pixels = images is not None and images.dtype == tf.uint8 and images.shape.rank == 4
+    if not pixels and (images is None or images.dtype != tf.string):
+        found = {name: (value.dtype.name, tuple(value.shape)) for name, value in batch.items()}
+        raise ValueError(
+            f'--to={form.to} needs a source of images: "image", encoded, string [n], or uint8 [n, h, w, c]. '
+            f"Received: {found}"
+        )
+    channels = images.shape[-1] if pixels else 3
+    one, signature = _storing(form, channels, decoded=pixels)
+    stored = tf.map_fn(one, images, fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
+    return {**batch, **stored}
+
+
+def _storing(form: Form, channels: int, *, decoded: bool) -> tuple[Callable[[tf.Tensor], Batch], Batch]:
+    """Returns a function of one image that returns what is stored, and the shapes and dtypes."""
+
+    def decode(content: tf.Tensor) -> tf.Tensor:
+        pixels = content if decoded else tf.io.decode_image(content, channels=channels, expand_animations=False)
+        return tf.ensure_shape(pixels, [None, None, channels])
+
+    def as_jpeg(content: tf.Tensor) -> Batch:
+        pixels = decode(content)
+        encoded = tf.io.encode_jpeg(resize(pixels, form.size), quality=form.quality)
+        if not decoded and isinstance(form.size, int):  # Not compressed a second time.
+            kept = tf.io.is_jpeg(content) & (tf.reduce_min(tf.shape(pixels)[:2]) <= form.size)
+            encoded = tf.where(kept, content, encoded)
+        return {"image": encoded}
+
+    def as_pixels(content: tf.Tensor) -> Batch:
+        return {"image": tf.ensure_shape(resize(decode(content), form.size), [*form.size, channels])}
+
+    def as_bytes(content: tf.Tensor) -> Batch:
+        pixels = resize(decode(content), form.size)
+        content = tf.numpy_function(lambda image: image.tobytes(), [pixels], tf.string, stateful=False)
+        return {"image": tf.ensure_shape(content, []), "image_shape": tf.shape(pixels)}
+
+    string, pixels = tf.TensorSpec([], tf.string), tf.uint8
+    if form.to == "jpeg":
+        return as_jpeg, {"image": string}
+    if isinstance(form.size, int):
+        return as_bytes, {"image": string, "image_shape": tf.TensorSpec([3], tf.int32)}
+    return as_pixels, {"image": tf.TensorSpec([*form.size, channels], pixels)}
+
+
+def resize(pixels: tf.Tensor, size: tuple[int, int] | int) -> tf.Tensor:
+    """Scales one image, uint8 [h, w, c], bilinear with antialiasing.
+
+    Args:
+        size: (height, width); or the shorter side: the aspect ratio is kept, and a smaller image its size.
+    """
+    if isinstance(size, int):
+        height_width = tf.shape(pixels)[:2]
+        shorter = tf.reduce_min(height_width)
+        factor = size / tf.maximum(shorter, size)
+        size = tf.maximum(1, tf.cast(tf.round(tf.cast(height_width, tf.float64) * factor), tf.int32))
+    return tf.saturate_cast(tf.round(tf.image.resize(pixels, size, antialias=True)), tf.uint8)

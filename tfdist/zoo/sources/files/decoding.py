@@ -1,0 +1,60 @@
+"""Images of files, and the examples of a batch decoded one by one."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# Examples decoded in parallel; more were not faster on two cores.
+_PARALLEL = 16
+# Examples decoded by one iteration of the loop, if the batch is divisible by as many.
+_GROUP = 8
+
+
+def decode_each(decode: Callable[[tf.Tensor], Any], contents: tf.Tensor, signature: Any) -> Any:
+    """Returns `tf.map_fn(decode, contents)`, with fewer iterations: a small image decodes as fast as an iteration runs.
+
+    Args:
+        decode: an element of `contents` -> nested tensors.
+        contents: string [n].
+        signature: nested tf.TensorSpec, the shapes and dtypes that `decode` returns.
+    """
+    group = math.gcd(contents.shape[0] or 1, _GROUP)
+    if group == 1:
+        return tf.map_fn(decode, contents, fn_output_signature=signature, parallel_iterations=_PARALLEL)
+
+    def decode_group(strings: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda *values: tf.stack(values), *map(decode, tf.unstack(strings)))
+
+    grouped = tf.nest.map_structure(lambda spec: tf.TensorSpec([group, *spec.shape], spec.dtype), signature)
+    decoded = tf.map_fn(
+        decode_group,
+        tf.reshape(contents, [-1, group]),
+        fn_output_signature=grouped,
+        parallel_iterations=_PARALLEL // group,
+    )
+    return tf.nest.map_structure(
+        lambda values, spec: tf.reshape(values, [contents.shape[0], *spec.shape]), decoded, signature
+    )
+
+
+def decode_file(path: tf.Tensor, channels: int) -> tf.Tensor:
+    """Returns the image in a file, uint8 [height, width, channels]."""
+    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
+    return tf.ensure_shape(image, [None, None, channels])
+
+
+def image_size(path: str) -> tuple[int, int]:
+    """Returns (height, width) of a JPEG, PNG, GIF or BMP file, from its header.
+
+    Raises:
+        ValueError: the file has another format, or is damaged; names it.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=("JPEG", "PNG", "GIF", "BMP")) as image:
+            return image.height, image.width
+    except UnidentifiedImageError:
+        raise ValueError(f"The image {path!r} cannot be read: not a JPEG, PNG, GIF or BMP file, or cut off.") from None
