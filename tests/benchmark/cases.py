@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.benchmark import baselines, input_pipelines, keras_baseline
+from tests.benchmark import baselines, big_images, input_pipelines, keras_baseline
 from tests.benchmark.baselines import Runner
 from tests.benchmark.workloads import WORKLOADS
 from tfdist import config as config_lib
@@ -98,4 +98,6 @@ KINDS: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {
     "all_reduce": all_reduce,
     "input": input_pipelines.tfdist,
     "classic_input": input_pipelines.classic,
+    "big_images": big_images.tfdist,
+    "classic_big_images": big_images.classic,
 }

@@ -119,7 +119,8 @@ def _classic_records(folder: Path) -> tf.data.Dataset:
     import tensorflow_datasets as tfds
 
     builder = tfds.builder("synthetic", data_dir=folder / "records" / "tfrecord")
-    dataset = builder.as_dataset(split="train")
+    # By default tfds keeps the decoded images of so small a dataset in memory after the first pass.
+    dataset = builder.as_dataset(split="train", read_config=tfds.ReadConfig(try_autocache=False))
     return _augmented(dataset.map(lambda example: (example["image"], example["label"])).shuffle(10_000))
 
 

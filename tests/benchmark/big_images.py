@@ -1,0 +1,185 @@
+"""Made photos of about 500x400 pixels in all forms that input pipelines read, and the pipelines.
+
+The images have the spectrum of photos, amplitudes that fall with frequency, so that the size of a JPEG and the time to
+decode it are those of one. `input_files` measures them.
+"""
+
+import functools
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.benchmark import baselines
+from tfdist.config import specs
+from tfdist.data import stream
+from tfdist.tools.prepare_data import resized_files
+from tfdist.zoo import inception
+
+BATCH, SIZE = 64, 224
+_CLASSES, _FILES, _QUALITY = 10, 8, 90
+# Sides of prepared images.
+_SHORTER, _SQUARE = 256, (256, 256)
+
+
+def write(folder: Path, count: int) -> None:
+    """Writes `count` images and their other forms to `folder`."""
+    paths = []
+    for number, content in enumerate(_contents(count)):
+        path = folder / "files" / "train" / str(number % _CLASSES) / f"{number:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        paths.append(path)
+    _write_tfrecord(folder / "tfrecord", paths)
+    _write_array_record(folder / "array_record", paths)
+    spec = _source("files", folder)
+    for name, to, size in (
+        ("jpeg", "jpeg", _SHORTER),
+        ("raw", "raw", _SQUARE),
+        ("raw_sides", "raw", _SHORTER),
+    ):
+        form = resized_files.Form(to=to, size=size, quality=_QUALITY)
+        source = specs.build(spec, "train", field="source")
+        resized_files.write_split(source, spec, "train", form, folder / name)
+
+
+def _contents(count: int) -> Iterator[bytes]:
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    tall, wide = 560, 680
+    fields = [
+        (_field(generator, tall, wide, 1.4), np.stack([_field(generator, tall, wide, 2.0) for _ in range(3)], axis=-1))
+        for _ in range(6)
+    ]
+    for _ in range(count):
+        height, width = int(generator.integers(360, 441)), int(generator.integers(450, 551))
+        pixels = np.zeros((height, width, 3))
+        for weight in (0.8, 0.6):
+            grey, colour = fields[generator.integers(len(fields))]
+            top, left = generator.integers(0, tall - height + 1), generator.integers(0, wide - width + 1)
+            place = np.s_[top : top + height, left : left + width]
+            pixels += weight * (45.0 * grey[place][..., np.newaxis] + 18.0 * colour[place])
+        file = io.BytesIO()
+        Image.fromarray(np.clip(pixels + 128.0, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=_QUALITY)
+        yield file.getvalue()
+
+
+def _field(generator: np.random.Generator, height: int, width: int, exponent: float) -> np.ndarray:
+    """Returns a random image of standard deviation 1 whose amplitudes fall as frequency ** -exponent."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, np.newaxis], np.fft.rfftfreq(width))
+    frequency[0, 0] = np.inf
+    phases = generator.normal(size=(2, *frequency.shape))
+    field = np.fft.irfft2((phases[0] + 1j * phases[1]) * frequency**-exponent, s=(height, width))
+    return field / field.std()
+
+
+def _write_tfrecord(folder: Path, paths: list[Path]) -> None:
+    folder.mkdir()
+    for number in range(_FILES):
+        with tf.io.TFRecordWriter(str(folder / f"train-{number:05d}-of-{_FILES:05d}")) as writer:
+            for path in paths[number::_FILES]:
+                image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[path.read_bytes()]))
+                label = tf.train.Feature(int64_list=tf.train.Int64List(value=[1 + int(path.parent.name)]))
+                features = tf.train.Features(feature={"image/encoded": image, "image/class/label": label})
+                writer.write(tf.train.Example(features=features).SerializeToString())
+
+
+def _write_array_record(folder: Path, paths: list[Path]) -> None:
+    import tensorflow_datasets as tfds
+
+    features = {"image": tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg")}
+    features["label"] = tfds.features.ClassLabel(num_classes=_CLASSES)
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="made",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(features),
+        split_datasets={"train": [(n, {"image": str(p), "label": int(p.parent.name)}) for n, p in enumerate(paths)]},
+        data_dir=folder,
+        file_format="array_record",
+        disable_shuffling=True,
+    )
+
+
+def _source(form: str, folder: Path) -> dict[str, Any]:
+    path = str(folder / form)
+    if form == "files":
+        return {"target": "tfdist.zoo.sources:image_folder", "path": path, "encoded": True}
+    if form == "tfrecord":
+        return {"target": "tfdist.zoo.sources:imagenet", "path": path, "num_classes": _CLASSES}
+    if form == "array_record":
+        more = {"data_dir": path, "features": {"image": "image", "label": "label"}, "encoded": True}
+        return {"target": "tfdist.zoo.sources:tfds", "name": "made", "memory_limit_mb": 0, **more}
+    return {"target": "tfdist.zoo.sources:prepared", "path": path}
+
+
+def tfdist(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
+    """tfdist's batches from the files of `job["form"]`."""
+    dataset = stream.training(
+        specs.build(_source(job["form"], folder), "train", field="source"),
+        specs.partial(
+            {"target": "tfdist.zoo.inception:image", "size": SIZE}, field="prepare", positional=2, training=True
+        ),
+        stream.ReplicaShard(),
+        global_batch=BATCH,
+        seed=0,
+        shuffle=True,
+    )
+    return {"step": functools.partial(_take, lambda steps: dataset(0, steps).take(steps))}
+
+
+def classic(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:
+    """tf.data with the same crop, as TensorFlow's ResNet reads ImageNet: shuffle, map, batch, prefetch."""
+    examples = _classic_records(folder) if job["form"] == "tfrecord" else _classic_files(folder)
+    dataset = examples.map(_classic_image, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = dataset.repeat().batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return {"step": functools.partial(_take, dataset.take)}
+
+
+def _take(make: Callable[[int], tf.data.Dataset], steps: int) -> None:
+    """Reads `steps` batches of a new iterator: none is read ahead before or after a turn."""
+    count = sum(1 for _ in make(steps))
+    assert count == steps, count
+
+
+def _classic_records(folder: Path) -> tf.data.Dataset:
+    features = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        parsed = tf.io.parse_single_example(record, features)
+        return parsed["image/encoded"], parsed["image/class/label"] - 1
+
+    files = tf.data.Dataset.list_files(str(folder / "tfrecord" / "train-*-of-*"), shuffle=True)
+    records = files.interleave(tf.data.TFRecordDataset, cycle_length=_FILES, num_parallel_calls=tf.data.AUTOTUNE)
+    return records.shuffle(10_000).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _classic_files(folder: Path) -> tf.data.Dataset:
+    def read(path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.io.read_file(path), tf.strings.to_number(tf.strings.split(path, "/")[-2], tf.int64)
+
+    files = tf.data.Dataset.list_files(str(folder / "files" / "train" / "*" / "*.jpg"), shuffle=True)
+    return files.map(read, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _classic_image(content: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        tf.io.extract_jpeg_shape(content),
+        bounding_boxes=tf.zeros([1, 0, 4]),
+        min_object_covered=0.0,
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(0.08, 1.0),
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.stack([begin[0], begin[1], size[0], size[1]])
+    pixels = tf.image.decode_and_crop_jpeg(content, window, channels=3)
+    pixels = tf.image.random_flip_left_right(pixels)
+    pixels = tf.ensure_shape(tf.image.resize(pixels, (SIZE, SIZE)), (SIZE, SIZE, 3))
+    return (pixels / 255.0 - inception.MEAN) / inception.STD, label
