@@ -65,6 +65,7 @@ def measure(folder: Path, images: int, count: int) -> list[dict]:
         for turn in range(count + 1):
             for participant in participants if turn % 2 else reversed(participants):
                 seconds = participant.turn("step", steps)
+                participant.turn("end", 0)
                 if turn:  # The first turn warms up.
                     taken[participant.name].append(seconds)
         peaks = {participant.name: participant.peak_mb for participant in participants}
