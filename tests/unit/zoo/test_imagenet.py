@@ -162,3 +162,56 @@ def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     evaluated = [line for line in lines if line["kind"] == "evaluation"]
     assert evaluated[-1]["step"] == 6 and evaluated[-1]["num_examples"] == 6
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_pixels_and_their_bytes_give_what_their_encoded_image_gives(training):
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (6, 40, 50, 3), np.uint8)
+    seeds = tf.constant(generator.integers(0, 1 << 40, (6, 2)))
+    shapes = tf.constant([[40, 50, 3]] * 6, tf.int32)
+    batches = (
+        {"image": tf.stack([tf.io.encode_png(pixels) for pixels in images])},
+        {"image": tf.constant(images)},
+        {"image": tf.constant([pixels.tobytes() for pixels in images]), "image_shape": shapes},
+    )
+    found = [inception.image(batch, seeds, training=training, size=24) for batch in batches]
+    assert [set(batch) for batch in found] == [{"image"}] * 3
+    for batch in found[1:]:
+        np.testing.assert_array_equal(batch["image"], found[0]["image"])
+
+
+def test_half_of_the_images_are_mirrored_and_nothing_else_changes():
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    seeds = tf.constant(np.arange(80).reshape(40, 2), tf.int64)
+    plain = {"area": (1.0, 1.0), "aspect": (1.0, 1.0), "size": 8, "mean": (0, 0, 0), "std": (1, 1, 1), "scale": 1}
+    found = inception.image({"image": tf.constant(pixels)}, seeds, training=True, **plain)["image"].numpy()
+    kept = [np.array_equal(found[n], pixels[n]) for n in range(40)]
+    mirrored = [np.array_equal(found[n], pixels[n, :, ::-1]) for n in range(40)]
+    assert all(a != b for a, b in zip(kept, mirrored, strict=True)) and 10 < sum(mirrored) < 30
+
+
+def test_large_jpegs_are_decoded_at_a_fraction_of_their_size_where_the_window_allows_it():
+    rows, columns = np.mgrid[0:400, 0:480]
+    waves = np.stack([127 + 100 * np.sin(rows / 160 + columns / (200 + 30 * n)) for n in range(3)], axis=-1)
+    content = tf.io.encode_jpeg(waves.astype(np.uint8), quality=95)
+    png = tf.io.encode_png(waves.astype(np.uint8))
+    seeds = tf.constant([[5, 7]] * 3, tf.int64)
+
+    def both(content, size, **more):
+        batch = {"image": tf.stack([content] * 3)}
+        arguments = {"size": size, "scale": 1, "mean": (0, 0, 0), "std": (1, 1, 1), **more}
+        for training in (True, False):
+            whole = inception.image(batch, seeds, training=training, **arguments)["image"].numpy()
+            yield (
+                whole,
+                inception.image(batch, seeds, training=training, scaled_decode=True, **arguments)["image"].numpy(),
+            )
+
+    for size in (24, 48, 90):  # At 1/8 or 1/4, 1/4, and 1/2.
+        for whole, scaled in both(content, size, area=(0.9, 1.0)):
+            assert not np.array_equal(whole, scaled)
+            assert np.abs(whole - scaled).mean() < 5  # Of 255 levels, for an image whose waves are wide.
+    for case in (both(content, 230), both(png, 24)):  # A smaller window than twice the size, and no JPEG.
+        for whole, scaled in case:
+            np.testing.assert_array_equal(whole, scaled)

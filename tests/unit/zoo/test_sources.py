@@ -323,6 +323,39 @@ def test_memory_and_disk_give_the_same_examples(tmp_path):
     assert spec.shape == (4, 6, 5, 3)
 
 
+@pytest.mark.parametrize("count", [1, 5, 8, 12, 24])
+def test_examples_decoded_in_groups_are_those_decoded_one_by_one(count):
+    contents = tf.constant([f"{number:03d}" for number in range(count)])
+    spec = {"number": tf.TensorSpec([], tf.int32), "twice": tf.TensorSpec([2], tf.string)}
+
+    def decode(content):
+        return {"number": tf.strings.to_number(content, tf.int32), "twice": tf.stack([content, content])}
+
+    unknown = tf.function(
+        lambda contents: decoding.decode_each(decode, contents, spec),
+        input_signature=[tf.TensorSpec([None], tf.string)],
+    )
+    for found in (decoding.decode_each(decode, contents, spec), unknown(contents)):
+        assert found["number"].numpy().tolist() == list(range(count))
+        assert found["twice"].numpy().tolist() == [[content, content] for content in contents.numpy()]
+
+
+def test_an_encoded_folder_has_the_bytes_of_its_files_of_any_size(tmp_path):
+    make_folder(tmp_path, {"train": {"a": 3, "b": 9}})
+    make_folder(tmp_path, {"train": {"a": 1}}, size=(9, 4))
+    source = sources.image_folder("train", path=str(tmp_path), encoded=True)
+    batch = source.read(tf.range(12, dtype=tf.int64))
+    files = sorted((path.read_bytes(), int(path.parent.name == "b")) for path in tmp_path.glob("train/*/*"))
+    assert sorted(zip(batch["image"].numpy(), batch["label"].numpy(), strict=True)) == files
+    source.verify()
+    assert "any size, encoded" in repr(source) and source.arrays_of_part(range(6)) is None
+    next(tmp_path.glob("train/b/004*")).write_bytes(files[0][0][:40])
+    with pytest.raises(ValueError, match=r"train/b/004.png' cannot be read"):
+        source.verify()
+    with pytest.raises(ValueError, match="image_folder: encoded images are not scaled when read"):
+        sources.image_folder("train", path=str(tmp_path), encoded=True, size=(4, 4))
+
+
 def test_slices_of_a_folder_part_it_and_hold_all_classes(tmp_path):
     make_folder(tmp_path, {"train": {"a": 30, "b": 30}})
     parts = [

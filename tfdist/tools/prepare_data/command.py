@@ -8,6 +8,7 @@ With --to=raw or --to=jpeg it writes the images of both splits at the size that 
 """
 
 import inspect
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,22 @@ from tfdist.tools import tables
 HEADER = ("split", "examples", "batch", "seconds")
 FILES_HEADER = ("split", "images", "MB", "seconds", "images/s")
 QUALITY = 90
+_SIZE = re.compile(r"[1-9]\d*(x[1-9]\d*)?")
+
+
+def parse_size(text: str) -> tuple[int, int] | int:
+    """Returns the size that `text` means, "256" or "HEIGHTxWIDTH".
+
+    Raises:
+        ValueError: it has another form.
+    """
+    if not _SIZE.fullmatch(text):
+        raise ValueError(
+            f"--size={text}: give HEIGHTxWIDTH in pixels, such as 256x256, or one number, the shorter side, such as "
+            "256, which keeps the aspect ratio."
+        )
+    numbers = [int(word) for word in text.split("x")]
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def define_flags() -> None:
@@ -56,6 +73,10 @@ def check_flags() -> None:
         sys.exit(f"--to={values.to} needs --{missing[0]}: add {examples[missing[0]]}.")
     if values.to == "raw" and values.quality != QUALITY:
         sys.exit(f"--quality={values.quality} is the quality of JPEGs: add --to=jpeg, or remove it.")
+    try:
+        parse_size(values.size)
+    except ValueError as error:
+        sys.exit(f"{error}")
 
 
 def with_download(spec: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +189,7 @@ def run() -> int:
         return 0
     from tfdist.tools.prepare_data import resized_files
 
-    form = resized_files.Form(to=values.to, size=resized_files.parse_size(values.size), quality=values.quality)
+    form = resized_files.Form(to=values.to, size=parse_size(values.size), quality=values.quality)
     output = Path(values.output)
     print(tables.text(FILES_HEADER, write_files(values["config"].value, form, output)))
     print(_advice(form, output))

@@ -8,7 +8,6 @@ import dataclasses
 import errno
 import functools
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ _CHUNK = 64
 _PARALLEL_IMAGES = 16
 # Seconds between two lines about the progress.
 _PROGRESS_SECONDS = 20.0
-_SIZE = re.compile(r"[1-9]\d*(x[1-9]\d*)?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +38,6 @@ class Form:
     size: tuple[int, int] | int
     # 1 to 100, of JPEG.
     quality: int
-
-
-def parse_size(text: str) -> tuple[int, int] | int:
-    """Returns the size that `text` means, "256" or "HEIGHTxWIDTH".
-
-    Raises:
-        ValueError: it has another form.
-    """
-    if not _SIZE.fullmatch(text):
-        raise ValueError(
-            f"--size={text}: give HEIGHTxWIDTH in pixels, such as 256x256, or one number, the shorter side, such as "
-            "256, which keeps the aspect ratio."
-        )
-    numbers = [int(word) for word in text.split("x")]
-    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, output: Path) -> tuple[int, float]:

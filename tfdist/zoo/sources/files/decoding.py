@@ -51,10 +51,12 @@ def image_size(path: str) -> tuple[int, int]:
     Raises:
         ValueError: the file has another format, or is damaged; names it.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path, formats=("JPEG", "PNG", "GIF", "BMP")) as image:
             return image.height, image.width
-    except UnidentifiedImageError:
+    except OSError as error:
+        if error.errno is not None:
+            raise
         raise ValueError(f"The image {path!r} cannot be read: not a JPEG, PNG, GIF or BMP file, or cut off.") from None

@@ -1,0 +1,240 @@
+"""`tfdist prepare --to=raw|jpeg`: the pixels that are stored, what a killed or wrong command leaves, and the stream."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from launching import REPOSITORY, worker_environment
+
+from tfdist import config as c
+from tfdist.data import stream
+from tfdist.tools.prepare_data import command, resized_files
+from tfdist.zoo import inception, sources
+
+QUALITY = 90
+# Writes the images of the folder in sys.argv[1] to sys.argv[2]; takes a second for each of its chunks.
+SLOW = """
+import pathlib, sys, time
+import tensorflow as tf
+from tfdist.tools.prepare_data import resized_files
+from tfdist.zoo import sources
+resized_files._CHUNK = 4
+class Slow:
+    def __init__(self, source): self.source = source
+    def __len__(self): return len(self.source)
+    def fingerprint(self): return self.source.fingerprint()
+    def read(self, ids):
+        def wait(ids):
+            print("reading", flush=True)
+            time.sleep(1.0)
+            return ids
+        return self.source.read(tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), ids.shape))
+source = Slow(sources.image_folder("train", path=sys.argv[1], encoded=True))
+form = resized_files.Form(to="raw", size=(20, 24), quality=90)
+resized_files.write_split(source, {}, "train", form, pathlib.Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """24 training and 6 test images of 2 classes and different sizes: smooth, as photos are."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(30):
+        height, width = 40 + 7 * (number % 5), 36 + 5 * (number % 7)
+        rows, columns = np.mgrid[0:height, 0:width]
+        waves = [127 + 100 * np.sin(rows / (5 + number % 3) + columns / (9 + phase)) for phase in range(3)]
+        folder = root / ("test" if number % 5 == 4 else "train") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        content = tf.io.encode_jpeg(np.stack(waves, axis=-1).astype(np.uint8), quality=95)
+        (folder / f"{number:02d}.jpg").write_bytes(content.numpy())
+    return root
+
+
+def configuration(photos):
+    source = {"target": "tfdist.zoo.sources:image_folder", "path": str(photos), "size": [64, 64]}
+    data = c.Data(source=source, train_split="train[:75%]", evaluation_split="test", batch_size=4)
+    return c.Config(model={"target": "x:y"}, data=data, train=c.Train(epochs=1))
+
+
+def write(photos, output, to, size):
+    form = resized_files.Form(to=to, size=size, quality=QUALITY)
+    return command.write_files(configuration(photos), form, pathlib.Path(output))
+
+
+def read_all(source):
+    return {name: value.numpy() for name, value in source.read(tf.range(len(source), dtype=tf.int64)).items()}
+
+
+def decoded(content, shape=None):
+    if shape is not None:
+        return np.frombuffer(content, np.uint8).reshape(shape)
+    return tf.io.decode_jpeg(content, channels=3).numpy()
+
+
+def test_raw_images_of_one_size_are_those_of_the_folder_at_this_size(photos, tmp_path):
+    rows = write(photos, tmp_path / "raw", "raw", (20, 24))
+    assert [row[:2] for row in rows] == [("train", 24), ("test", 6)]
+    for split in ("train", "train[:75%]", "train[75%:]", "test"):
+        found = read_all(sources.prepared(split, path=str(tmp_path / "raw")))
+        wanted = read_all(sources.image_folder(split, path=str(photos), size=(20, 24)))
+        assert set(found) == {"image", "label"}
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(found[name], values)
+    source = sources.prepared("train", path=str(tmp_path / "raw"))
+    assert (source.classes, source.num_classes) == (["a", "b"], 2)
+    assert source.fingerprint() != sources.prepared("train[:50%]", path=str(tmp_path / "raw")).fingerprint()
+    source.verify()
+
+
+def test_one_number_is_the_shorter_side_and_enlarges_nothing(photos, tmp_path):
+    write(photos, tmp_path / "raw", "raw", 45)
+    write(photos, tmp_path / "jpeg", "jpeg", 45)
+    originals = read_all(sources.image_folder("train", path=str(photos), encoded=True))
+    raw, jpeg = (read_all(sources.prepared("train", path=str(tmp_path / to))) for to in ("raw", "jpeg"))
+    kept = scaled = 0
+    for number, original in enumerate(originals["image"]):
+        pixels = decoded(original)
+        height, width = pixels.shape[:2]
+        shape = raw["image_shape"][number]
+        found = decoded(raw["image"][number], shape)
+        again = decoded(jpeg["image"][number])
+        if min(height, width) <= 45:
+            kept += 1
+            np.testing.assert_array_equal(found, pixels)
+            assert jpeg["image"][number] == original
+            continue
+        scaled += 1
+        expected = tuple(round(length * 45 / min(height, width)) for length in (height, width))
+        assert tuple(shape) == (*expected, 3) and again.shape == (*expected, 3)
+        wanted = tf.image.resize(pixels, expected, antialias=True)
+        np.testing.assert_array_equal(found, np.round(wanted).astype(np.uint8))
+        # The loss of JPEG at quality 90 with halved colour: 4 of 255 levels in the mean, at most.
+        assert np.abs(again.astype(float) - found).mean() < 4
+    assert kept >= 5 and scaled >= 5
+    np.testing.assert_array_equal(jpeg["label"], originals["label"])
+
+
+def test_jpegs_of_one_size_can_be_decoded_to_pixels(photos, tmp_path):
+    write(photos, tmp_path, "jpeg", (20, 24))
+    content = read_all(sources.prepared("test", path=str(tmp_path)))["image"]
+    pixels = read_all(sources.prepared("test", path=str(tmp_path), decode=3))["image"]
+    np.testing.assert_array_equal(pixels, np.stack([decoded(one) for one in content]))
+    write(photos, tmp_path / "sides", "jpeg", 20)
+    with pytest.raises(ValueError, match=r"decode is 0, or 1 or 3 channels for JPEGs of one size.*3 for jpeg of size"):
+        sources.prepared("test", path=str(tmp_path / "sides"), decode=3)
+
+
+@pytest.mark.parametrize(("to", "size"), [("raw", (32, 32)), ("raw", 32), ("jpeg", 32)])
+def test_two_workers_take_the_batches_of_one_and_a_resume_goes_on(to, size, photos, tmp_path):
+    write(photos, tmp_path, to, size)
+    source = sources.prepared("train", path=str(tmp_path))
+
+    def prepare(batch, seeds, *, training):
+        return inception.image(batch, seeds, training=training, size=16)
+
+    def batches(first, replicas, start, stop):
+        shard = stream.ReplicaShard(first_replica=first, local_replicas=1, num_replicas=replicas)
+        dataset = stream.training(source, prepare, shard, global_batch=8, seed=3, shuffle=True)(start, stop)
+        return [{name: value.numpy() for name, value in batch.items()} for batch in dataset.take(stop - start)]
+
+    one = batches(0, 1, 0, 5)
+    assert one[0]["image"].shape == (8, 16, 16, 3) and one[0]["image"].dtype == np.float32
+    assert set(one[0]) == {"image", "label"}
+    for whole, *halves in zip(one, batches(0, 2, 0, 5), batches(1, 2, 0, 5), strict=True):
+        for name, values in whole.items():
+            np.testing.assert_array_equal(values, np.concatenate([half[name] for half in halves]))
+    for before, after in zip(one[3:], batches(0, 1, 3, 5), strict=True):
+        np.testing.assert_array_equal(before["image"], after["image"])
+    assert any((one[0]["image"][k] != one[3]["image"][m]).any() for k in range(8) for m in range(8))
+
+
+@pytest.mark.workers
+def test_a_killed_command_leaves_nothing_that_is_read_and_the_next_one_writes_all(photos, tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(photos), str(tmp_path)],
+        env=worker_environment(),
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as killed:
+        for _ in range(4):  # The first chunks are written by then.
+            assert killed.stdout.readline() == "reading\n"
+        killed.kill()
+    assert len(list(tmp_path.glob("train.writing-*"))) == 1 and not (tmp_path / "train").exists()
+    with pytest.raises(FileNotFoundError, match="there is no prepared split in"):
+        sources.prepared("train", path=str(tmp_path))
+    write(photos, tmp_path, "raw", (20, 24))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".test.lock", ".train.lock", "test", "train"]
+    assert len(sources.prepared("train", path=str(tmp_path))) == 24
+
+
+def test_what_is_complete_is_kept_and_other_files_are_refused(photos, tmp_path):
+    write(photos, tmp_path, "raw", (20, 24))
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
+    rows = write(photos, tmp_path, "raw", (20, 24))
+    assert [row[-1] for row in rows] == ["present", "present"]
+    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
+    with pytest.raises(
+        ValueError, match=r"'train' is there, made from other data or with other flags: size=\[20, 24\]"
+    ):
+        write(photos, tmp_path, "raw", (20, 20))
+    (tmp_path / "mine" / "train").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"train is there, and is none of this command's folders"):
+        write(photos, tmp_path / "mine", "raw", 20)
+    # Cut off, it is no longer complete, and is written again.
+    image = tmp_path / "train" / "image.npy"
+    size = image.stat().st_size
+    os.truncate(image, size - 1)
+    with pytest.raises(ValueError, match=r"prepared .* has no split 'train'\. It has: test\."):
+        sources.prepared("train", path=str(tmp_path))
+    write(photos, tmp_path, "raw", (20, 24))
+    assert image.stat().st_size == size
+
+
+def test_a_full_disk_a_damaged_image_and_data_that_are_no_images_say_one_thing(photos, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True).returncode == 0:
+        try:
+            with pytest.raises(
+                OSError, match=r"--output=\S+ cannot be written: No space left on device. Free space, or"
+            ):
+                write(photos, disk, "raw", (64, 64))
+            assert [path.name for path in disk.iterdir()] == [".train.lock"]
+        finally:
+            subprocess.run(["umount", "-l", disk], check=True)
+    bad = tmp_path / "bad"
+    for split in ("train", "test"):
+        for label in "ab":
+            (bad / split / label).mkdir(parents=True)
+            (bad / split / label / "0.jpg").write_bytes((photos / "train" / "a" / "00.jpg").read_bytes())
+    content = (photos / "train" / "a" / "00.jpg").read_bytes()
+    (bad / "train" / "b" / "1.jpg").write_bytes(content)
+    (bad / "train" / "a" / "0.jpg").write_bytes(content[: 3 * len(content) // 4])
+    with pytest.raises(ValueError, match=r"The image '\S+/train/a/0.jpg' cannot be read: .* Repair or remove it"):
+        write(bad, tmp_path / "out", "jpeg", 20)
+    assert not (tmp_path / "out" / "train").exists()
+    form = resized_files.Form(to="raw", size=8, quality=QUALITY)
+    with pytest.raises(ValueError, match='--to=raw needs a source of images: "image", encoded, string'):
+        resized_files.write_split(sources.line("train"), {}, "train", form, tmp_path / "line")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--size=3"], "--size needs --to: add --to=raw or --to=jpeg."),
+        (["--to=raw"], "--to=raw needs --size: add --size=256x256 or --size=256."),
+        (["--to=jpeg", "--size=9"], "--to=jpeg needs --output: add --output=FOLDER."),
+        (["--to=raw", "--size=9", "--output=x", "--quality=8"], "--quality=8 is the quality of JPEGs: add --to=jpeg"),
+        (["--to=raw", "--size=9x0", "--output=x"], "--size=9x0: give HEIGHTxWIDTH in pixels, such as 256x256, or one"),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_one_message(flags, message):
+
+    command_line = [sys.executable, "-m", "tfdist", "prepare", "--config=configs/digits.py", *flags]
+    ended = subprocess.run(command_line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.startswith(message) and ended.stderr.count("\n") == 1
