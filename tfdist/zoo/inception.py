@@ -35,8 +35,8 @@ def image(
 ) -> prepare.Batch:
     """Decodes, crops, scales and normalises images of any size.
 
-    Training crops a window of random area, aspect ratio and position, decodes only the window, scales it to `size`, and
-    mirrors half of the images. Evaluation crops the central square of size / (size + margin) of the shorter side.
+    Training crops a window of random area, aspect ratio and position, decodes only it, scales it to `size`, and mirrors
+    half of the images. Evaluation crops the central square of size / (size + margin) of the shorter side.
 
     Args:
         batch: "image" string [n], JPEG or another format of `tf.io.decode_image`; or uint8 [n, h, w, 3]; or string [n],
@@ -51,8 +51,7 @@ def image(
         mean: subtracted after `scale`, one number per channel.
         std: divisor after `mean`, one number per channel.
         scale: factor that scales bytes to [0, 1]; with mean 0, std 1 and `scale=1`, values are 0 .. 255.
-        scaled_decode: decode a JPEG at 1/2, 1/4 or 1/8 of its size where the window is at least 2, 4 or 8 times `size`;
-            for large photos. The pixels are those of libjpeg's scaled decoding: others than without it.
+        scaled_decode: decode a JPEG at 1/2, 1/4 or 1/8 where the window is at least 2, 4 or 8 times `size`: other pixels.
 
     Returns:
         The batch with "image" float32 [n, size, size, 3], without "image_shape".
@@ -60,9 +59,7 @@ def image(
     Raises:
         ValueError: an argument is out of range, or the batch has no such images.
     """
-    for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
-        if not 0 < low <= high <= most:
-            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
+    _check_ranges(area, aspect)
     contents, shape_of, cut = _images(batch, size if scaled_decode else None)
 
     def one(example: tuple[tuple[tf.Tensor, ...], tf.Tensor]) -> tf.Tensor:
@@ -71,17 +68,27 @@ def image(
         window = random_window(shape, draws, area, aspect) if training else central_window(shape, size, margin)
         pixels = tf.image.resize(cut(window, *content), (size, size), antialias=not training)
         if training and flip:
-            # 0.05 ms for 224 pixels, where `pixels[:, ::-1]` takes 2 ms.
-            pixels = tf.raw_ops.Reverse(tensor=pixels, dims=tf.stack([False, draws[-1] < 0.5, False]))
-        # One image at a time is still in the caches of the core.
+            pixels = _mirror(pixels, draws[-1] < 0.5)
+        # Normalised while it is in the caches of the core.
         pixels = tf.ensure_shape(pixels, [size, size, 3])[tf.newaxis]
         return tf.squeeze(prepare.normalise(pixels, scale=scale, mean=mean, std=std), 0)
 
     draws = stateless_random.uniform(seeds, 0, 4 * _TRIES + 1)
     signature = tf.TensorSpec([size, size, 3], tf.float32)
     images = tf.map_fn(one, (contents, draws), fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
-    others = {name: value for name, value in batch.items() if name != "image_shape"}
-    return {**others, "image": tf.ensure_shape(images, [contents[0].shape[0], size, size, 3])}
+    prepared = {**batch, "image": tf.ensure_shape(images, [contents[0].shape[0], size, size, 3])}
+    return {name: value for name, value in prepared.items() if name != "image_shape"}
+
+
+def _check_ranges(area: Sequence[float], aspect: Sequence[float]) -> None:
+    for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
+        if not 0 < low <= high <= most:
+            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
+
+
+def _mirror(pixels: tf.Tensor, condition: tf.Tensor) -> tf.Tensor:
+    """Returns an image, mirrored left-right if `condition` holds: 0.05 ms, where `pixels[:, ::-1]` takes 2."""
+    return tf.raw_ops.Reverse(tensor=pixels, dims=tf.stack([False, condition, False]))
 
 
 def _images(batch: prepare.Batch, size: int | None) -> tuple[tuple[tf.Tensor, ...], _ShapeOf, _Cut]:
