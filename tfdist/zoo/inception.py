@@ -51,7 +51,7 @@ def image(
         mean: subtracted after `scale`, one number per channel.
         std: divisor after `mean`, one number per channel.
         scale: factor that scales bytes to [0, 1]; with mean 0, std 1 and `scale=1`, values are 0 .. 255.
-        scaled_decode: decode a JPEG at 1/2, 1/4 or 1/8 where the window is at least 2, 4 or 8 times `size`: other pixels.
+        scaled_decode: decode JPEGs at 1/2, 1/4 or 1/8 if the window is at least 2, 4 or 8 times `size`: other pixels.
 
     Returns:
         The batch with "image" float32 [n, size, size, 3], without "image_shape".
