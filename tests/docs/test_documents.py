@@ -116,7 +116,8 @@ def flag_problems(text):
         if called and not is_command(called[1]):
             problems.append(f"there is no command {called[1]}")
         flag = re.match(r"--(?:no)?([\w-]+)", span)
-        if flag and flag[1] not in flags_of("tfdist.main") | flags_of("tfdist.run") | FLAGS_OF_OTHERS:
+        ours = set().union(*map(flags_of, ("tfdist.main", "tfdist.run", "tfdist prepare")))
+        if flag and flag[1] not in ours | FLAGS_OF_OTHERS:
             problems.append(f"tfdist.main has no flag --{flag[1]}")
     return problems
 
