@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import distributed_dataset
-from tfdist.cluster.devices import collective_dtypes, replicas
+from tfdist.cluster.devices import collective_dtypes, initial_values, replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
@@ -80,8 +80,13 @@ class Cluster:
         return tf.DeviceSpec.from_string(self.strategy.extended.worker_devices[0]).device_type
 
     def scope(self) -> AbstractContextManager:
-        """Returns the scope in which models, optimizers and metrics are created."""
-        return self.strategy.scope() if self.num_workers == 1 else collective_dtypes.scope(self.strategy)
+        """Returns the scope in which models, optimizers and metrics are created.
+
+        Collective at its end, if variables were created: all workers then have the chief's values.
+        """
+        if self.num_workers == 1:
+            return self.strategy.scope()
+        return initial_values.scope(self.strategy, self._equalise)
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
@@ -208,6 +213,24 @@ class Cluster:
     def broadcast_variables(self, variables: Iterable[Any]) -> None:
         """Sets Keras variables to the chief's values on every worker. Collective."""
         self.make_broadcast_variables(variables)()
+
+    def _equalise(self, variables: list[tf.Variable]) -> None:
+        """Sets new variables to the chief's values where a worker has others. Collective.
+
+        Raises:
+            ValueError: the workers have created different numbers of variables.
+        """
+        variables = [variable for variable in variables if tf.as_dtype(variable.dtype) != tf.string]
+        counts = self.all_gather([len(variables)])[:, 0].tolist()
+        if len({*counts}) > 1:
+            raise ValueError(
+                "The workers have created different numbers of variables in cluster.scope(), by rank: "
+                f"{', '.join(map(str, counts))}. Build the same model on all."
+            )
+        if variables:
+            found = self.all_gather(initial_values.hash_values(self.strategy, variables))
+            differs = (found != found[0]).any(axis=0)
+            self.broadcast_variables(variable for variable, other in zip(variables, differs, strict=True) if other)
 
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` steps; the stall timer of the next one starts."""

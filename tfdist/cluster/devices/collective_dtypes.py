@@ -1,7 +1,5 @@
 """The dtypes of TensorFlow's collectives, and other values as tensors of these dtypes."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,8 +8,6 @@ import tensorflow as tf
 DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # Bytes of a number -> the integers that have its bits.
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
-# The argument of variable creators that names the dtype of a variable whose bits are broadcast.
-_OF_BITS = "tfdist_dtype"
 
 
 def to_bits(value: tf.Tensor) -> tf.Tensor:
@@ -62,36 +58,3 @@ def gather(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
         codes = strategy.run(to_codes, args=(value, width))
         return from_codes(strategy.gather(codes, axis=0), lengths)
     return from_bits(strategy.gather(strategy.run(to_bits, args=(value,)), axis=0), dtype)
-
-
-@contextlib.contextmanager
-def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """The scope of a strategy of several workers, in which variables may have the dtypes of `to_bits`.
-
-    The strategy broadcasts the initial value of each variable. It gets the bits; the variables on its devices get the
-    value.
-    """
-    with tf.variable_creator_scope(_create_value), strategy.scope(), tf.variable_creator_scope(_create_bits):
-        yield
-
-
-def _create_bits(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-    value, dtype = keywords["initial_value"], keywords.get("dtype")
-    if dtype is None and not callable(value):
-        dtype = tf.convert_to_tensor(value).dtype
-    if dtype is None or tf.as_dtype(dtype) in (*DTYPES, tf.string):
-        return next_creator(**keywords)
-    dtype = tf.as_dtype(dtype)
-
-    def bits() -> tf.Tensor:
-        return to_bits(tf.convert_to_tensor(value() if callable(value) else value, dtype))
-
-    return next_creator(**keywords | {"initial_value": bits, "dtype": None, _OF_BITS: dtype})
-
-
-def _create_value(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-    dtype = keywords.pop(_OF_BITS, None)
-    if dtype is None:
-        return next_creator(**keywords)
-    bits = keywords["initial_value"]
-    return next_creator(**keywords | {"initial_value": lambda: from_bits(bits(), dtype), "dtype": dtype})
