@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from launching import REPOSITORY, worker_environment
+from launching import ATOL, REPOSITORY, assert_weights_agree, run_all, weights, worker_environment
 
 from tfdist import config as c
 from tfdist.data import stream
@@ -16,6 +16,24 @@ from tfdist.tools.prepare_data import command, resized_files
 from tfdist.zoo import inception, sources
 
 QUALITY = 90
+# A linear network on the photos, cropped to 16x16.
+CONFIG = """
+import keras
+from tfdist import config as c
+
+def network(num_classes):
+    inputs = keras.Input((16, 16, 3), name="image")
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(keras.layers.Flatten()(inputs)))
+
+def get_config():
+    source = {{"target": "tfdist.zoo.sources:image_folder", "path": {path!r}}}
+    prepare = {{"target": "tfdist.zoo.inception:image", "size": 16}}
+    return c.Config(
+        model={{"target": "photos_config:network", "num_classes": 2}},
+        data=c.Data(source=source, prepare=prepare, batch_size=8),
+        train=c.Train(steps=12),
+    )
+"""
 # Writes the images of the folder in sys.argv[1] to sys.argv[2]; takes a second for each of its chunks.
 SLOW = """
 import pathlib, sys, time
@@ -150,6 +168,30 @@ def test_two_workers_take_the_batches_of_one_and_a_resume_goes_on(to, size, phot
     for before, after in zip(one[3:], batches(0, 1, 3, 5), strict=True):
         np.testing.assert_array_equal(before["image"], after["image"])
     assert any((one[0]["image"][k] != one[3]["image"][m]).any() for k in range(8) for m in range(8))
+
+
+@pytest.mark.slow
+@pytest.mark.workers
+def test_a_run_on_the_files_is_the_same_on_two_workers_and_after_a_resume(photos, tmp_path):
+    (tmp_path / "photos_config.py").write_text(CONFIG.format(path=str(photos)))
+    environment = worker_environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    config = f"--config={tmp_path / 'photos_config.py'}"
+    output = tmp_path / "files"
+    flags = ["--to=raw", "--size=32", f"--output={output}"]
+    (said,) = run_all([[sys.executable, "-m", "tfdist", "prepare", config, *flags]], [environment])
+    spec = f"--config.data.source={{'target': 'tfdist.zoo.sources:prepared', 'path': '{output}'}}"
+    assert spec.replace("source=", 'source="') + '"' in said and "MB" in said
+
+    def train(launcher, name, *more):
+        command_line = [sys.executable, "-m", *launcher, config, f"--workdir={tmp_path / name}", spec, *more]
+        run_all([command_line], [environment])
+        return weights(tmp_path / name)
+
+    one = train(["tfdist.main"], "one")
+    assert_weights_agree(one, train(["tfdist.launch", "--workers=2", "--"], "two"), atol=ATOL)
+    train(["tfdist.main"], "resumed", "--config.train.steps=6")
+    (tmp_path / "resumed" / "finished.json").unlink()
+    assert_weights_agree(one, train(["tfdist.main"], "resumed", "--allow_config_changes"), atol=0)
 
 
 @pytest.mark.workers
