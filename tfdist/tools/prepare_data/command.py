@@ -7,6 +7,7 @@ not at the start of the job. It can be repeated: existing data is not downloaded
 With --to=raw or --to=jpeg it writes the images of both splits at the size that training needs: see `resized_files`.
 """
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -159,11 +160,14 @@ def write_files(config: config_lib.Config, form: Any, output: Path) -> list[tupl
     from tfdist.tools.prepare_data import resized_files
 
     validate.validate(config)
+    encoded = config.data.source.get("encoded")
     spec = config.data.source = with_encoded(with_download(config.data.source))
     rows = []
     both = [split for split in (config.data.train_split, config.data.evaluation_split) if split is not None]
     for split in dict.fromkeys(split.partition("[")[0] for split in both):
         source = inputs_lib.open_source(config, split)
+        if not encoded:  # Training reads pixels, in grey or in colour.
+            form = dataclasses.replace(form, channels=getattr(source, "channels", 3))
         num_bytes, seconds = resized_files.write_split(source, spec, split, form, output)
         rate = round(len(source) / seconds) if seconds else "present"
         rows.append((split, len(source), round(num_bytes / 1e6, 1), round(seconds, 1), rate))

@@ -38,6 +38,8 @@ class Form:
     size: tuple[int, int] | int
     # 1 to 100, of JPEG.
     quality: int
+    # Of images that the source does not decode: 1 (grey) or 3 (colour).
+    channels: int = 3
 
 
 def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, output: Path) -> tuple[int, float]:
@@ -124,7 +126,7 @@ def _store(batch: Batch, form: Form) -> Batch:
             f'--to={form.to} needs a source of images: "image", encoded, string [n], or uint8 [n, h, w, c]. '
             f"Received: {found}"
         )
-    channels = images.shape[-1] if pixels else 3
+    channels = images.shape[-1] if pixels else form.channels
     one, signature = _storing(form, channels, decoded=pixels)
     stored = tf.map_fn(one, images, fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
     return {**batch, **stored}

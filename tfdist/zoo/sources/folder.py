@@ -58,7 +58,7 @@ class ImageFolder:
 
         self._size = size or decoding.image_size(self._file(0))
         self._any_size, self._encoded = encoded or size is not None, encoded
-        self._shape = (*self._size, channels)
+        self._shape, self.channels = (*self._size, channels), channels
         in_memory = cache.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
         self._in_memory = in_memory and not encoded
         names = {"name": self._names, "label": self._labels}

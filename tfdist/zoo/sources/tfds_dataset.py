@@ -44,6 +44,9 @@ class TfdsSource:
         self.num_classes = getattr(builder.info.features[label], "num_classes", None) if label else None
         self.classes = getattr(builder.info.features[label], "names", None) if label else None
 
+        image = self._features.get("image")
+        self.channels = (builder.info.features[image].shape or (3,))[-1] if image else 3
+
         self._format = _choose_format(builder, self._title)
         self._shards = _find_shards(builder, self._part, self._title)
         num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
