@@ -1,8 +1,9 @@
-"""Memory and time of `config.train.recompute`: `python -m tests.benchmark.recompute`.
+"""Memory and time of `config.train.recompute` and `recompute_mb`: `python -m tests.benchmark.recompute`.
 
-Trains residual blocks with a large batch, once with their activations kept and once with them computed again, each in a
-process of its own, and prints the peak of the process's memory and the processor time of a step. Two runs of other
-lengths give the time of a step: that of the start cancels.
+Trains residual blocks, which are layers with layers in them, and ResNet50V2, a flat functional model, with a large
+batch: with their activations kept, and with them computed again. Each training is a process of its own. Prints the peak
+of the process's memory and the processor time of a step. Two runs of other lengths give the time of a step: that of the
+start cancels.
 """
 
 import os
@@ -14,32 +15,53 @@ from tfdist.tools import tables
 
 STEPS = (2, 8)
 WIDTH, DEPTH, BATCH = 512, 16, 720
+SIDE, IMAGES = 64, 96
 ROUNDS = 3
+_BLOCKS = {"target": "tests.support.lab:blocks", "num_classes": 10, "width": WIDTH, "depth": DEPTH}
+_FLAT = {
+    "target": "tfdist.zoo.models:application",
+    "name": "ResNet50V2",
+    "num_classes": 10,
+    "input_shape": (SIDE, SIDE, 3),
+}
+_MADE = {"target": "tfdist.zoo.sources:synthetic", "shape": (SIDE, SIDE, 3), "num_classes": 10, "num_examples": 1000}
+_OF_BLOCKS = (f"--config.model={_BLOCKS}", f"--config.data.batch_size={BATCH}")
+_OF_FLAT = (
+    f"--config.model={_FLAT}",
+    f"--config.data.batch_size={IMAGES}",
+    f"--config.data.source={_MADE}",
+    "--config.data.prepare.scale=none",
+)
+CASES = {
+    f"{DEPTH} blocks {WIDTH} wide, {BATCH} examples": _OF_BLOCKS,
+    "train.recompute=['block_*']": (*_OF_BLOCKS, "--config.train.recompute=['block_*']"),
+    f"ResNet50V2, {IMAGES} images of {SIDE}x{SIDE}": _OF_FLAT,
+    "train.recompute_mb=600": (*_OF_FLAT, "--config.train.recompute_mb=600"),
+    "train.recompute_mb=300": (*_OF_FLAT, "--config.train.recompute_mb=300"),
+}
 
 
 def main() -> None:
     """Runs the trainings in turn, and prints the table."""
-    found: dict[str, list[tuple[float, float]]] = {"[]": [], "['block_*']": []}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
     for _ in range(ROUNDS):
-        for names, values in found.items():
-            short, long = (train(names, steps) for steps in STEPS)
+        for name, values in found.items():
+            short, long = (train(CASES[name], steps) for steps in STEPS)
             values.append((long[0], (long[1] - short[1]) / (STEPS[1] - STEPS[0])))
     rows = []
-    for names, values in found.items():
+    for name, values in found.items():
         memory, seconds = (sorted(one)[len(one) // 2] for one in zip(*values, strict=True))
-        rows.append((f"train.recompute={names}", round(memory), round(seconds, 2)))
-    print(f"{DEPTH} blocks {WIDTH} wide, batch of {BATCH}; medians of {ROUNDS}")
+        rows.append((name, round(memory), round(seconds, 2)))
+    print(f"medians of {ROUNDS}")
     print(tables.text(("", "peak MiB", "CPU s a step"), rows))
 
 
-def train(names: str, steps: int) -> tuple[float, float]:
+def train(words: tuple[str, ...], steps: int) -> tuple[float, float]:
     """Trains in a new process; returns its peak of memory in MiB and its processor time in seconds."""
-    model = {"target": "tests.support.lab:blocks", "num_classes": 10, "width": WIDTH, "depth": DEPTH}
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "tfdist.main", "--config=tests/configs/blocks.py", f"--workdir={folder}/run"),
-            *(f"--config.model={model}", f"--config.train.recompute={names}", f"--config.train.steps={steps}"),
-            *(f"--config.data.batch_size={BATCH}", "--config.data.evaluation_split=none"),
+            *(*words, f"--config.train.steps={steps}", "--config.data.evaluation_split=none"),
         ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)

@@ -9,8 +9,8 @@ import pytest
 pytestmark = pytest.mark.unit
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Lines of the files that an engineer reads who wants the core.
-LONGEST_PATH = 2780
+# Lines of the files that an engineer reads who wants the core; the last 30 for fields of issue 28 and initial values.
+LONGEST_PATH = 2810
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.training import loop, setup
-from tfdist.training.step.variants import recompute
+from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.variants.recomputation import named_layers, segments
 
 pytestmark = pytest.mark.usefixtures("own_process", "graph_optimizers")
 
@@ -97,4 +98,85 @@ def test_layers_that_cannot_be_recomputed_are_refused(names, message):
     model = keras.Model(inputs, keras.layers.Dense(4, name="block_0")(outputs))
     made = config(recompute=names)
     with pytest.raises(ValueError, match=re.escape(message)):
-        recompute.install(model, made)
+        named_layers.install(model, made)
+
+
+def flat(blocks=6, flatten=True):
+    """A functional model without nested layers: residual blocks with normalisation and dropout."""
+    inputs = keras.Input((8, 8, 1))
+    x = keras.layers.Conv2D(8, 3, padding="same", name="stem")(inputs)
+    for number in range(blocks):
+        y = keras.layers.BatchNormalization(name=f"norm_{number}")(x)
+        y = keras.layers.Conv2D(8, 3, padding="same", activation="gelu", name=f"conv_{number}")(y)
+        x = x + keras.layers.Dropout(0.3, name=f"dropout_{number}")(y)
+    x = keras.layers.Flatten()(x) if flatten else x
+    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(x))
+
+
+@pytest.mark.parametrize("case", slow_except(list(CASES), ["plain"]))
+def test_segments_of_a_flat_model_change_no_bit(tmp_path, case):
+    model = {"target": f"{__name__}:flat"}
+    found = {}
+    for name, megabytes in (("kept", None), ("again", 0.8)):
+        made = config(recompute_mb=megabytes, **CASES[case])
+        made.model = model
+        found[name] = run(tmp_path / name, made)
+    assert any("moving_variance" in name for name in found["kept"])
+    for name, array in found["kept"].items():
+        assert (found["again"][name] == array).all(), name
+
+
+def test_segments_fit_the_budget_and_only_they_are_computed_twice():
+    model = flat()
+    whole = 32 * (8 * 8 * 8 * (1 + 4 * 6) + 8 * 8 * 8 + 10) * 4 / 1e6
+
+    def convolutions(megabytes):
+        keras.utils.clear_session()
+        made = flat()
+        counts = segments.install(made, megabytes, 32)
+        optimizer = keras.optimizers.SGD()
+        optimizer.build(made.trainable_variables)
+        seed_generators.make_stateless(made, optimizer.iterations, lambda: tf.constant(0), 0)
+
+        @tf.function
+        def gradients(images):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(made(images, training=True))
+            return tape.gradient(loss, made.trainable_variables)
+
+        graph = gradients.get_concrete_function(tf.TensorSpec([32, 8, 8, 1])).graph
+        return counts, [op.type for op in graph.get_operations()].count("Conv2D")
+
+    assert convolutions(1.01 * whole) == ((0, 0), 7)
+    (again, count), twice = convolutions(0.8 * whole)
+    assert 0 < again < count and 7 < twice < 14
+    (more, _), most = convolutions(0.5 * whole)
+    assert more > again and most > twice
+    assert segments.install(model, 1.01 * whole, 32) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "megabytes", "message"),
+    [
+        (flat, 0.01, "with 32 examples in a pass 'flat' keeps at least 0."),
+        (
+            lambda: keras.Model(one := keras.Input((None,)), keras.layers.ReLU()(one * 2.0)),
+            0.01,
+            "has an unknown size",
+        ),
+        (lambda: keras.Sequential([keras.layers.Dense(2)]), 0.01, "needs a functional model with one output. Received"),
+    ],
+)
+def test_models_that_cannot_be_cut_are_refused(make, megabytes, message):
+    model = make()
+    model.name = "flat"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        segments.install(model, megabytes, 32)
+
+
+def test_a_sequential_model_is_cut_too():
+    layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
+    model = keras.Sequential([keras.Input((64,)), *layers])
+    assert segments.install(model, 0.06, 32)[0] > 0
+    value = tf.function(lambda x: model(x, training=True))(tf.ones([32, 64]))
+    assert value.shape == (32, 64)

@@ -26,7 +26,8 @@ PARTS = {
     "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:NoiseScaleReport",
     "report.notify": "tfdist.training.reporting.notice:send",
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
-    "train.recompute": "tfdist.training.step.variants.recompute:install",
+    "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
+    "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
@@ -150,6 +151,9 @@ class Train:
     recompute: list[str] = dataclasses.field(default_factory=list)
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""
+    recompute_mb: float | None = None
+    """Megabytes of activations that a functional model may keep in a step: of so many segments the activations are
+    computed again. None: all are kept (docs/guide.md, "The step")."""
     shard_optimizer: bool = False
     """Each replica holds and updates its part of the optimizer's slots (ZeRO-1, arXiv 1910.02054): less memory, more
     communication, the same bits (docs/guide.md, "The step")."""

@@ -94,6 +94,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         "train.epochs",
         "cluster.pause_epochs",
         "train.clip_norm",
+        "train.recompute_mb",
         "train.call_seconds",
         "learning_rate.reference_batch_size",
     ):
@@ -190,8 +191,11 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             "then a share of the batch has the same bits on each replica. Received: None"
         )
     yield from _need_one_sum(config)
-    if train.recompute and train.xla:
-        yield f"train.recompute needs train.xla=False: XLA merges both computations. Received: {train.recompute}"
+    for name in ("recompute", "recompute_mb"):
+        if getattr(train, name) and train.xla:
+            yield f"train.{name} needs train.xla=False: XLA merges both computations. Received: {getattr(train, name)}"
+    if train.recompute and train.recompute_mb is not None:
+        yield f"train.recompute_mb={train.recompute_mb} chooses what is computed again: remove train.recompute"
     if data.pipeline == "textbook" and data.shards != "batch":
         needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
         yield f'data.shards="{data.shards}" {needs}'

@@ -46,12 +46,17 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
     inner = {id(one) for layer in chosen for one in layers.of_all_depths(layer)[1:]}
     outermost = [layer for layer in chosen if id(layer) not in inner]
     for layer in outermost:
-        _check(layer)
+        check(layer)
         patching.put(layer, "call", _recomputing(layer, layer.call))
     return [layer.name for layer in outermost]
 
 
-def _check(layer: keras.Layer) -> None:
+def check(layer: keras.Layer) -> None:
+    """Checks that a layer can be computed again.
+
+    Raises:
+        ValueError: it cannot.
+    """
     parts = layers.of_all_depths(layer)
     if any(getattr(part, "activity_regularizer", None) is not None for part in parts):
         raise ValueError(f"config.train.recompute: the layer {layer.name!r} has an activity_regularizer. Leave it out.")
@@ -81,12 +86,13 @@ def _recomputing(layer: keras.Layer, original: Callable[..., Any]) -> Callable[.
         trains = keywords.get("training", False) if takes_training else bool(layer.trainable_variables)
         if id(layer) in again or tf.executing_eagerly() or not trains:
             return original(*args, **keywords)
-        return _call(layer, args, keywords)
+        return call_again(layer, args, keywords)
 
     return call
 
 
-def _call(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """Calls a layer in a graph with tensors of any shapes, and returns its outputs; its gradient computes it again."""
     flat = tf.nest.flatten((args, keywords))
     places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
     trainable, others = [*layer.trainable_variables], [*layer.non_trainable_variables]

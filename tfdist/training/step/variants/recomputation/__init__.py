@@ -1,0 +1,4 @@
+"""Recomputation of activations in the backward pass: memory for time.
+
+named_layers.py computes layers again that the config names; segments.py cuts a flat model into segments for a budget.
+"""
