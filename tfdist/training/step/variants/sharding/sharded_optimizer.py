@@ -63,6 +63,9 @@ class ShardedApply:
     clip: Callable[[Gradients], Gradients]
     # Its options and its clock.
     reduction: AllReduce
+    # Of the gathers of a step; as many as parts.
+    keys: Sequence[int]
+    one_cpu: bool
 
     def __call__(self, gradients: Gradients) -> None:
         """Clips summed gradients, updates this replica's parts, and gathers the parts of all."""
@@ -93,9 +96,12 @@ class ShardedApply:
         ready = self.reduction.clock([*values.values()])
         gathered: list[tf.Tensor] = []
         # The gradients of the last layers are summed first.
-        for pack in _packs(updated[::-1], self.reduction.options.bytes_per_pack):
+        for number, pack in enumerate(_packs(updated[::-1], self.reduction.options.bytes_per_pack)):
             own = [values[id(part)] for part in pack]
-            rows = collectives.all_gather(own[0] if len(own) == 1 else tf.concat(own, axis=0), pack[0].weight.value)
+            # After the pack before the last one: their old weights are freed by then.
+            with tf.control_dependencies(gathered[-2:-1]):
+                joined = tf.concat(own, axis=0) if len(own) > 1 else tf.identity(own[0])
+            rows = collectives.all_gather(joined, self.keys[number], like=pack[0].weight.value, one_cpu=self.one_cpu)
             gathered.append(rows)
             first = 0
             for part in pack:
@@ -159,6 +165,8 @@ def compose(run: Run) -> Run:
         parts=parts,
         clip=stages.make_clip(run.config.train.clip_norm, cluster, equal=True),
         reduction=context.reduction,
+        keys=collectives.new_keys(len(parts)),
+        one_cpu=cluster.device_type == "CPU" and cluster.num_replicas == cluster.num_workers,
     )
     context = dataclasses.replace(context, apply=apply)
     update = other_sum.update_with(context, other_sum.sum_over_replicas(context))
