@@ -21,7 +21,7 @@ from tfdist.tools import measure as measure_lib
 from tfdist.tools import tables
 
 # Megabytes of the gradients.
-SIZES = {"mlp": 0.4, "resnet20": 1.08, "resnet50v2": 94, "transformer": 12.7}
+SIZES = {"mlp": 0.4, "mnist": 0.34, "resnet20": 1.08, "resnet50v2": 94, "transformer": 12.7}
 THREADS = (1, 2)
 HEADER = ("link", "threads", "one worker", "sum alone", "two workers", "hidden", "DDP")
 

@@ -58,6 +58,13 @@ WORKLOADS = {
         examples=60_000,
         batch=64,
     ),
+    "mnist": Workload(
+        title="the MNIST network, two convolutions",
+        model={"target": "tfdist.zoo.models:mnist_cnn", "num_classes": 10},
+        shape=(28, 28, 1),
+        examples=60_000,
+        batch=64,
+    ),
     "resnet20": Workload(
         title="ResNet-20",
         model={"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, **_CIFAR},

@@ -7,13 +7,19 @@ from torch.nn import functional
 
 def network(name: str, num_classes: int = 10) -> nn.Module:
     """The network of a workload, float32 [n, channels, height, width] -> logits, with as many weights as Keras'."""
-    return {"mlp": _mlp, "resnet20": _resnet20, "resnet50v2": _resnet50v2, "transformer": _Transformer}[name](
-        num_classes
-    )
+    networks = {"mlp": _mlp, "mnist": _mnist, "resnet20": _resnet20, "resnet50v2": _resnet50v2}
+    return (networks | {"transformer": _Transformer})[name](num_classes)
 
 
 def _mlp(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, num_classes))
+
+
+def _mnist(num_classes: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for channels, filters in ((1, 32), (32, 64)):
+        layers += [nn.Conv2d(channels, filters, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(7 * 7 * 64, num_classes))
 
 
 def _resnet20(num_classes: int) -> nn.Module:
