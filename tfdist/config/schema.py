@@ -19,7 +19,7 @@ RENAMED = {"agreement": "consistency"}
 PARTS = {
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "data.pipeline": "tfdist.data.textbook:pipeline",
-    "data.cache": "tfdist.data.cache:add_cache",
+    "data.cache": "tfdist.data.cache.cached_source:add_cache",
     "data.shards": "tfdist.data.fixed_shards:divide",
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
