@@ -119,7 +119,10 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
             ["--sections=step"],
             "--sections: there is no 'step'; there are steps, compression, input, all_reduce",
         ),
-        (["--workloads=vgg"], "--workloads: there is no 'vgg'; there are mlp, mnist, resnet20, resnet50v2, transformer."),
+        (
+            ["--workloads=vgg"],
+            "--workloads: there is no 'vgg'; there are mlp, mnist, resnet20, resnet50v2, transformer.",
+        ),
         (["--peers=horovod"], "--peers: there is no 'horovod'; there are keras, ddp."),
         pytest.param(
             ["--peers=ddp"],
