@@ -2,7 +2,7 @@
 
 Trains a perceptron of 17 million weights with Adam on 1, 2 and 4 workers of this machine, without and with the field in
 turn. The memory is that of the last worker, which writes no checkpoint, between the reports of the 5th and the last
-step: the median of what it has, and the most. The time of a step is the median over the same steps.
+step: its median and its maximum. The time of a step is the median over the same steps.
 """
 
 import argparse

@@ -2,25 +2,26 @@
 
 import json
 import pathlib
+import shutil
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 from launching import free_ports, run_all, worker_environment
 
+from tfdist.training import checkpointing
+
 SAME_RUN = "tests/configs/same_run.py"
 
 
-def environments(workers: int) -> list[dict[str, str]]:
-    """The environments of `workers` workers on this machine."""
+def environments(workers: int, hosts: Sequence[str] = (), **variables: str) -> list[dict[str, str]]:
+    """The environments of `workers` workers on this machine; `hosts`: the names that they have for it."""
     if workers == 1:
-        return [worker_environment()]
-    addresses = [f"localhost:{port}" for port in free_ports(workers)]
-    return [
-        worker_environment(
-            TF_CONFIG=json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
-        )
-        for index in range(workers)
-    ]
+        return [worker_environment(**variables)]
+    names = hosts or ["localhost"] * workers
+    addresses = [f"{host}:{port}" for host, port in zip(names, free_ports(workers), strict=True)]
+    tasks = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}} for index in range(workers)]
+    return [worker_environment(TF_CONFIG=json.dumps(task), **variables) for task in tasks]
 
 
 def command(workdir: pathlib.Path, *options: str, config: str = SAME_RUN) -> list[str]:
@@ -50,3 +51,11 @@ def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarra
     """The largest difference between two sets of equally named arrays."""
     assert first.keys() == second.keys()
     return max(float(np.max(np.abs(first[name].astype(float) - second[name]))) for name in first)
+
+
+def cut_back(workdir: pathlib.Path, copy: pathlib.Path) -> pathlib.Path:
+    """Copies a finished run as it would be, had it been killed before the checkpoint of step 20."""
+    shutil.copytree(workdir, copy)
+    (copy / checkpointing.FINISHED).unlink()
+    shutil.rmtree(copy / "checkpoints" / "step-00000020")
+    return copy

@@ -1,11 +1,10 @@
 """Variables made in cluster.scope() begin with the chief's values on all workers."""
 
-import json
 import sys
 
 import numpy as np
 import processes
-from launching import free_ports, worker_environment
+import topologies
 
 SCRIPT = """
 import sys
@@ -47,14 +46,8 @@ process_exit.run_and_exit(run)
 
 
 def test_all_workers_and_devices_have_the_bits_of_the_chief(tmp_path):
-    tasks = [
-        {"cluster": {"worker": [f"127.0.0.1:{port}" for port in ports]}, "task": {"type": "worker", "index": rank}}
-        for ports in [free_ports(2)]
-        for rank in range(2)
-    ]
     codes, outputs = processes.run(
-        [[sys.executable, "-c", SCRIPT, str(tmp_path)]] * 2,
-        [worker_environment(TF_CONFIG=json.dumps(task)) for task in tasks],
+        [[sys.executable, "-c", SCRIPT, str(tmp_path)]] * 2, topologies.environments(2, ["127.0.0.1"] * 2)
     )
     assert codes == [0, 0], outputs
     chief, other = (np.load(tmp_path / f"{rank}.npz") for rank in range(2))

@@ -2,7 +2,6 @@
 
 import pathlib
 import runpy
-import shutil
 
 import keras
 import numpy as np
@@ -13,7 +12,7 @@ from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import checkpointing, loop, setup
+from tfdist.training import loop, setup
 
 CONFIG = "tests/configs/power_sgd.py"
 ERRORS = "replicas/compression/"
@@ -44,14 +43,6 @@ def run(workdir: pathlib.Path, made: c.Config) -> dict[str, np.ndarray]:
 def summed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint, with the errors summed over replicas."""
     return {name: array.astype(float).sum(0) if name.startswith(ERRORS) else array for name, array in arrays.items()}
-
-
-def cut_back(workdir: pathlib.Path, copy: pathlib.Path) -> pathlib.Path:
-    """Copies a finished run as it would be, had it been killed before the checkpoint of step 20."""
-    shutil.copytree(workdir, copy)
-    (copy / checkpointing.FINISHED).unlink()
-    shutil.rmtree(copy / "checkpoints" / "step-00000020")
-    return copy
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +98,7 @@ def test_workers_with_unlike_processors_stay_equal(on_two, tmp_path, instruction
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(on_two, tmp_path):
-    copy = cut_back(on_two, tmp_path / "run")
+    copy = topologies.cut_back(on_two, tmp_path / "run")
     topologies.train(copy, devices=2, config=CONFIG)
     assert topologies.largest_difference(topologies.arrays(on_two), topologies.arrays(copy)) == 0
 
@@ -115,12 +106,12 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(on_two, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_resumed_on_another_number_of_replicas_keeps_the_sum_of_the_errors(on_two, tmp_path, devices):
-    copy = cut_back(on_two, tmp_path / "run")
+    copy = topologies.cut_back(on_two, tmp_path / "run")
     topologies.train(copy, devices=devices, config=CONFIG)
     expected = summed(topologies.arrays(on_two))
     assert topologies.largest_difference(expected, summed(topologies.arrays(copy))) < 1e-3
     # Without the errors it would be another run.
-    lost = cut_back(on_two, tmp_path / "lost")
+    lost = topologies.cut_back(on_two, tmp_path / "lost")
     saved = checkpoint_format.verify(lost / "checkpoints" / "step-00000010")
     kept = {name: array * (not name.startswith(ERRORS)) for name, array in topologies.arrays(lost, 10).items()}
     checkpoint_format.write(lost / "checkpoints", 10, kept, saved.state)

@@ -42,6 +42,19 @@ def run(workdir, made):
     return topologies.arrays(workdir, made.train.steps)
 
 
+def operations(model, shape):
+    """The types of the operations of a training step of `model` on images of `shape`."""
+
+    @tf.function
+    def gradients(images):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(images, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    graph = gradients.get_concrete_function(tf.TensorSpec(shape)).graph
+    return [op.type for op in graph.get_operations()]
+
+
 @pytest.mark.parametrize("case", slow_except(list(CASES), ["in micro-batches"]))
 def test_recomputation_changes_no_bit(tmp_path, case):
     kept = run(tmp_path / "kept", config(**CASES[case]))
@@ -53,17 +66,8 @@ def test_recomputation_changes_no_bit(tmp_path, case):
 
 def test_a_block_keeps_its_inputs_only_and_computes_its_layers_twice(tmp_path):
     made = setup.build_run(config(recompute=["block_0"]), tmp_path)
-    model = made.context.model
-
-    @tf.function
-    def gradients(images):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(images, training=True))
-        return tape.gradient(loss, model.trainable_variables)
-
-    graph = gradients.get_concrete_function(tf.TensorSpec([4, 8, 8, 1])).graph
     # The activation of block_0, twice, and that of block_1.
-    assert [op.type for op in graph.get_operations()].count("Erfc") == 3
+    assert operations(made.context.model, [4, 8, 8, 1]).count("Erfc") == 3
 
 
 @pytest.mark.slow
@@ -138,14 +142,7 @@ def test_segments_fit_the_budget_and_only_they_are_computed_twice():
         optimizer.build(made.trainable_variables)
         seed_generators.make_stateless(made, optimizer.iterations, lambda: tf.constant(0), 0)
 
-        @tf.function
-        def gradients(images):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(made(images, training=True))
-            return tape.gradient(loss, made.trainable_variables)
-
-        graph = gradients.get_concrete_function(tf.TensorSpec([32, 8, 8, 1])).graph
-        return counts, [op.type for op in graph.get_operations()].count("Conv2D")
+        return counts, operations(made, [32, 8, 8, 1]).count("Conv2D")
 
     assert convolutions(1.01 * whole) == ((0, 0), 7)
     (again, count), twice = convolutions(0.8 * whole)

@@ -4,7 +4,6 @@ import json
 import pathlib
 import re
 import runpy
-import shutil
 import sys
 
 import keras
@@ -49,14 +48,6 @@ def compare(folder: pathlib.Path, *options: str, devices: int = 1, workers: int 
     assert differing(topologies.arrays(folder / "without"), topologies.arrays(folder / "with")) == []
     hashes = [[one["hash"] for one in topologies.records(folder / name, "state")] for name in ("without", "with")]
     assert hashes[0] == hashes[1] and len(hashes[0]) >= 4
-
-
-def cut_back(workdir: pathlib.Path, copy: pathlib.Path) -> pathlib.Path:
-    """Copies a finished run as it would be, had it been killed before the checkpoint of step 20."""
-    shutil.copytree(workdir, copy)
-    (copy / checkpointing.FINISHED).unlink()
-    shutil.rmtree(copy / "checkpoints" / "step-00000020")
-    return copy
 
 
 @pytest.fixture(scope="module")
@@ -131,18 +122,18 @@ RESUMED = [
 
 @pytest.mark.parametrize(("options", "sizes"), slow_except(RESUMED, RESUMED[:1]))
 def test_a_run_resumes_with_or_without_on_any_number_of_replicas(on_two, tmp_path, options, sizes):
-    copy = cut_back(on_two / "with", tmp_path / "with")
+    copy = topologies.cut_back(on_two / "with", tmp_path / "with")
     topologies.train(copy, *options, config=CONFIG, **sizes)
     expected = on_two / "with"  # As if it had not been interrupted.
     if sizes != {"devices": 2}:
-        expected = cut_back(on_two / "without", tmp_path / "without")
+        expected = topologies.cut_back(on_two / "without", tmp_path / "without")
         topologies.train(expected, WITHOUT, config=CONFIG, **sizes)
     assert differing(*map(topologies.arrays, (expected, copy))) == []
 
 
 @pytest.mark.slow
 def test_a_run_without_resumes_with_it(on_two, tmp_path):
-    copy = cut_back(on_two / "without", tmp_path / "run")
+    copy = topologies.cut_back(on_two / "without", tmp_path / "run")
     topologies.train(copy, config=CONFIG, workers=2)
     assert differing(*map(topologies.arrays, (on_two / "with", copy))) == []
 

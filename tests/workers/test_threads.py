@@ -1,12 +1,11 @@
 """The threads for ops of workers with one core each."""
 
-import json
 import os
 import sys
 
 import processes
 import pytest
-from launching import free_ports, worker_environment
+import topologies
 
 SCRIPT = """
 import os, sys
@@ -41,12 +40,10 @@ process_exit.run_and_exit(run)
     ],
 )
 def test_workers_with_one_core_on_several_hosts_have_two_threads_for_ops(tmp_path, hosts, variables, expected):
-    addresses = [f"{host}:{port}" for host, port in zip(hosts, free_ports(2), strict=True)]
-    tasks = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}} for rank in range(2)]
     cores = sorted(os.sched_getaffinity(0))
     codes, outputs = processes.run(
         [[sys.executable, "-c", SCRIPT, str(tmp_path), str(cores[rank % len(cores)])] for rank in range(2)],
-        [worker_environment(TF_CONFIG=json.dumps(task), **variables) for task in tasks],
+        topologies.environments(2, hosts, **variables),
     )
     assert codes == [0, 0], outputs
     assert all(expected in output for output in outputs), outputs

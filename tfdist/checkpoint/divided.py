@@ -1,4 +1,4 @@
-"""`Divided`: a variable of which each replica holds a part, and which a checkpoint holds as a whole."""
+"""`Divided`: a variable that is split between the replicas; a checkpoint holds the whole."""
 
 from collections.abc import Sequence
 from typing import Any

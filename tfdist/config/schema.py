@@ -152,8 +152,8 @@ class Train:
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""
     recompute_mb: float | None = None
-    """Megabytes of activations that a functional model may keep in a step: of so many segments the activations are
-    computed again. None: all are kept (docs/guide.md, "The step")."""
+    """Megabytes of activations that a functional model keeps for the backward pass; the others are computed again, in
+    segments of the model. None: all are kept (docs/guide.md, "The step")."""
     shard_optimizer: bool = False
     """Each replica holds and updates its part of the optimizer's slots (ZeRO-1, arXiv 1910.02054): less memory, more
     communication, the same bits (docs/guide.md, "The step")."""

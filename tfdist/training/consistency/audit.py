@@ -185,7 +185,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     Checkpoints of steps after the last audit without a difference are moved to the folder `UNAUDITED` of the workdir.
 
     Raises:
-        AuditError: names the replicas, the variables, and the checkpoint from which a restart resumes.
+        AuditError: names the replicas, the variables, and the checkpoint that a restart resumes from.
     """
     options, started, gone_back = run.config.consistency.audit, run, 0
     while True:

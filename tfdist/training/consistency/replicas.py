@@ -175,7 +175,7 @@ def _hash_all(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
 
 
 def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variables of which all replicas have equal copies: without sums, and without divided ones."""
+    """Returns the variables that are equal on all replicas: no sums, and none that are split between replicas."""
     return {name: one for name, one in _without_sums(variables).items() if not isinstance(one, Divided)}
 
 

@@ -1,7 +1,7 @@
 """Recomputation by a budget: a functional model is cut where one tensor passes, and segments are computed again.
 
-As Chen and others (arXiv 1604.06174, section 4): segments of about equal activations, of which only the inputs are
-kept. The last segments are kept whole as far as the budget allows.
+As in Chen and others (arXiv 1604.06174, section 4), the segments have about equal activations, and only the input of a
+segment is kept. The last segments are not computed again if the budget allows it.
 """
 
 import functools

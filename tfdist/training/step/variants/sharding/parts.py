@@ -136,8 +136,7 @@ class Part:
         """Frees the memory of a copy of the variable.
 
         Args:
-            size: 0; in a graph, a tensor, of which the graph's optimizers do not know that it is another size than that
-                of the variable.
+            size: 0. In a graph, a tensor: the graph's optimizers must not see that the variable has another size.
         """
         zeros = tf.zeros([size, *self.layout.part[1:]], self.variable.dtype)
         tf.raw_ops.AssignVariableOp(resource=handle, value=zeros)
@@ -149,7 +148,7 @@ def assign(variable: keras.Variable, value: tf.Tensor) -> None:
 
 
 class DividedSlot(Divided):
-    """A slot of the optimizer, of which each replica holds its part."""
+    """A slot of the optimizer that is split between the replicas."""
 
     def __init__(self, cluster: Cluster, layout: Layout, variable: keras.Variable):
         self.shape, self.dtype = tf.TensorShape(layout.shape), tf.as_dtype(variable.dtype)
