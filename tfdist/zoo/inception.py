@@ -39,8 +39,8 @@ def image(
     half of the images. Evaluation crops the central square of size / (size + margin) of the shorter side.
 
     Args:
-        batch: "image" string [n], JPEG or another format of `tf.io.decode_image`; or uint8 [n, h, w, 3]; or string [n],
-            the bytes of such pixels, with "image_shape" int32 [n, 3]. Other entries are unchanged.
+        batch: "image" string [n], JPEG or another format of `tf.io.decode_image`; or uint8 [n, h, w, 3], or 1 channel;
+            or string [n], the bytes of such pixels, with "image_shape" int32 [n, 3]. Other entries are unchanged.
         seeds: int64 [n, 2].
         training: False: no augmentation.
         size: height and width of the result.
@@ -106,7 +106,7 @@ def _images(batch: prepare.Batch, size: int | None) -> tuple[tuple[tf.Tensor, ..
         return (images,), tf.shape, _cut_pixels
     found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
     raise ValueError(
-        'inception:image needs a batch with "image", encoded, string [n], or pixels, uint8 [n, height, width, 3]. '
+        'inception:image needs a batch with "image", encoded, string [n], or pixels, uint8 [n, height, width, 1 or 3]. '
         f"Received: {found}"
     )
 
@@ -168,7 +168,12 @@ def _decode(window: tf.Tensor, content: tf.Tensor, *, size: int | None) -> tf.Te
 
 
 def _cut_pixels(window: tf.Tensor, pixels: tf.Tensor) -> tf.Tensor:
-    return pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
+    return _in_colour(pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]])
+
+
+def _in_colour(pixels: tf.Tensor) -> tf.Tensor:
+    """Returns pixels, [height, width, 1 or 3], with three channels."""
+    return pixels if pixels.shape[-1] == 3 else tf.tile(pixels, [1, 1, 3 // tf.shape(pixels)[2]])
 
 
 def _cut_bytes(window: tf.Tensor, content: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
@@ -176,4 +181,4 @@ def _cut_bytes(window: tf.Tensor, content: tf.Tensor, shape: tf.Tensor) -> tf.Te
     row = shape[1] * shape[2]
     rows = tf.io.decode_raw(tf.strings.substr(content, window[0] * row, window[2] * row), tf.uint8)
     pixels = tf.reshape(rows, tf.stack([window[2], shape[1], shape[2]]))
-    return tf.ensure_shape(pixels[:, window[1] : window[1] + window[3]], [None, None, 3])
+    return tf.ensure_shape(_in_colour(pixels[:, window[1] : window[1] + window[3]]), [None, None, 3])

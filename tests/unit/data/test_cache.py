@@ -18,6 +18,7 @@ from launching import REPOSITORY, worker_environment
 from tfdist import config as c
 from tfdist.config import diff, validate
 from tfdist.data import cache
+from tfdist.data.cache import example_files
 from tfdist.training import setup
 from tfdist.training.consistency import start as comparison
 from tfdist.zoo import prepare, sources
@@ -153,6 +154,19 @@ def test_examples_that_differ_in_shape_are_refused(where, tmp_path):
     assert directory is None or [path.suffix for path in directory.iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([np.zeros((2, 3)), np.zeros((2, 5))], r"those of 'x' differ: \[3\] and \[5\]\. Pad them"),
+        ([np.array([[b"a", b"b"]], object)], r"one string in a column. Received: strings \[2\] in 'x'"),
+    ],
+)
+def test_columns_that_files_cannot_hold_are_refused(columns, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        example_files.write(tmp_path / "files", iter([{"x": column} for column in columns]), 4)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"data.cache_dir=.*file/x' cannot store the examples: .* Free space in it"):
@@ -243,11 +257,12 @@ def test_damaged_files_are_written_again(tmp_path):
 
 
 def test_the_modification_hash_of_a_source_decides_what_is_reused(tmp_path):
-    for said in ("monday", "tuesday", "monday"):
-        source = Source(10)
-        source.fingerprint = lambda said=said: said
-        keep(source, tmp_path)[0].fill()
-    assert len(list(tmp_path.glob("*/manifest.json"))) == 2
+    for name in ("fingerprint", "modified"):
+        for said in ("monday", "tuesday", "monday"):
+            source = Source(10)
+            setattr(source, name, lambda said=said: said)
+            keep(source, tmp_path / name)[0].fill()
+        assert len(list((tmp_path / name).glob("*/manifest.json"))) == 2
 
 
 @pytest.mark.parametrize("kind", ["raw", "prepared"])

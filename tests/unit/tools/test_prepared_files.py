@@ -1,7 +1,10 @@
 """`tfdist prepare --to=raw|jpeg`: the pixels that are stored, what a killed or wrong command leaves, and the stream."""
 
+import errno
+import fcntl
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +15,7 @@ from launching import ATOL, REPOSITORY, assert_weights_agree, run_all, weights, 
 
 from tfdist import config as c
 from tfdist.data import stream
+from tfdist.data.cache import example_files
 from tfdist.tools.prepare_data import command, resized_files
 from tfdist.zoo import inception, sources
 
@@ -115,10 +119,27 @@ def test_grey_images_stay_grey(to, photos, tmp_path):
     form = resized_files.Form(to=to, size=(20, 24), quality=QUALITY)
     command.write_files(config, form, tmp_path)
     decode = 1 if to == "jpeg" else 0
-    found = read_all(sources.prepared("test", path=str(tmp_path), decode=decode))["image"].astype(int)
+    source = sources.prepared("test", path=str(tmp_path), decode=decode)
+    seeds = tf.zeros([6, 2], tf.int64)
+    cropped = inception.image(source.read(tf.range(6, dtype=tf.int64)), seeds, training=True, size=8, mean=(0,) * 3)
+    assert cropped["image"].shape == (6, 8, 8, 3)
+    found = read_all(source)["image"].astype(int)
     wanted = read_all(sources.image_folder("test", path=str(photos), size=(20, 24), channels=1))["image"].astype(int)
     assert found.shape == wanted.shape == (6, 20, 24, 1)
     assert np.abs(found - wanted).mean() <= (4 if to == "jpeg" else 0)  # Of 255 levels.
+
+
+def test_grey_images_of_any_size_have_one_channel_and_are_read_in_colour(photos, tmp_path):
+    for to in ("raw", "jpeg"):
+        config = configuration(photos)
+        config.data.source["channels"] = 1
+        form = resized_files.Form(to=to, size=45, quality=QUALITY)
+        command.write_files(config, form, tmp_path / to)
+        batch = sources.prepared("test", path=str(tmp_path / to)).read(tf.range(6, dtype=tf.int64))
+        shapes = batch["image_shape"] if to == "raw" else tf.map_fn(tf.io.extract_jpeg_shape, batch["image"], tf.int32)
+        assert set(shapes[:, 2].numpy()) == {1}
+        cropped = inception.image(batch, tf.zeros([6, 2], tf.int64), training=True, size=8, mean=(0,) * 3, std=(1,) * 3)
+        np.testing.assert_array_equal(cropped["image"][..., 0], cropped["image"][..., 2])
 
 
 def test_one_number_is_the_shorter_side_and_enlarges_nothing(photos, tmp_path):
@@ -240,6 +261,13 @@ def test_what_is_complete_is_kept_and_other_files_are_refused(photos, tmp_path):
     (tmp_path / "mine" / "train").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"train is there, and is none of this command's folders"):
         write(photos, tmp_path / "mine", "raw", 20)
+    # Another program's manifest, beside images: nothing may be removed.
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "train" / "manifest.json").write_text('{"made": "by another program"}')
+    before = sorted((tmp_path / "photos").rglob("*"))
+    with pytest.raises(ValueError, match=r"photos/train is there, and is none of this command's folders"):
+        write(photos, tmp_path / "photos", "raw", 20)
+    assert [path for path in sorted((tmp_path / "photos").rglob("*")) if path.suffix != ".lock"] == before
     # Cut off, it is no longer complete, and is written again.
     image = tmp_path / "train" / "image.npy"
     size = image.stat().st_size
@@ -248,6 +276,45 @@ def test_what_is_complete_is_kept_and_other_files_are_refused(photos, tmp_path):
         sources.prepared("train", path=str(tmp_path))
     write(photos, tmp_path, "raw", (20, 24))
     assert image.stat().st_size == size
+
+
+def test_images_that_have_changed_since_are_refused(photos, tmp_path):
+    mine = shutil.copytree(photos, tmp_path / "mine")
+    write(mine, tmp_path / "files", "raw", (20, 24))
+    path = next((mine / "train").glob("*/*.jpg"))
+    path.write_bytes(tf.io.encode_jpeg(np.zeros((40, 36, 3), np.uint8)).numpy())
+    with pytest.raises(ValueError, match=r"the sizes or times of its files have changed\. Remove .*/files/train"):
+        write(mine, tmp_path / "files", "raw", (20, 24))
+
+
+def test_a_file_system_without_locks_is_written_with_a_line(tmp_path, monkeypatch, capsys):
+    def no_locks(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with example_files.hold_lock(tmp_path / "lock", required=False):
+        assert "no file locks here: write" in capsys.readouterr().err
+    with pytest.raises(OSError, match="No locks available"), example_files.hold_lock(tmp_path / "lock"):
+        pass
+
+
+class Bright:
+    """A source whose `read` has a Python `if`, which AutoGraph converts."""
+
+    def __len__(self):
+        return 6
+
+    def read(self, ids):
+        image = tf.fill([6, 20, 24, 3], 7)
+        if tf.reduce_max(image) > 5:
+            image += 1
+        return {"image": tf.ensure_shape(tf.cast(image, tf.uint8)[: tf.shape(ids)[0]], [None, 20, 24, 3])}
+
+
+def test_the_code_of_a_source_is_converted_as_in_training(tmp_path):
+    form = resized_files.Form(to="raw", size=(20, 24), quality=QUALITY)
+    resized_files.write_split(Bright(), {}, "train", form, tmp_path)
+    assert (read_all(sources.prepared("train", path=str(tmp_path)))["image"] == 8).all()
 
 
 def test_a_full_disk_a_damaged_image_and_data_that_are_no_images_say_one_thing(photos, tmp_path):

@@ -115,6 +115,9 @@ def test_labels_of_a_table_that_begin_at_1_are_classes_from_0(tmp_path):
     found = read(source)
     assert source.classes == ["1", "2", "3"] and set(found["label"]) == {0, 1, 2}
     np.testing.assert_array_equal(found["inputs"][:, 0] % 3, found["label"])
+    path.write_text("a,b\n" + "\n".join(f"{number},{(1, 1.5, 2)[number % 3]}" for number in range(30)))
+    source = sources.table("all", path=str(path), label="b", kind="class")
+    assert source.classes == ["1", "1.5", "2"] and set(read(source)["label"]) == {0, 1, 2}
 
 
 # text
@@ -166,6 +169,15 @@ def load(split, count=9):
 def pairs():
     return [(np.float32([i, i]), i % 2) for i in range(10)]
 
+def zeros():
+    return [{"pixels": bytes(size), "name": "a\\0"} for size in (4, 2)]
+
+def numbers(split):
+    return [{"x": np.array(one)} for one in (0, 2.5)]
+
+def halves(split):
+    return [(np.float32([0]), 1.5)] * 4
+
 def uneven():
     return [{"x": np.zeros(i + 1)} for i in range(4)]
 
@@ -190,10 +202,18 @@ def test_any_object_with_len_and_items_is_a_source(tmp_path, monkeypatch):
     assert len(sources.indexed("train", dataset="indexed_data:load", arguments={"count": 3})) == 3
     found = both(lambda split: sources.indexed(split, dataset="indexed_data:pairs", test_fraction=0.3))
     assert len(found["test"]["label"]) == 3 and found["train"]["image"].shape == (7, 2)
+    found = read(sources.indexed("all", dataset="indexed_data:zeros", test_fraction=0.5))
+    assert sorted(map(len, found["pixels"])) == [2, 4] and set(found["name"]) == {b"a\0"}
     with pytest.raises(ValueError, match=r"example 0 has no 'image'. It has: img, fine, name"):
         sources.indexed("train", dataset="indexed_data:load", keys={"image": "image"})
     with pytest.raises(tf.errors.OpError, match=r"'x' of example \d has the shape \(\d,\), and the first one"):
         read(sources.indexed("all", dataset="indexed_data:uneven", test_fraction=0.5))
+    for wrong, words in (
+        ("numbers", r"'x' of example 1 is float64, and of the first one int64"),
+        ("halves", r"a label is a whole number. Received: 1.5 for example 0"),
+    ):
+        with pytest.raises((ValueError, tf.errors.OpError), match=words):
+            read(sources.indexed("train", dataset=f"indexed_data:{wrong}"))
     with pytest.raises(ValueError, match=r"must return an object with len\(\) and \[i\]. Received: int"):
         sources.indexed("train", dataset="operator:length_hint")
 
@@ -246,6 +266,11 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
     whole = str(tmp_path / "train-*.tfrecord")
     both(lambda split: sources.tfrecord(split, path=whole, features={"point": {"shape": [2]}}))
     source.verify()
+    # Other records in files of the same sizes: the places of the records are looked up again.
+    with tf.io.TFRecordWriter(str(tmp_path / "test-0.tfrecord")) as writer:
+        for number in (52, 51, 50):
+            writer.write(example(number))
+    assert read(sources.tfrecord("test", path=path, features=FEATURES))["point"][:, 0].tolist() == [52, 51, 50]
     with pytest.raises(FileNotFoundError, match=r"there are no files .*valid-"):
         sources.tfrecord("valid", path=path, features=FEATURES)
     for wrong, words in (

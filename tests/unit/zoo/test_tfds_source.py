@@ -35,6 +35,7 @@ class SmallImages(tensorflow_datasets.core.GeneratorBasedBuilder):
         features = types.FeaturesDict(
             {
                 "image": types.Image(shape=(5, 4, 3)),
+                "mask": types.Image(shape=(5, 4, 1)),
                 "label": types.ClassLabel(names=["even", "odd", "never"]),
                 "coarse": types.ClassLabel(num_classes=7),
                 "key": types.Text(),
@@ -53,6 +54,7 @@ class SmallImages(tensorflow_datasets.core.GeneratorBasedBuilder):
                 key,
                 {
                     "image": picture(key)[:5],
+                    "mask": picture(key)[:5, :, :1],
                     "label": number % 2,
                     "coarse": number % 7,
                     "key": key,
@@ -140,6 +142,10 @@ def test_images_stay_as_they_are_stored_where_that_is_asked_for(folders):
         for content, image in zip(encoded["image"], decoded["image"], strict=True):
             np.testing.assert_array_equal(tf.io.decode_image(content), image)
         np.testing.assert_array_equal(encoded["label"], decoded["label"])
+    features = {"image": "image", "mask": "mask"}
+    of_two = sources.tfds("train[:5]", name="small_images", encoded=True, features=features, size=(5, 4), **keywords)
+    batch = of_two.read(tf.range(5, dtype=tf.int64))
+    assert batch["image"].dtype == tf.string and batch["mask"].shape == (5, 5, 4, 1)
     uneven = sources.tfds(
         "train", name="uneven_images", data_dir=folders["array_record"], features={"image": "image"}, encoded=True
     )
@@ -266,7 +272,7 @@ def test_too_large_for_memory_says_how_to_prepare_it(folders, tmp_path):
         (dict(name="small_images:7.0.0"), ["'small_images:7.0.0' cannot be used", "7.0.0"]),
         (dict(split="valid"), ["no split 'valid'", "test, train"]),
         (dict(split="train[61:]"), ["is empty", "61 examples"]),
-        (dict(features={"image": "picture"}), ["no feature 'picture'", "coarse, image, key, label, tags"]),
+        (dict(features={"image": "picture"}), ["no feature 'picture'", "coarse, image, key, label, mask, tags"]),
         (dict(features={"tags": "tags"}), ["'tags' has no fixed shape", "(None,)"]),
         (dict(size=3), ["size must be (height, width)", "3"]),
     ],

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdist import config
 from tfdist.config import diff
+from tfdist.data import autograph
 from tfdist.data.cache import arrays, example_files
 from tfdist.data.feed import Batch, Prepare
 from tfdist.data.stream import Source
@@ -42,25 +43,27 @@ def add_cache(options: config.Data, source: Source, prepare: Prepare, *, trainin
         OSError: when the first batch is traced: the directory cannot be written, or is full.
     """
     identity = [diff.to_json(options.source), options.train_split if training else options.evaluation_split]
+    read = autograph.convert_read(source)
     if options.cache == "raw":
-        return CachedSource(source, source.read, options.cache_dir, identity), prepare
+        return CachedSource(source, read, options.cache_dir, identity), prepare
+    prepare = autograph.convert_prepare(prepare)
 
     def load(ids: tf.Tensor) -> Batch:
-        return prepare(source.read(ids), tf.zeros([CHUNK, 2], tf.int64)[: tf.shape(ids)[0]], training=training)
+        return prepare(read(ids), tf.zeros([CHUNK, 2], tf.int64)[: tf.shape(ids)[0]], training=training)
 
     def check() -> None:
-        reject_random(source, prepare, training=training)
+        reject_random(read, prepare, training=training)
 
     identity += [diff.to_json(options.prepare), training]
     cached_source = CachedSource(source, load, options.cache_dir, identity, check)
     return cached_source, lambda batch, seeds, *, training: batch
 
 
-def reject_random(source: Source, prepare: Prepare, *, training: bool) -> None:
+def reject_random(read: Callable[[tf.Tensor], Batch], prepare: Prepare, *, training: bool) -> None:
     """Raises a ValueError if `prepare` uses its seeds."""
 
     def load(ids: tf.Tensor, seeds: tf.Tensor) -> Batch:
-        return prepare(source.read(ids), seeds, training=training)
+        return prepare(read(ids), seeds, training=training)
 
     signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)]
     graph = tf.function(load, input_signature=signature, autograph=False).get_concrete_function().graph
@@ -94,7 +97,8 @@ class CachedSource:
         for name in ("fingerprint", "modified"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
-        text = json.dumps([identity, len(source), getattr(source, "fingerprint", str)()], sort_keys=True, default=repr)
+        facts = [getattr(source, name, str)() for name in ("fingerprint", *(("modified",) if directory else ()))]
+        text = json.dumps([identity, len(source), *facts], sort_keys=True, default=repr)
         # Each user has files of his own: those of others could hold any examples.
         self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()

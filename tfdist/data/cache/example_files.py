@@ -102,10 +102,14 @@ def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examp
 
     The kind is "numbers", "bytes" (strings), or the name of a dtype that NumPy's format does not support, such as
     bfloat16, which is stored as unsigned integers.
+
+    Raises:
+        ValueError: a name cannot be that of a file, examples differ in shape, or there are several strings an example.
     """
     files: dict[str, Any] = {}
     kinds: dict[str, str] = {}
     ends: dict[str, list[int]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     with contextlib.ExitStack() as stack:
         for chunk in chunks:
             for name, values in chunk.items():
@@ -121,6 +125,7 @@ def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examp
                         stored = values.dtype if kinds[name] == "numbers" else np.dtype(f"u{values.itemsize}")
                         described = {"descr": stored.str, "fortran_order": False, "shape": shape}
                         np.lib.format.write_array_header_2_0(files[name], described)
+                _check_shape(name, kinds[name], values, shapes.setdefault(name, values.shape[1:]))
                 if kinds[name] != "bytes":
                     files[name].write(np.ascontiguousarray(values).tobytes())
                 else:
@@ -135,6 +140,19 @@ def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examp
             file.flush()
             os.fsync(file.fileno())
     return kinds
+
+
+def _check_shape(name: str, kind: str, values: np.ndarray, first: tuple[int, ...]) -> None:
+    if values.shape[1:] != first:
+        raise ValueError(
+            f"On disk, the examples of a column have one shape, but those of {name!r} differ: {list(first)} and "
+            f"{list(values.shape[1:])}. Pad them to one length in the source."
+        )
+    if kind == "bytes" and first:
+        raise ValueError(
+            f"On disk, an example has one string in a column. Received: strings {list(first)} in {name!r}. Join them, "
+            "or leave the column out."
+        )
 
 
 def _kind(dtype: np.dtype) -> str:
@@ -187,6 +205,16 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def has_only_examples(folder: Path, *, fact: str) -> bool:
+    """Returns whether `folder` has files of `write` alone, complete or not, and a manifest with `fact` in it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        known = all(path.is_file() and path.suffix in (".npy", ".bytes", ".json") for path in folder.iterdir())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return known and isinstance(manifest, dict) and fact in manifest
+
+
 def open_files(folder: Path, *, own: bool = True) -> dict[str, Column] | None:
     """Opens the files of `write`: name -> column.
 
@@ -210,12 +238,16 @@ def open_files(folder: Path, *, own: bool = True) -> dict[str, Column] | None:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
-    """Holds a file lock between the processes of a host. The file remains: removing it would be a race."""
+def hold_lock(path: Path, *, required: bool = True) -> Iterator[None]:
+    """Holds a file lock between the processes of a host. The file remains: removing it would be a race.
+
+    Args:
+        required: False: go on without a lock, with a line, where the file system has none, as some parallel ones.
+    """
     with open(path, "wb") as file:
         announced = False
         # Not one call that waits: it would not return for a signal, such as a second Ctrl-C.
-        while not _try_lock(file):
+        while not _try_lock(file, required):
             if not announced:
                 print(f"tfdist: waiting for another process that stores the examples ({path})", file=sys.stderr)
             announced = True
@@ -223,9 +255,13 @@ def hold_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _try_lock(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO, required: bool) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if required or error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        print(f"tfdist: no file locks here: write {file.name} from one process at a time", file=sys.stderr)
     return True

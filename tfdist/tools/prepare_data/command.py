@@ -86,10 +86,13 @@ def with_download(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_encoded(spec: dict[str, Any]) -> dict[str, Any]:
-    """The source's spec with `encoded=True` and no size, if its function has such an argument."""
+    """The source's spec with `encoded=True`, if its function has such an argument.
+
+    Without a size, which "image" then does not have; with features of its own, others may need it.
+    """
     if "encoded" not in _arguments(spec):
         return spec
-    return {name: value for name, value in spec.items() if name != "size"} | {"encoded": True}
+    return {name: value for name, value in spec.items() if name != "size" or "features" in spec} | {"encoded": True}
 
 
 def _arguments(spec: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import diff
+from tfdist.data import autograph
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch
 from tfdist.data.stream import Source
@@ -59,20 +60,21 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
     folder = output / split
     made = {"source": diff.to_json(spec), "split": split, **diff.to_json(dataclasses.asdict(form))}
     made |= {"fingerprint": getattr(source, "fingerprint", str)(), "examples": len(source)}
+    made["modified"] = getattr(source, "modified", str)()
     facts = {"made": made, "num_classes": getattr(source, "num_classes", None)}
     facts |= {name: list(getattr(source, name)) for name in ("classes",) if getattr(source, name, None) is not None}
     started = time.perf_counter()
     try:
         output.mkdir(parents=True, exist_ok=True)
-        with example_files.hold_lock(output / f".{split}.lock"):
+        with example_files.hold_lock(output / f".{split}.lock", required=False):
             present = example_files.read_manifest(folder)
             if present is None:
                 _refuse_other_files(folder)
                 example_files.write(folder, _chunks(source, form, split), len(source), facts=facts)
-            elif present.get("made") != made:
+            elif different := _difference(present.get("made"), made):
                 raise ValueError(
-                    f"--output={output}: {split!r} is there, made from other data or with other flags: "
-                    f"{_difference(present.get('made'), made)}. Remove {folder}, or give another folder."
+                    f"--output={output}: {split!r} is there, made from other data or with other flags: {different}. "
+                    f"Remove {folder}, or give another folder."
                 )
     except OSError as error:
         if error.errno is None:
@@ -91,19 +93,24 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
 
 def _refuse_other_files(folder: Path) -> None:
     """Raises a ValueError if `folder` has files that this command has not written: they would be removed."""
-    if folder.exists() and not (folder / example_files.MANIFEST).is_file():
+    if folder.exists() and not example_files.has_only_examples(folder, fact="made"):
         raise ValueError(f"--output: {folder} is there, and is none of this command's folders. Give another folder.")
 
 
 def _difference(present: Any, wanted: dict[str, Any]) -> str:
+    """Returns the first difference between two descriptions; "" if there is none."""
     present = present if isinstance(present, dict) else {}
-    names = [name for name, value in wanted.items() if present.get(name) != value]
-    return ", ".join(f"{name}={present.get(name)!r}, not {wanted[name]!r}" for name in names[:1])
+    present = {"modified": wanted["modified"], **present}  # Not written before.
+    name = next((name for name, value in wanted.items() if present.get(name) != value), None)
+    if name == "modified":
+        return "the sizes or times of its files have changed"
+    return "" if name is None else f"{name}={present.get(name)!r}, not {wanted[name]!r}"
 
 
 def _chunks(source: Source, form: Form, split: str) -> Iterator[dict[str, np.ndarray]]:
     store = functools.partial(_store, form=form)
-    load = tf.autograph.experimental.do_not_convert(lambda ids: store(source.read(ids)))
+    read = autograph.convert_read(source)
+    load = tf.autograph.experimental.do_not_convert(lambda ids: store(read(ids)))
     ids = tf.data.Dataset.range(len(source)).batch(_CHUNK)
     done, started, shown = 0, time.perf_counter(), time.perf_counter()
     with tf.device("CPU:0"):
@@ -143,7 +150,8 @@ def _storing(form: Form, channels: int, *, decoded: bool) -> tuple[Callable[[tf.
         pixels = decode(content)
         encoded = tf.io.encode_jpeg(resize(pixels, form.size), quality=form.quality)
         if not decoded and isinstance(form.size, int):  # Not compressed a second time.
-            kept = tf.io.is_jpeg(content) & (tf.reduce_min(tf.shape(pixels)[:2]) <= form.size)
+            fits = tf.reduce_min(tf.shape(pixels)[:2]) <= form.size
+            kept = tf.cond(fits & tf.io.is_jpeg(content), lambda: _jpeg_channels(content) <= channels, lambda: False)
             encoded = tf.where(kept, content, encoded)
         return {"image": encoded}
 
@@ -161,6 +169,10 @@ def _storing(form: Form, channels: int, *, decoded: bool) -> tuple[Callable[[tf.
     if isinstance(form.size, int):
         return as_bytes, {"image": string, "image_shape": tf.TensorSpec([3], tf.int32)}
     return as_pixels, {"image": tf.TensorSpec([*form.size, channels], pixels)}
+
+
+def _jpeg_channels(content: tf.Tensor) -> tf.Tensor:
+    return tf.io.extract_jpeg_shape(content)[2]
 
 
 def resize(pixels: tf.Tensor, size: tuple[int, int] | int) -> tf.Tensor:

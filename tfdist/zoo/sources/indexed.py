@@ -66,19 +66,32 @@ class Indexed:
             if key not in example:
                 raise ValueError(f"{self._name}: example {row} has no {key!r}. It has: {', '.join(example)}.")
         chosen = {new: example[old] for new, old in self._keys.items()} if self._keys else example
-        found = {str(key): np.asarray(value) for key, value in chosen.items()}
+        found = {str(key): _as_array(value) for key, value in chosen.items()}
         if "image" in found and found["image"].ndim == 2:
             found["image"] = found["image"][..., np.newaxis]
         if "label" in found:
-            found["label"] = found["label"].astype(np.int64)
+            label = found["label"]
+            found["label"] = label.astype(np.int64)
+            if (found["label"] != label).any():
+                raise ValueError(f"{self._name}: a label is a whole number. Received: {label} for example {row}")
         for key, value in found.items():
-            expected = self._signature[key][1] if hasattr(self, "_signature") else value.shape
+            dtype, expected = self._signature[key] if hasattr(self, "_signature") else (value.dtype, value.shape)
+            if dtype.kind not in "USO" and not np.can_cast(value.dtype, dtype, "same_kind"):
+                raise ValueError(
+                    f"{self._name}: {key!r} of example {row} is {value.dtype}, and of the first one {dtype}: give all "
+                    "the same, such as np.float32(...), in your function."
+                )
             if value.shape != expected:
                 raise ValueError(
                     f"{self._name}: {key!r} of example {row} has the shape {value.shape}, and the first one "
                     f"{expected}: give all the same, in your function."
                 )
         return found
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """Returns a value as an array; a string as an object: NumPy's own strings lose zeros at their end."""
+    return np.array(value, object) if isinstance(value, bytes | str) else np.asarray(value)
 
 
 def indexed(

@@ -124,10 +124,15 @@ def describe(
         raise ValueError(f"{name}: the column {label!r} holds texts, and cannot be a number.")
     few = numeric and values.nunique() <= MOST_CLASSES and (values.dropna() % 1 == 0).all()
     if kind == "class" or (kind is None and (few or not numeric)):
-        names = sorted(values.dropna().unique().tolist())
-        names = [int(one) if numeric and one % 1 == 0 else one for one in names]
-        return {**columns, label: {"role": "label", "kind": "class", "values": [str(one) for one in names]}}
+        names = [class_name(value) for value in sorted(values.dropna().unique().tolist())]
+        return {**columns, label: {"role": "label", "kind": "class", "values": names}}
     return {**columns, label: {"role": "label", "kind": "number"}}
+
+
+def class_name(value: Any) -> str:
+    """Returns the name of a class by its value in a table: a text, or a number, without ".0" if it is a whole one."""
+    whole = isinstance(value, bool | int | float) and value % 1 == 0
+    return str(int(value)) if whole else str(value)
 
 
 def is_number(column: Any) -> bool:
@@ -194,6 +199,4 @@ def _encode_label(frame: Any, label: str, column: Mapping[str, Any], name: str) 
     if column["kind"] == "number":
         return {"targets": values.to_numpy(np.float32)}
     numbers = {text: number for number, text in enumerate(column["values"])}
-    whole = is_number(values) and (values % 1 == 0).all()
-    texts = (str(int(one)) if whole else str(one) for one in values)
-    return {"label": np.array([numbers[text] for text in texts], np.int64)}
+    return {"label": np.array([numbers[class_name(value)] for value in values], np.int64)}

@@ -166,7 +166,7 @@ def tfds(
             in size.
         memory_limit_mb: if the decoded examples need at most this many MiB, they are decoded once and kept in host
             memory; otherwise, and with 0, they are read from ArrayRecord files batch by batch.
-        encoded: keep images encoded, JPEG or PNG strings, for `tfdist.zoo.inception:image`.
+        encoded: keep "image" encoded, a JPEG or PNG string, for `tfdist.zoo.inception:image`.
 
     Returns:
         A source of {entry: [n, ...]}; `num_classes` is that of the feature taken as "label".
@@ -208,7 +208,7 @@ def _decoder_and_specs(
         spec = features[name].get_tensor_spec()
         if not isinstance(spec, tf.TensorSpec):
             raise ValueError(f"{title}: the feature {name!r} is not a single tensor but {spec}. Choose other features.")
-        if encoded and isinstance(features[name], tensorflow_datasets.features.Image):
+        if encoded and key == "image" and isinstance(features[name], tensorflow_datasets.features.Image):
             spec, skipped[name] = tf.TensorSpec([], tf.string), tensorflow_datasets.decode.SkipDecoding()
         elif size is not None and isinstance(features[name], tensorflow_datasets.features.Image):
             spec = tf.TensorSpec([*size, spec.shape[-1]], spec.dtype)

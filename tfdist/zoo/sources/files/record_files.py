@@ -9,7 +9,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -97,12 +97,15 @@ def _open_file(path: str) -> BinaryIO:
 
 
 def open_index(folder: str, split: str, files: list[str], title: str) -> np.ndarray:
-    """Returns (file, first byte, length) of every record, int64 [records, 3]; reads a stored index if up to date."""
-    sizes = [os.path.getsize(file) for file in files]
-    beside = os.path.join(folder, f".tfdist-{split}-{sum(sizes)}-{len(files)}.npy")
-    key = hashlib.sha256(json.dumps([list(map(os.path.abspath, files)), sizes]).encode()).hexdigest()
+    """Returns (file, first byte, length) of every record, int64 [records, 3].
+
+    An index that is stored beside the files, or in the user's cache, is read if sizes and times are those of the files.
+    """
+    sizes, times = zip(*((found.st_size, found.st_mtime_ns) for found in map(os.stat, files)), strict=True)
+    beside = os.path.join(folder, f".tfdist-{split}-{_hash([*map(os.path.basename, files)], sizes, times)}.npy")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    paths = [beside, os.path.join(cache, "tfdist", f"imagenet-{split}-{key[:16]}.npy")]
+    of_paths = _hash([*map(os.path.abspath, files)], sizes, times)
+    paths = [beside, os.path.join(cache, "tfdist", f"imagenet-{split}-{of_paths}.npy")]
     for path in paths:
         if os.path.exists(path):
             return np.load(path, mmap_mode="r")
@@ -115,6 +118,10 @@ def open_index(folder: str, split: str, files: list[str], title: str) -> np.ndar
             _store(path, index)
             return np.load(path, mmap_mode="r")
     return index
+
+
+def _hash(*facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def _store(path: str, index: np.ndarray) -> None:
