@@ -35,7 +35,7 @@ def network(
     if width % heads:
         raise ValueError(f"width must be a multiple of heads={heads}. Received: {width}")
     last = 0.02 / (2 * layer_count) ** 0.5  # As GPT-2: the sum over the blocks keeps its size.
-    inputs = keras.Input((None,), dtype="int32", name="characters")
+    inputs = keras.Input((None,), dtype="int32", name="inputs")
     positions = ops.cumsum(ops.ones_like(inputs), axis=1) - 1
     x = layers.Embedding(num_classes, width, _normal(), name="embedding")(inputs)
     x += layers.Embedding(length, width, _normal(), name="positions")(positions)

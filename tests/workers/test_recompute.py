@@ -42,13 +42,13 @@ def run(workdir, made):
     return topologies.arrays(workdir, made.train.steps)
 
 
-def operations(model, shape):
-    """The types of the operations of a training step of `model` on images of `shape`."""
+def operations(model, shape, feed=lambda images: images):
+    """The types of the operations of a training step of `model` on what `feed` makes of images of `shape`."""
 
     @tf.function
     def gradients(images):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(images, training=True))
+            loss = tf.reduce_sum(model(feed(images), training=True))
         return tape.gradient(loss, model.trainable_variables)
 
     graph = gradients.get_concrete_function(tf.TensorSpec(shape)).graph
@@ -62,6 +62,33 @@ def test_recomputation_changes_no_bit(tmp_path, case):
     assert found.keys() == kept.keys() and any("moving_variance" in name for name in found)
     for name, array in kept.items():
         assert (found[name] == array).all(), name
+
+
+class Exact(keras.layers.Layer):
+    """Two dense layers, the first one in float32 whatever the precision of the model."""
+
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        self.first, self.second = keras.layers.Dense(8, dtype="float32"), keras.layers.Dense(8)
+
+    def call(self, x, training=None):
+        return self.second(keras.ops.tanh(self.first(x)))
+
+
+def exact(num_classes=10):
+    inputs = keras.Input((8, 8, 1))
+    x = Exact(name="block_0")(keras.layers.Flatten()(inputs))
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(x))
+
+
+def test_layers_with_a_type_of_their_own_keep_their_bits(tmp_path):
+    found = {}
+    for names in ((), ("block_0",)):
+        made = config(recompute=list(names), precision="bfloat16")
+        made.model = {"target": f"{__name__}:exact"}
+        found[names] = run(tmp_path / f"{len(names)}", made)
+    for name, array in found[()].items():
+        assert (found["block_0",][name] == array).all(), name
 
 
 def test_a_block_keeps_its_inputs_only_and_computes_its_layers_twice(tmp_path):
@@ -105,6 +132,18 @@ def test_layers_that_cannot_be_recomputed_are_refused(names, message):
         named_layers.install(model, made)
 
 
+def masked():
+    table = keras.layers.Embedding(9, 8, mask_zero=True, name="table")
+    return keras.Sequential([keras.Input((6,)), table, keras.layers.LSTM(8, name="block_0")])
+
+
+def test_models_with_keras_masks_are_refused():
+    with pytest.raises(ValueError, match=r"train\.recompute cannot be used: the layer 'table' makes a Keras mask"):
+        named_layers.install(masked(), config(recompute=["block_0"]))
+    with pytest.raises(ValueError, match=r"train\.recompute_mb cannot be used: the layer 'table' makes a Keras mask"):
+        segments.install(masked(), 0.001, 32, {})
+
+
 def flat(blocks=6, flatten=True):
     """A functional model without nested layers: residual blocks with normalisation and dropout."""
     inputs = keras.Input((8, 8, 1))
@@ -137,7 +176,7 @@ def test_segments_fit_the_budget_and_only_they_are_computed_twice():
     def convolutions(megabytes):
         keras.utils.clear_session()
         made = flat()
-        counts = segments.install(made, megabytes, 32)
+        counts = segments.install(made, megabytes, 32, {})
         optimizer = keras.optimizers.SGD()
         optimizer.build(made.trainable_variables)
         seed_generators.make_stateless(made, optimizer.iterations, lambda: tf.constant(0), 0)
@@ -149,7 +188,13 @@ def test_segments_fit_the_budget_and_only_they_are_computed_twice():
     assert 0 < again < count and 7 < twice < 14
     (more, _), most = convolutions(0.5 * whole)
     assert more > again and most > twice
-    assert segments.install(model, 1.01 * whole, 32) == (0, 0)
+    assert segments.install(model, 1.01 * whole, 32, {}) == (0, 0)
+
+
+def twice():
+    """A model in which one layer is called two times."""
+    shared, inputs = keras.layers.Dense(4, name="shared"), keras.Input((4,))
+    return keras.Model(inputs, shared(keras.layers.ReLU()(shared(inputs))))
 
 
 @pytest.mark.parametrize(
@@ -161,19 +206,71 @@ def test_segments_fit_the_budget_and_only_they_are_computed_twice():
             0.01,
             "has an unknown size",
         ),
-        (lambda: keras.Sequential([keras.layers.Dense(2)]), 0.01, "needs a functional model with one output. Received"),
+        (lambda: keras.Sequential([keras.layers.Dense(2)]), 0.01, "needs a functional model with one output, a tensor"),
+        (
+            lambda: keras.Model(one := keras.Input((4,)), {"logits": keras.layers.Dense(2)(one)}),
+            0.01,
+            "needs a functional model with one output, a tensor",
+        ),
+        (twice, 0.01, "a layer of 'flat' is called more than once, or in another model too"),
     ],
 )
 def test_models_that_cannot_be_cut_are_refused(make, megabytes, message):
     model = make()
     model.name = "flat"
     with pytest.raises(ValueError, match=re.escape(message)):
-        segments.install(model, megabytes, 32)
+        segments.install(model, megabytes, 32, {})
+
+
+def test_a_model_with_inputs_by_name_is_cut_too():
+    inputs = {name: keras.Input((8, 8, 1), name=name) for name in "ab"}
+    x = keras.layers.Add()([inputs["a"], inputs["b"]])
+    for _ in range(16):
+        x = keras.layers.Conv2D(8, 3, padding="same", activation="gelu")(x)
+    model = keras.Model(inputs, x)
+    assert segments.install(model, 0.9, 32, {})[0] > 0
+    found = operations(model, [32, 8, 8, 1], lambda images: {"a": images, "b": images})
+    assert found.count("Conv2D") > 16
 
 
 def test_a_sequential_model_is_cut_too():
     layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     model = keras.Sequential([keras.Input((64,)), *layers])
-    assert segments.install(model, 0.06, 32)[0] > 0
+    assert segments.install(model, 0.06, 32, {})[0] > 0
     value = tf.function(lambda x: model(x, training=True))(tf.ones([32, 64]))
     assert value.shape == (32, 64)
+
+
+def test_a_length_that_the_model_leaves_open_is_that_of_the_data(tmp_path):
+    found = {}
+    for name, megabytes in (("kept", None), ("again", 14)):
+        made = runpy.run_path(str(REPOSITORY / "configs/char_gpt.py"))["get_config"]()
+        made.train = dataclasses.replace(made.train, steps=3, recompute_mb=megabytes)
+        made.evaluation.every, made.callbacks = c.Every(), []
+        found[name] = run(tmp_path / name, made)
+    for name, array in found["kept"].items():
+        assert (found["again"][name] == array).all(), name
+
+
+class TwoHeads(keras.Model):
+    """A model with a head that the objective does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.flatten, self.used, self.unused = keras.layers.Flatten(), keras.layers.Dense(10), keras.layers.Dense(4)
+        self.unused.build((None, 64))
+
+    def call(self, x):
+        return self.used(self.flatten(x))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_weight_without_a_gradient_does_not_decay(tmp_path, micro_batches):
+    made = config(micro_batches=micro_batches)
+    made.model = {"target": f"{__name__}:TwoHeads"}
+    made.optimizer = {"target": "keras.optimizers:AdamW", "learning_rate": 0.1, "weight_decay": 0.5}
+    keras.utils.clear_session()
+    started = setup.build_run(made, tmp_path)
+    before = started.context.model.unused.kernel.numpy()
+    assert loop.train(started) == 0
+    assert (started.context.model.unused.kernel.numpy() == before).all()

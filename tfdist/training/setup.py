@@ -156,8 +156,8 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
     if config.train.recompute:
         specs.part("train.recompute")(model, config)
     if config.train.recompute_mb is not None:
-        rows = config.data.batch_size // (cluster.num_replicas * config.train.micro_batches)
-        specs.part("train.recompute_mb")(model, config.train.recompute_mb, rows)
+        passes = (config.train.virtual_replicas or cluster.num_replicas) * config.train.micro_batches * local_steps
+        specs.part("train.recompute_mb")(model, config.train.recompute_mb, config.data.batch_size // passes, feed.spec)
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
     if inputs.adapt:

@@ -86,13 +86,20 @@ class PerExampleObjective:
             name: tf.reshape(value, [-1, self.micro_batches, group, *value.shape[1:]]) for name, value in shard.items()
         }
 
+        present: list[bool] = []
+
         def run(index: tf.Tensor) -> Results:
             batch = {n: tf.reshape(value[:, index], [count, *value.shape[3:]]) for n, value in groups.items()}
-            return self.micro_batch(batch, index, loss_scale)
+            sums, gradients = self.micro_batch(batch, index, loss_scale)
+            present[:] = [one is not None for one in gradients]  # Known when the micro-batch is traced.
+            return sums, gradients
 
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
         start = (tf.zeros([len(self.names) + 1], tf.float64), zeros)
-        return objective.ShardResult(*self.accumulate(run, self.micro_batches, start), weight)
+        sums, gradients = self.accumulate(run, self.micro_batches, start)
+        # As without micro-batches, a weight that is not used has no gradient, and does not decay.
+        gradients = [one if used else None for one, used in zip(gradients, present, strict=True)]
+        return objective.ShardResult(sums, gradients, weight)
 
     def micro_batch(
         self, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float, local_step: int = 0

@@ -1,6 +1,7 @@
 """Trains steps of a finished run again, from its checkpoints, and hashes the states."""
 
 import collections
+import copy
 import dataclasses
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -105,6 +106,8 @@ def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> 
         ValueError: as `setup.build_run`.
         OSError: as `setup.build_run`.
     """
+    config = copy.deepcopy(config)
+    config.train.shard_optimizer = False  # The bits are the same, and `initial` has the whole state.
     run = setup.build_run(config, scratch)
     return Replay(
         run=run,

@@ -1,6 +1,6 @@
 """The errors of PowerSGD in checkpoints: of each replica for as many replicas, and their sum for another number."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,9 +25,11 @@ class ErrorState(ReplicaState):
     def __init__(self, *, cluster: Cluster, errors: Mapping[str, keras.Variable]):
         self._cluster = cluster
         self._errors = {f"{checkpoint_format.REPLICAS}{name}": error for name, error in errors.items()}
-        groups = [list(group) for group in _groups(self._errors)]
         # Compiled once, at the first save.
-        self._gathers = [(group, cluster.make_all_gather(_words_of(group.values()))) for group in map(dict, groups)]
+        self._gathers = [
+            (pieces, cluster.make_all_gather(_words_of([(self._errors[name], part) for name, part in pieces])))
+            for pieces in _divide({name: error.shape.num_elements() for name, error in self._errors.items()})
+        ]
 
     def variables(self) -> list[Any]:
         """Returns the variables."""
@@ -36,16 +38,17 @@ class ErrorState(ReplicaState):
     def gather(self) -> dict[str, np.ndarray]:
         """Returns on the chief the errors of all replicas, float32 [replicas, ...] each. Collective."""
         found: dict[str, np.ndarray] = {}
-        for group, gather in self._gathers:
+        for pieces, gather in self._gathers:
             words = gather()
             if not self._cluster.is_chief:
                 continue
             numbers, first = words.numpy().view(np.float32), 0
-            for name, error in group.items():
-                last = first + error.shape.num_elements()
-                found[name] = numbers[:, first:last].reshape(-1, *error.shape)
-                first = last
-        return found
+            for name, part in pieces:
+                if name not in found:
+                    found[name] = np.empty([len(numbers), self._errors[name].shape.num_elements()], np.float32)
+                found[name][:, part] = numbers[:, first : first + part.stop - part.start]
+                first += part.stop - part.start
+        return {name: numbers.reshape(-1, *self._errors[name].shape) for name, numbers in found.items()}
 
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Assigns errors, float32 [replicas, ...] each by name; those that are missing in `arrays` become zeros.
@@ -53,35 +56,49 @@ class ErrorState(ReplicaState):
         If they are those of another number of replicas, the first replica gets their sum and the others get zeros: all
         steps depend on the sum only.
         """
-        shard = replica_shard(self._cluster)
-        for name, error in self._errors.items():
-            rows = np.zeros([self._cluster.num_replicas, *error.shape], np.float32)
-            found = arrays.get(name)
-            if found is not None and len(found) == len(rows):
-                rows = found
-            elif found is not None:
-                rows[0] = found.sum(axis=0, dtype=np.float64)
-            for place, variable in enumerate(self._cluster.local_values(error.value)):
-                variable.assign(rows[shard.first_replica + place])
+        for name in self._errors:
+            self._assign(name, arrays.get(name))
+
+    def _assign(self, name: str, found: np.ndarray | None) -> None:
+        first = replica_shard(self._cluster).first_replica
+        for replica, variable in enumerate(self._cluster.local_values(self._errors[name].value), first):
+            value = np.zeros(variable.shape, np.float32)
+            if found is not None and len(found) == self._cluster.num_replicas:
+                value = found[replica]
+            elif found is not None and replica == 0:
+                value = found.sum(axis=0, dtype=np.float64).astype(np.float32)
+            variable.assign(value)
 
     def restore(self, saved: Saved | None) -> None:
         """Restores the errors as `assign` does. Collective."""
         names = [] if saved is None else [name for name in self._errors if name in saved.arrays]
-        self.assign(dict(restore.read(self._cluster, saved, names)) if names else {})
+        for name in self._errors.keys() - set(names):
+            self._assign(name, None)
+        for name, found in restore.read(self._cluster, saved, names) if names else ():
+            self._assign(name, found)
 
 
-def _groups(errors: Mapping[str, keras.Variable]) -> Iterator[list[tuple[str, keras.Variable]]]:
-    group: list[tuple[str, keras.Variable]] = []
-    for name, error in errors.items():
-        if group and 4 * sum(one.shape.num_elements() for _, one in (*group, (name, error))) > _TOGETHER:
-            yield group
-            group = []
-        group.append((name, error))
+def _divide(sizes: Mapping[str, int]) -> Iterator[list[tuple[str, slice]]]:
+    """Divides arrays of float32, by their numbers of values, into lists of parts of at most `_TOGETHER` bytes."""
+    most = _TOGETHER // 4
+    group: list[tuple[str, slice]] = []
+    room = most
+    for name, size in sizes.items():
+        first = 0
+        while first < size:
+            last = min(size, first + room)
+            group.append((name, slice(first, last)))
+            room -= last - first
+            first = last
+            if not room:
+                yield group
+                group, room = [], most
     if group:
         yield group
 
 
-def _words_of(errors):
-    """Returns a function that returns the bits of all errors of a replica: int64 [n], padded with zeros."""
-    errors = list(errors)
-    return lambda: hashing.as_int64_words(tf.concat([tf.reshape(one.value, [-1]) for one in errors], axis=0))
+def _words_of(parts: Sequence[tuple[keras.Variable, slice]]) -> Callable[[], tf.Tensor]:
+    """Returns a function that returns the bits of parts of a replica's errors: int64 [n], padded with zeros."""
+    return lambda: hashing.as_int64_words(
+        tf.concat([tf.reshape(error.value, [-1])[part] for error, part in parts], axis=0)
+    )

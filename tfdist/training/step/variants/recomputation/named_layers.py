@@ -21,6 +21,7 @@ from tfdist.config import patching, specs
 from tfdist.training.step import layers
 from tfdist.training.step.random_numbers import seed_generators
 
+_FIELD = "config.train.recompute"
 # The layers whose own `call` is to run in this thread, without another recomputation.
 _repeated = threading.local()
 
@@ -41,34 +42,51 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
         if not matching:
             names = list(dict.fromkeys(layer.name for layer in found))
             hint = specs.nearest(pattern, names) or f" The first ones: {', '.join(names[:5])}."
-            raise ValueError(f"config.train.recompute: no layer has the name {pattern!r}.{hint}")
+            raise ValueError(f"{_FIELD}: no layer has the name {pattern!r}.{hint}")
         chosen += [layer for layer in matching if layer not in chosen]
+    check_masks(model, _FIELD)
     inner = {id(one) for layer in chosen for one in layers.of_all_depths(layer)[1:]}
     outermost = [layer for layer in chosen if id(layer) not in inner]
     for layer in outermost:
-        check(layer)
+        check(layer, _FIELD)
         patching.put(layer, "call", _recomputing(layer, layer.call))
     return [layer.name for layer in outermost]
 
 
-def check(layer: keras.Layer) -> None:
+def check_masks(model: keras.Model, field: str) -> None:
+    """Checks that no layer of a model makes a Keras mask: the second computation would not have it.
+
+    Raises:
+        ValueError: one does.
+    """
+    for layer in layers.of_all_depths(model):
+        own = type(layer).compute_mask.__module__.partition(".")[0] != "keras"
+        if own or isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
+            raise ValueError(
+                f"{field} cannot be used: the layer {layer.name!r} makes a Keras mask, which the second computation "
+                "would not have. Make the mask an input of the model, or remove the field."
+            )
+
+
+def check(layer: keras.Layer, field: str) -> None:
     """Checks that a layer can be computed again.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it cannot; names the field and the layer in it.
     """
     parts = layers.of_all_depths(layer)
-    if any(getattr(part, "activity_regularizer", None) is not None for part in parts):
-        raise ValueError(f"config.train.recompute: the layer {layer.name!r} has an activity_regularizer. Leave it out.")
-    if any(getattr(part, "synchronized", False) for part in parts):
-        raise ValueError(
-            f"config.train.recompute: the layer {layer.name!r} normalises over the batches of several replicas, and "
-            "would communicate a second time. Leave it out."
-        )
+    for part in parts:
+        if getattr(part, "activity_regularizer", None) is not None:
+            raise ValueError(f"{field}: the layer {part.name!r} has an activity_regularizer: it cannot be recomputed.")
+        if getattr(part, "synchronized", False):
+            raise ValueError(
+                f"{field}: the layer {part.name!r} normalises over the batches of several replicas, and would "
+                "communicate a second time: it cannot be recomputed."
+            )
     if not _takes_training(layer) and any(_takes_training(part) for part in parts[1:]):
         raise ValueError(
-            f"config.train.recompute: call() of the layer {layer.name!r} has no argument `training`, which layers in "
-            "it have. Add it, and pass it on."
+            f"{field}: call() of the layer {layer.name!r} has no argument `training`, which layers in it have. Add "
+            "it, and pass it on."
         )
 
 
@@ -86,20 +104,46 @@ def _recomputing(layer: keras.Layer, original: Callable[..., Any]) -> Callable[.
         trains = keywords.get("training", False) if takes_training else bool(layer.trainable_variables)
         if id(layer) in again or tf.executing_eagerly() or not trains:
             return original(*args, **keywords)
-        return call_again(layer, args, keywords)
+        return call_again(layer, args, keywords, _FIELD)
 
     return call
 
 
-def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
-    """Calls a layer in a graph with tensors of any shapes, and returns its outputs; its gradient computes it again."""
-    flat = tf.nest.flatten((args, keywords))
+class _WithoutCasts(keras.Layer):
+    """Calls a function in which variables have their own dtype: in other layers Keras may cast what is read."""
+
+    def __init__(self):
+        super().__init__(name="without_casts", autocast=False)
+        self.results: list[Any] = []
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Calls the function; appends what it returns to `results`."""
+        self.results.append(function())
+
+
+def _without_casts(function: Callable[[], Any]) -> Any:
+    layer = _WithoutCasts()
+    layer(function=function)
+    return layer.results[0]
+
+
+def _read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Returns the values of variables in their own dtypes."""
+    return _without_casts(lambda: [tf.convert_to_tensor(variable.value) for variable in variables])
+
+
+def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any], field: str) -> Any:
+    """Calls a layer in a graph with tensors of any shapes, and returns its outputs; its gradient computes it again.
+
+    Args:
+        field: of the config, for messages.
+    """
+    flat, made = tf.nest.flatten((args, keywords)), {}
     places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
     trainable, others = [*layer.trainable_variables], [*layer.non_trainable_variables]
     # Values at the time of the first call: a layer may assign what it reads.
-    fixed = [tf.convert_to_tensor(variable.value) for variable in others]
+    fixed = _read(others)
     start = seed_generators.place_in_pass()
-    made: dict[str, Any] = {}
 
     def compute(tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the layer's outputs, flat, and the values that it assigns, for inputs and trainable variables."""
@@ -108,7 +152,8 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
             inputs[place] = value
         again_args, again_keywords = tf.nest.pack_sequence_as((args, keywords), inputs)
         values = [*tensors[len(places) :], *fixed]
-        scope = keras.StatelessScope(list(zip([*trainable, *others], values, strict=True)), collect_losses=True)
+        pairs = list(zip([*trainable, *others], values, strict=True))
+        scope = _without_casts(lambda: keras.StatelessScope(pairs, collect_losses=True))
         before = getattr(_repeated, "layers", ())
         _repeated.layers = (*before, id(layer))
         try:
@@ -121,7 +166,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
         finally:
             _repeated.layers = before
         if scope.losses:
-            raise ValueError(f"config.train.recompute: the layer {layer.name!r} calls add_loss. Leave it out.")
+            raise ValueError(f"{field}: {layer.name!r} calls add_loss: it cannot be recomputed.")
         made.setdefault("structure", outputs)
         made.setdefault("changed", [variable for variable, _ in changed])
         return tf.nest.flatten(outputs), [value for _, value in changed]
@@ -142,9 +187,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
 
         return [*outputs, *map(tf.stop_gradient, assigned)], gradient
 
-    weights = [tf.convert_to_tensor(variable.value) for variable in trainable]
-    results = recomputed(*(flat[place] for place in places), *weights)
-    results = list(results) if isinstance(results, list | tuple) else [results]
+    results = tf.nest.flatten(recomputed(*(flat[place] for place in places), *_read(trainable)))
     outputs = results[: len(results) - len(made["changed"])]
     for variable, value in zip(made["changed"], results[len(outputs) :], strict=True):
         variable.assign(value)

@@ -7,7 +7,7 @@ segment is kept. The last segments are not computed again if the budget allows i
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,16 +16,18 @@ import tensorflow as tf
 from tfdist.config import patching
 from tfdist.training.step.variants.recomputation import named_layers
 
+_FIELD = "config.train.recompute_mb"
 _MOST_SEGMENTS = 64
 
 
-def install(model: keras.Model, megabytes: float, rows: int) -> tuple[int, int]:
+def install(model: keras.Model, megabytes: float, rows: int, columns: Mapping[str, tf.TensorSpec]) -> tuple[int, int]:
     """Lets segments of the model be computed again, so that it keeps about `megabytes` of activations.
 
     Args:
         model: a functional or sequential model with one output.
         megabytes: of the outputs of all layers that are kept for the backward pass, an estimate.
         rows: the examples of a replica's forward pass.
+        columns: of a batch, [examples, ...]. An input of unknown size has that of the column of its name.
 
     Returns:
         How many segments are computed again, and how many there are.
@@ -34,24 +36,25 @@ def install(model: keras.Model, megabytes: float, rows: int) -> tuple[int, int]:
         ValueError: the model has no places to cut, or it needs more in any case.
     """
     graph = keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) and model.built else model
+    named_layers.check_masks(model, _FIELD)
     units = [operation for operation in _operations(graph) if not isinstance(operation, keras.layers.InputLayer)]
-    sizes = [_bytes(operation, rows) for operation in units]
+    sizes = _bytes(graph, units, rows, columns)
     budget = megabytes * 1e6
     if sum(sizes) <= budget:
         return 0, 0
     places = _places(graph, units)
     if not places:
         raise ValueError(
-            f"config.train.recompute_mb={megabytes:g}: there is no place in {model.name!r} where a single tensor "
+            f"{_FIELD}={megabytes:g}: there is no place in {model.name!r} where a single tensor "
             "passes. Name layers in config.train.recompute instead."
         )
     plans = [_divide(sizes, places, count) for count in range(2, min(_MOST_SEGMENTS, len(places) + 1) + 1)]
     cuts = min(plans, key=lambda cuts: _kept(sizes, cuts, len(cuts)))
     again = len(cuts)
-    if _kept(sizes, cuts, again) > budget:
+    if (least := _kept(sizes, cuts, again)) > budget:
         raise ValueError(
-            f"config.train.recompute_mb={megabytes:g}: with {rows:,} examples in a pass {model.name!r} keeps at least "
-            f"{_kept(sizes, cuts, again) / 1e6:,.3g} MB. Raise the number, or train.micro_batches."
+            f"{_FIELD}={megabytes:g}: with {rows:,} examples in a pass {model.name!r} keeps at least "
+            f"{math.ceil(least / 1e4) / 100:,.2f} MB. Raise the number, or train.micro_batches."
         )
     while again > 1 and _kept(sizes, cuts, again - 1) <= budget:
         again -= 1
@@ -61,7 +64,7 @@ def install(model: keras.Model, megabytes: float, rows: int) -> tuple[int, int]:
         for number, (before, after) in enumerate(itertools.pairwise(borders))
     ]
     for segment in segments[:again]:
-        named_layers.check(segment)
+        named_layers.check(segment, _FIELD)
     patching.put(model, "call", _in_segments(model, segments, again, model.call))
     return again, len(segments)
 
@@ -72,33 +75,42 @@ def _operations(model: keras.Model) -> list[Any]:
     Raises:
         ValueError: it has none, several outputs, or an operation that is called more than once.
     """
-    if not isinstance(model, keras.Function) or len(model.outputs) != 1:
+    if not isinstance(model, keras.Function) or len(model.outputs) != 1 or isinstance(model.output, dict):
         raise ValueError(
-            f"config.train.recompute_mb needs a functional model with one output. Received: {type(model).__name__} "
+            f"{_FIELD} needs a functional model with one output, a tensor. Received: {type(model).__name__} "
             f"{model.name!r}. Name layers in config.train.recompute instead."
         )
+    # An operation knows the tensors of its first call only.
+    known = {id(tensor) for tensor in model.inputs}
     for operation in model.operations:
-        try:
-            keras.tree.flatten(operation.output)
-        except AttributeError:
-            raise ValueError(
-                f"config.train.recompute_mb: the layer {operation.name!r} is called more than once. Name layers in "
-                "config.train.recompute instead."
-            ) from None
+        known |= {id(tensor) for tensor in keras.tree.flatten(operation.output)}
+    used = keras.tree.flatten([model.outputs, *(operation.input for operation in model.operations)])
+    if any(id(tensor) not in known for tensor in used):
+        raise ValueError(
+            f"{_FIELD}: a layer of {model.name!r} is called more than once, or in another model too. Name layers in "
+            "config.train.recompute instead."
+        )
     return model.operations
 
 
-def _bytes(operation: Any, rows: int) -> int:
-    total = 0
-    for tensor in keras.tree.flatten(operation.output):
-        lengths = tensor.shape[1:]
-        if None in lengths:
+def _bytes(model: keras.Model, units: Sequence[Any], rows: int, columns: Mapping[str, tf.TensorSpec]) -> list[int]:
+    """Returns the size of each operation's outputs for `rows` examples."""
+    inputs = []
+    for tensor in model.inputs:
+        shape = columns[tensor.name].shape if None in tensor.shape[1:] and tensor.name in columns else tensor.shape
+        inputs.append(keras.KerasTensor((rows, *shape[1:]), tensor.dtype, name=tensor.name))
+    outputs = keras.Function(model.inputs, [operation.output for operation in units]).compute_output_spec(inputs)
+    sizes = []
+    for operation, found in zip(units, outputs, strict=True):
+        tensors = keras.tree.flatten(found)
+        if any(None in tensor.shape for tensor in tensors):
+            shape = operation.output.shape
             raise ValueError(
-                f"config.train.recompute_mb: the output of {operation.name!r} has an unknown size: {tensor.shape}. "
-                "Give the model's input a fixed shape."
+                f"{_FIELD}: the output of {operation.name!r} has an unknown size: {shape}. Give the "
+                f"model's input a fixed shape, or the name of a column of a batch: {', '.join(columns)}."
             )
-        total += rows * math.prod(lengths) * tf.as_dtype(keras.backend.standardize_dtype(tensor.dtype)).size
-    return total
+        sizes.append(sum(math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in tensors))
+    return sizes
 
 
 def _places(model: keras.Model, units: Sequence[Any]) -> list[int]:
@@ -141,14 +153,15 @@ def _in_segments(
 
     @functools.wraps(original)
     def call(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        if tf.executing_eagerly() or not training or mask is not None:
+        masked = any(one is not None for one in keras.tree.flatten(mask))
+        if tf.executing_eagerly() or not training or masked:
             return original(inputs, training=training, mask=mask)
         by_name = [inputs[one.name] for one in model.inputs] if isinstance(inputs, dict) else inputs
         values = keras.tree.flatten(by_name)
         for number, segment in enumerate(segments):
             given = values[0] if len(values) == 1 else values
             if number < again:
-                values = [named_layers.call_again(segment, (given,), {"training": True})]
+                values = [named_layers.call_again(segment, (given,), {"training": True}, _FIELD)]
             else:
                 values = [segment(given, training=True)]
         return values[0]
