@@ -44,10 +44,15 @@ def main(argv: list[str]) -> None:
     # Before TensorFlow is imported, which allocates, and reads its settings.
     malloc.keep_freed_between_workers(config.cluster, os.environ)
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    onednn.choose(os.environ, workdir, measure=True)
     process_exit.run_and_exit(lambda: run(workdir))
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the flags; before, chooses oneDNN, as a config file may import TensorFlow."""
+    onednn.choose(os.environ, config_flags.workdir_of(argv[1:]), measure=True)
+    return config_flags.parse(argv)
 
 
 if __name__ == "__main__":
     config_flags.define_run_flags()
-    config_flags.run(main, purpose=__doc__, usage="python -m tfdist.main --config=FILE [flags]")
+    config_flags.run(main, purpose=__doc__, usage="python -m tfdist.main --config=FILE [flags]", parser=parse)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster import malloc, process_exit
+from tfdist.cluster import interruption, malloc, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.config import tensorflow_log
 
@@ -89,6 +89,8 @@ def run_script(command: Command) -> int:
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
     cluster = connect.connect(options, seed=None, virtual_replicas=command.virtual_replicas)
+    if command.workdir is None:
+        interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.argv[:] = [str(script), *command.arguments]
     sys.path[0] = str(script.resolve().parent)
     try:

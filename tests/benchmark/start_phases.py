@@ -134,7 +134,7 @@ def worker() -> None:
         patching.patch(process_exit, "import_tensorflow_quietly", imported),
         patching.patch(command, "run", with_imports),
     ):
-        config_flags.run(command.main, purpose="", usage="")
+        config_flags.run(command.main, purpose="", usage="", parser=command.parse)
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ members = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
 heartbeat.start(rank=place.rank, members=members, listener=listener, options=config.ClusterOptions(connect_seconds=20))
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
-if place.rank == int(sys.argv[1]):
+if str(place.rank) in sys.argv[1].split(","):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     peer_loss.claim_exit()
@@ -247,7 +247,13 @@ def run_job(slurm: SlurmCluster, directory: pathlib.Path, options: str, command:
 
 
 @pytest.mark.parametrize(
-    ("victim", "how", "state"), [(0, "killed", "PENDING"), slow(2, "killed", "PENDING"), slow(0, "failed", "FAILED")]
+    ("victim", "how", "state"),
+    [
+        (0, "killed", "PENDING"),
+        slow("0,1", "killed", "PENDING"),
+        slow(2, "killed", "PENDING"),
+        slow(0, "failed", "FAILED"),
+    ],
 )
 def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm, tmp_path, victim, how, state):
     (tmp_path / "lose.py").write_text(LOSE)

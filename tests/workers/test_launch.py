@@ -489,6 +489,9 @@ def test_the_next_smaller_number_divides_both_batches():
     assert smaller([()] * 8, 1, batch_size=48, evaluation_batch_size=20) == 4
     assert smaller([()] * 8, 7, batch_size=48) == 8
     assert smaller([("0", "1")] * 4, 1, batch_size=64) == 2
+    options = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
+    options.data.batch_size, options.train.virtual_replicas = 96, 8
+    assert launch.next_smaller(options, [()] * 4, 1) == 2
     # A script has no config: any number will do.
     assert [launch.next_smaller(None, [()] * 3, least) for least in (1, 3)] == [2, 3]
 

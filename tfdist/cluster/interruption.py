@@ -114,11 +114,12 @@ def install_handlers() -> StopRequest:
 
     for number in _SIGNALS:
         signal.signal(number, record)
-    os.register_at_fork(after_in_child=_restore_handlers)  # A process pool ends its processes by SIGTERM.
+    os.register_at_fork(after_in_child=restore_handlers)  # A process pool ends its processes by SIGTERM.
     return request
 
 
-def _restore_handlers() -> None:
+def restore_handlers() -> None:
+    """Lets signals end the process, as if nothing recorded them."""
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
@@ -156,16 +157,22 @@ def is_saving() -> bool:
 
 @contextlib.contextmanager
 def handlers_if(saves: bool) -> Iterator[StopRequest]:
-    """Lets signals stop a run within the block if it `saves`. Otherwise the handlers stay as they are."""
+    """Lets signals stop a run within the block if it `saves`. Otherwise the handlers stay as they are.
+
+    Signals that early handlers record after the block stop the next run.
+    """
     if not saves:
         yield StopRequest()
         return
+    global _early
+    early = _early
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield install_handlers()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _early = early
 
 
 @contextlib.contextmanager

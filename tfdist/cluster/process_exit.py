@@ -115,6 +115,8 @@ def find_loss(error: BaseException) -> tuple[bool, str]:
     """
     import tensorflow as tf
 
+    if not _worker() and "TF_CONFIG" not in os.environ:  # Such as an error of a remote file system.
+        return False, ""
     lost = (
         tf.errors.UnavailableError,
         tf.errors.AbortedError,

@@ -16,6 +16,8 @@ _ANSWER_SECONDS = 60.0
 _START_RESTARTS = 3
 # A job that was told to stop so long before its end was told because of it; launch/slurm.sbatch: 120 s.
 _NEAR_SECONDS = 600.0
+# How many workers after the first one requeue in its place, and the seconds that each one leaves to those before it.
+_SUBSTITUTES, _TURN_SECONDS = 7, 2.0
 # A user ends a job with these signals, or has asked for a pause. If Slurm itself sends SIGTERM, it requeues the job
 # itself, or must not.
 _BY_USER = ("SIGTERM", "SIGINT", interruption.BY_FILE, interruption.PAUSE)
@@ -87,14 +89,22 @@ def _too_short(env: Mapping[str, str]) -> str:
     )
 
 
-def requeue(lost: Collection[int] = ()) -> None:
+def requeue(lost: Collection[int] = (), *, substitutes: bool = False) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
     The first worker that is not among the ranks in `lost` requeues. After SIGTERM, SIGINT or a pause no worker does.
+
+    Args:
+        lost: the ranks that this worker knows to be lost; there may be more.
+        substitutes: whether the workers after the first one wait, and requeue if none before them has.
     """
     policy, env = _policy, os.environ
-    if policy is None or not set(range(policy.rank)) <= set(lost) or policy.stop.reason in _BY_USER:
+    if policy is None or policy.stop.reason in _BY_USER:
         return
+    before = set(range(policy.rank)) - set(lost)
+    if before and not (substitutes and len(before) <= _SUBSTITUTES and policy.progressed()):
+        return
+    time.sleep(_TURN_SECONDS * len(before))
     job = job_id(env)
     if job is None:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
@@ -103,6 +113,8 @@ def requeue(lost: Collection[int] = ()) -> None:
         problem += _too_short(env) if policy.stop.reason else ""
     else:
         problem = _requeue(job)
+    if before and problem:  # As the first one has said.
+        return
     message = f"job {job} requeued: Slurm ends its processes now. Its lines with CANCELLED are no errors"
     if problem:
         message = f"job not requeued: {problem}. Run the same command to resume"

@@ -13,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import app, flags
@@ -217,6 +218,14 @@ def valid_config() -> schema.Config:
 def config_name() -> str:
     """Returns the name of the config file without directory and suffix, the default name of a run."""
     return os.path.splitext(os.path.basename(config_file().partition(":")[0]))[0]
+
+
+def workdir_of(argv: Sequence[str]) -> Path:
+    """Returns the directory of the run that a command line trains, before it is parsed."""
+    found = (
+        flag.after if flag.value is None else flag.value for flag in words.read_flags(argv) if flag.name == "workdir"
+    )
+    return Path(next(found, "") or f"runs/{Path(words.config_path(argv).partition(':')[0]).stem}").expanduser()
 
 
 def config_file() -> str:

@@ -222,7 +222,7 @@ def give_up(group: processes.ProcessGroup, causes: Sequence[str], code: int) -> 
 
 
 def next_smaller(options: config.Config | None, gpus_by_rank: Sequence[tuple[str, ...]], at_least: int) -> int:
-    """Returns the next smaller number of workers, at least `at_least`, whose replicas divide both batch sizes.
+    """Returns the next smaller number of workers, at least `at_least`, whose replicas divide the batches of the config.
 
     If there is none, returns the present number. Without a config, of a script, any number will do.
     """
@@ -230,7 +230,7 @@ def next_smaller(options: config.Config | None, gpus_by_rank: Sequence[tuple[str
         return max(at_least, len(gpus_by_rank) - 1)
     for workers in range(len(gpus_by_rank) - 1, at_least - 1, -1):
         replicas = workers * (len(gpus_by_rank[0]) or options.cluster.logical_devices)
-        if batches.are_divisible(options, replicas):
+        if batches.are_divisible(options, replicas) and (options.train.virtual_replicas or replicas) % replicas == 0:
             return workers
     return len(gpus_by_rank)
 

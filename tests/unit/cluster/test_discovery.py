@@ -3,8 +3,12 @@
 import dataclasses
 import json
 import os
+import shlex
+import subprocess
+import sys
 
 import pytest
+from launching import REPOSITORY
 
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec, held_gpus, visible_gpus
@@ -395,6 +399,21 @@ MVAPICH = {
 PALS = {"PALS_RANKID": "1", "PMI_SIZE": "2", "PALS_LOCAL_RANKID": "1", "PMI_LOCAL_SIZE": "2", "PALS_APID": "7a"}
 OTHER_PMI = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
 MPI = {"Open MPI": OPEN_MPI, "MPICH": HYDRA, "MVAPICH2": MVAPICH, "PALS": PALS, "another": OTHER_PMI}
+
+
+def test_ranks_of_mpich_behind_a_script_find_each_other():
+    program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from tfdist.cluster.discovery import environment; "
+    program += (
+        "print(*environment.resolve(dict(__import__('os').environ), port_base=10000, port_count=10000).addresses)"
+    )
+    found = set()
+    for rank in "01":
+        env = {name: os.environ[name] for name in ("PATH", "HOME")} | HYDRA
+        env |= {"PMI_RANK": rank, "MPI_LOCALRANKID": rank}
+        # The shell waits, as that of a script does.
+        words = ["sh", "-c", f'{shlex.quote(sys.executable)} -c "$1"; exit $?', "sh", program]
+        found.add(subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 1 and found.pop().startswith("localhost:")
 
 
 @pytest.mark.parametrize("name", MPI)

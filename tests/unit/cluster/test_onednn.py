@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import run_all, train_command, worker_environment
+from launching import REPOSITORY, run_all, train_command, worker_environment
 from processes import run
 from topologies import environments
 
@@ -63,6 +63,19 @@ def test_an_unknown_processor_is_measured_once(tmp_path):
     assert choose(tmp_path / "other", HASWELL, times=[40.0, 39.0])[:2] == [False, None]
 
 
+def test_a_value_that_tensorflow_ignores_leaves_its_default(tmp_path):
+    said = "TensorFlow's default, as it ignores TF_ENABLE_ONEDNN_OPTS='yes'"
+    assert choose(tmp_path, ZEN4, TF_ENABLE_ONEDNN_OPTS="yes") == [True, "yes", said]
+    assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="")[:2] == [False, ""]
+    assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="True")[0]
+
+
+def test_an_arm_processor_with_onednn_by_default_is_known():
+    text = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: {}\n"
+    assert onednn.read_processor(text.format("0xd40")).on_by_default
+    assert not onednn.read_processor(text.format("0xd4f")).on_by_default
+
+
 def test_the_user_decides(tmp_path):
     assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == [False, "0", "TF_ENABLE_ONEDNN_OPTS=0"]
     assert choose(tmp_path, HASWELL, times=[1.0, 2.0], TF_ENABLE_ONEDNN_OPTS="1")[:2] == [True, "1"]
@@ -73,7 +86,7 @@ def test_a_run_keeps_its_choice(tmp_path, cpuinfo):
     path = tmp_path / onednn.ENVIRONMENT
     path.write_text(json.dumps({onednn.ENTRY: {"enabled": False, "reason": "TF_ENABLE_ONEDNN_OPTS=0"}}))
     expected = "0" if cpuinfo == ZEN4 else None
-    assert choose(tmp_path, cpuinfo, tmp_path) == [False, expected, "as when the run began"]
+    assert choose(tmp_path, cpuinfo, tmp_path) == [False, expected, "as at the last start of the run"]
     reason = choose(tmp_path, cpuinfo, tmp_path, TF_ENABLE_ONEDNN_OPTS="1")[2]
     assert reason == "TF_ENABLE_ONEDNN_OPTS=1, unlike before: results differ in last bits"
     path.write_text("{}")  # A run from before there was a choice: as TensorFlow decided.
@@ -92,6 +105,18 @@ def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
         [train_command(tmp_path / "other")] * 2, [env | {onednn.VARIABLE: str(i)} for i, env in enumerate(both)]
     )
     assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
+
+
+def test_a_config_that_imports_tensorflow_keeps_the_runs_choice_too(tmp_path):
+    (tmp_path / "mine.py").write_text(f"import keras\n{(REPOSITORY / 'configs/line.py').read_text()}")
+    command = [sys.executable, "-m", "tfdist.main", f"--config={tmp_path / 'mine.py'}", f"--workdir={tmp_path / 'run'}"]
+    environment = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE}
+    for steps, given in (("1", {onednn.VARIABLE: "0"}), ("2", {})):
+        words = [*command, f"--config.train.steps={steps}", "--allow_config_changes"]
+        subprocess.run(words, env=environment | given, cwd=REPOSITORY, check=True)
+        (tmp_path / "run" / "finished.json").unlink()
+    recorded = json.loads((tmp_path / "run" / onednn.ENVIRONMENT).read_text())[onednn.ENTRY]
+    assert recorded == {"enabled": False, "reason": "as at the last start of the run"}
 
 
 def test_a_line_says_that_tensorflow_was_imported_before(monkeypatch):

@@ -1,7 +1,13 @@
 """What a process prints when an error ends it."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
+import tensorflow as tf
 from absl import flags
+from launching import REPOSITORY
 
 from tfdist.cluster import process_exit
 from tfdist.cluster.discovery import hostlist
@@ -47,3 +53,27 @@ def test_messages_of_tfdist_stand_alone_and_those_of_python_follow_a_stack(
     said = capfd.readouterr().err
     assert ("Traceback" in said) is shows_stack, said
     assert message in said and said.count("tfdist: ") == 1, said
+
+
+def test_an_error_of_one_worker_is_no_loss_of_another(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    error = tf.errors.UnavailableError(None, None, "no network to gs://data")
+    assert process_exit.find_loss(error) == (False, "")
+
+
+SIGNALS = """
+import os, signal
+from tfdist.cluster import interruption
+interruption.install_early_handlers()
+for number in range(2):
+    with interruption.handlers_if(True) as stop:
+        print(number, stop.reason, flush=True)
+    os.kill(os.getpid(), signal.SIGUSR1)
+interruption.restore_handlers()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_between_two_runs_stops_the_second_and_one_where_nothing_is_saved_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.stdout, done.returncode) == ("0 None\n1 SIGUSR1\n", -signal.SIGTERM), done.stderr

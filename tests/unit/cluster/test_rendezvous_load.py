@@ -13,6 +13,7 @@ from launching import free_ports
 from rendezvous_threads import run, tf_config, worker_specs
 
 from tfdist.cluster.discovery import environment
+from tfdist.cluster.rendezvous import rpc
 
 
 @contextlib.contextmanager
@@ -111,3 +112,13 @@ def test_a_worker_that_is_slow_when_the_decision_arrives_is_waited_for():
     assert delayed
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert all(len(outcome.roster) == 2 for outcome in outcomes)
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(monkeypatch):
+    monkeypatch.setitem(rpc._looked_up, "two", (time.monotonic(), ["10.0.0.1", "10.0.0.2"]))
+
+    async def exchange(sockaddr):
+        await asyncio.sleep(60 if sockaddr[0] == "10.0.0.1" else 0)
+        return sockaddr
+
+    assert asyncio.run(rpc._exchange("two:7", exchange, 0.4)) == ("10.0.0.2", 7)

@@ -22,6 +22,10 @@ VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 ENVIRONMENT, ENTRY = "environment.json", "onednn"
 # Flags of /proc/cpuinfo with which TensorFlow turns oneDNN on by itself: `DefaultOneDnnPolicy` in its util.cc.
 _ON_BY_DEFAULT = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
+# The same for ARM, (implementer, part): Neoverse V1.
+_ARM_ON_BY_DEFAULT = ("0x41", "0xd40")
+# What TensorFlow accepts as the variable's value, in small or capital letters; it ignores any other one.
+_VALUES = {"0": False, "false": False, "1": True, "true": True}
 # (vendor, family) of processors with AVX2 on which it was measured to be faster (docs/speed.md).
 _FASTER = {("AuthenticAMD", "23"), ("AuthenticAMD", "25")}
 _LATE = "TensorFlow's default, as it was imported before tfdist"
@@ -46,11 +50,13 @@ class Processor:
     family: str = ""
     name: str = ""
     flags: frozenset[str] = frozenset()
+    # Of ARM: implementer and part.
+    arm: tuple[str, str] = ("", "")
 
     @property
     def on_by_default(self) -> bool:
         """Whether TensorFlow uses oneDNN here without being told."""
-        return bool(self.flags & _ON_BY_DEFAULT)
+        return bool(self.flags & _ON_BY_DEFAULT) or self.arm == _ARM_ON_BY_DEFAULT
 
 
 _chosen: Choice | None = None
@@ -72,6 +78,7 @@ def read_processor(text: str | None = None) -> Processor:
         family=facts.get("cpu family", ""),
         name=facts.get("model name", ""),
         flags=frozenset(facts.get("flags", "").split()),
+        arm=(facts.get("CPU implementer", ""), facts.get("CPU part", "")),
     )
 
 
@@ -100,7 +107,7 @@ def _decide(env: Mapping[str, str], workdir: Path | None, measure: bool) -> Choi
     saved = _read_choice(workdir, processor)
     if VARIABLE not in env:
         return saved or _of(processor, measure)
-    choice = Choice(_is_true(env[VARIABLE]), f"{VARIABLE}={env[VARIABLE]}")
+    choice = _of_variable(env[VARIABLE], processor)
     if saved is not None and saved.enabled != choice.enabled:
         return dataclasses.replace(choice, reason=f"{choice.reason}, unlike before: results differ in last bits")
     return choice
@@ -125,7 +132,7 @@ def current(env: Mapping[str, str]) -> Choice:
     if _chosen is not None:
         return _chosen
     if VARIABLE in env:
-        return Choice(_is_true(env[VARIABLE]), f"{VARIABLE}={env[VARIABLE]}")
+        return _of_variable(env[VARIABLE], read_processor())
     return Choice(read_processor().on_by_default, _LATE)
 
 
@@ -144,8 +151,11 @@ def advice(choice: Choice) -> str:
     )
 
 
-def _is_true(value: str) -> bool:
-    return value.strip().lower() in ("1", "true")
+def _of_variable(value: str, processor: Processor) -> Choice:
+    enabled = _VALUES.get(value.lower())
+    if enabled is None:
+        return Choice(processor.on_by_default, f"TensorFlow's default, as it ignores {VARIABLE}={value!r}")
+    return Choice(enabled, f"{VARIABLE}={value}")
 
 
 def _read_choice(workdir: Path | None, processor: Processor) -> Choice | None:
@@ -158,8 +168,8 @@ def _read_choice(workdir: Path | None, processor: Processor) -> Choice | None:
     except (OSError, ValueError, AttributeError):  # A damaged file is reported when it is written again.
         return None
     if not isinstance(entry, dict):  # Saved before there was a choice.
-        return Choice(processor.on_by_default, "TensorFlow's default, as when the run began")
-    return Choice(bool(entry.get("enabled")), "as when the run began")
+        return Choice(processor.on_by_default, "TensorFlow's default, as at the last start of the run")
+    return Choice(bool(entry.get("enabled")), "as at the last start of the run")
 
 
 def _of(processor: Processor, measure: bool) -> Choice:
@@ -208,10 +218,10 @@ def _times(processor: Processor, measure: bool) -> tuple[float, float] | None:
 def _tensorflow_version() -> str:
     import importlib.metadata  # Only here, because it takes long.
 
-    try:
-        return importlib.metadata.version("tensorflow")
-    except importlib.metadata.PackageNotFoundError:  # Another distribution holds it, such as tf-nightly.
-        return ""
+    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""  # Another distribution holds it.
 
 
 def _measure() -> tuple[float, float] | None:

@@ -1,7 +1,9 @@
 """Variables of MPI launchers -> `WorkerSpec`. Imports no TensorFlow."""
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tfdist.cluster.discovery import hostlist, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -38,6 +40,15 @@ def pmi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
     return _MPIRUN_VARIABLES[0] if "PMIX_RANK" in env else None
 
 
+def _launcher_pid(variable: str) -> int:
+    """Returns the nearest ancestor that is not of this rank alone: without `variable`, which a shell script has."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while f"\0{variable}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
 def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this rank.
 
@@ -57,9 +68,9 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
         raise ValueError(f"The MPI launcher's variables are inconsistent. {worker_spec.say_received(env, names)}")
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
-        # On one host, the ranks' parent is mpirun or its daemon; over several hosts, only the batch job is common.
+        # On one host, mpirun or its daemon starts all ranks; over several hosts, only the batch job is common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
-        job = f"{batch}/{os.getppid()}" if local_size == size else batch or "mpi"
+        job = f"{batch}/{_launcher_pid(names[2])}" if local_size == size else batch or "mpi"
     # Blocks of equal length: the number of ranks on other hosts is unknown.
     first, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
     own = [port_base + (first - port_base + i) % port_count for i in range(local_size)]

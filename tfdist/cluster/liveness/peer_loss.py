@@ -227,7 +227,7 @@ def requeue(missing: Collection[int] = ()) -> None:
     if _monitor is None:
         slurm_requeue.requeue(missing)
     elif _monitor.loss.get("restart_helps"):
-        slurm_requeue.requeue(_monitor.timed_out)
+        slurm_requeue.requeue(_monitor.timed_out, substitutes=True)
 
 
 def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:

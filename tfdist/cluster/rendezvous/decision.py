@@ -71,7 +71,7 @@ def decide(
         head = f"All workers started, but some could not connect to each other within {seconds:g} s:"
         return _error(TimeoutError, head, _cut_off(hellos, reports, addresses))
     workers = {rank: hello["me"] for rank, hello in hellos.items()}
-    differing = [*_mismatches(workers), *_shared_exclusives(workers)]
+    differing = [*_mismatches(workers), *_shared_exclusives(workers, addresses)]
     if differing:
         return _error(ValueError, "The workers differ:", differing)
     elsewhere = {rank: report["workdir"] for rank, report in reports.items() if report["workdir"]}
@@ -184,15 +184,16 @@ def _mismatches(workers: Mapping[int, dict]) -> list[str]:
     return lines
 
 
-def _shared_exclusives(workers: Mapping[int, dict]) -> list[str]:
+def _shared_exclusives(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
+    # Machines with equal names have different addresses.
     holders = collections.defaultdict(list)
     for rank, worker in sorted(workers.items()):
         for name in worker["exclusive"]:
-            holders[worker["host"], name].append(rank)
+            holders[hostlist.split_address(addresses[rank])[0], worker["host"], name].append(rank)
     return [
         f"{name} on host {host} is used by {_ranks(ranks)}. Give each worker its own (Slurm: srun --gpus-per-node; "
         "otherwise CUDA_VISIBLE_DEVICES for each)"
-        for (host, name), ranks in holders.items()
+        for (_, host, name), ranks in holders.items()
         if len(ranks) > 1
     ]
 

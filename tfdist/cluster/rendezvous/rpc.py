@@ -44,7 +44,8 @@ async def request(
         NoAnswerError: no reply within `seconds`.
         UnreachableError: no reply; the text is the reason.
     """
-    return await _in_words(_exchange(address, functools.partial(channel.request, keys=keys, message=message)), seconds)
+    exchange = functools.partial(channel.request, keys=keys, message=message)
+    return await _in_words(_exchange(address, exchange, seconds), seconds)
 
 
 async def touch(address: str, keys: Keys) -> None:
@@ -53,7 +54,7 @@ async def touch(address: str, keys: Keys) -> None:
     async def connect(sockaddr: tuple[str, int]) -> None:
         (await channel.connect(sockaddr, keys)).writer.close()
 
-    await _in_words(_exchange(address, connect), REQUEST_SECONDS)
+    await _in_words(_exchange(address, connect, REQUEST_SECONDS), REQUEST_SECONDS)
 
 
 async def _in_words(exchange: Awaitable[Any], seconds: float) -> Any:
@@ -77,13 +78,14 @@ async def _in_words(exchange: Awaitable[Any], seconds: float) -> Any:
         raise UnreachableError("a program other than a tfdist worker is listening there") from None
 
 
-async def _exchange(address: str, exchange: Callable[[tuple[str, int]], Awaitable[Any]]) -> Any:
+async def _exchange(address: str, exchange: Callable[[tuple[str, int]], Awaitable[Any]], seconds: float) -> Any:
+    """Calls `exchange` with the addresses of a host, one after another, until one answers, for `seconds` in all."""
     host, port = hostlist.split_address(address)
     found = await _addresses(host)
     for ip in found:
         try:
-            return await exchange((ip, port))
-        except OSError:
+            return await asyncio.wait_for(exchange((ip, port)), seconds / len(found))
+        except (OSError, asyncio.TimeoutError):
             if ip == found[-1]:
                 raise
     raise UnreachableError("its host name has no address")

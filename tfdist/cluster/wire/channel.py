@@ -127,7 +127,8 @@ async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
         OSError: no connection.
         ValueError, EOFError: a program other than a tfdist worker is listening there.
     """
-    reader, writer = await asyncio.open_connection(*sockaddr, limit=_HEADER_BYTES)
+    # The next address of a name is tried before the first one has failed.
+    reader, writer = await asyncio.open_connection(*sockaddr, limit=_HEADER_BYTES, happy_eyeballs_delay=0.25)
     try:
         if await reader.readexactly(len(_GREETING)) != _GREETING:
             raise ValueError("not a tfdist worker")

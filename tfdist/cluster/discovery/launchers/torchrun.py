@@ -21,7 +21,8 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     local = [
         worker_spec.integer({name: env.get(name, default)}, name) for name, default in zip(_LOCAL, "01", strict=True)
     ]
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    # Not the number of restarts, which each host counts by itself.
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return worker_specs.of_ranks(
         "torchrun",
         env,
