@@ -217,3 +217,14 @@ def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
     assert loop.train(setup.build_run(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 0
     assert np.abs(topologies.arrays(tmp_path, 1)["model/logits/kernel"]).max() > 1e6
+
+
+def test_the_values_of_an_epoch_with_a_rollback_do_not_depend_on_the_length_of_executions(tmp_path):
+    logs = []
+    for name, seconds in (("short", 1e-6), ("long", 60.0)):
+        made = config("rollback", 6)
+        made.train.steps, made.train.call_seconds = 32, seconds
+        made.callbacks = [{"target": "keras.callbacks:CSVLogger", "filename": str(tmp_path / f"{name}.csv")}]
+        run(tmp_path / name, made)
+        logs.append((tmp_path / f"{name}.csv").read_text())
+    assert logs[0] == logs[1] and logs[0].count("\n") >= 2

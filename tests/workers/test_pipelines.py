@@ -173,6 +173,9 @@ def test_a_dataset_of_the_users_trains_as_the_source_does_and_resumes_to_the_bit
     (tmp_path / "again" / "finished.json").unlink()
     shutil.rmtree(tmp_path / "again" / "checkpoints" / "step-00000020")
     assert loop.train(digits("again", pipeline="textbook", **own)) == 0
+    # After the last step, too, there is nothing left to do.
+    (tmp_path / "again" / "finished.json").unlink()
+    assert loop.train(digits("again", pipeline="textbook", **own)) == 0
     whole, again = (topologies.arrays(tmp_path / name) for name in ("whole", "again"))
     for name, array in whole.items():
         assert array.tobytes() == again[name].tobytes(), name

@@ -215,7 +215,7 @@ class AsyncCheckpointer:
             with self._changed:
                 self._failed, again = snapshot, self._is_best(snapshot.step)
                 self._best_snapshot = snapshot if again else self._best_snapshot
-            self._missing = 0 if self._directory.parent.exists() else self._missing + 1
+            self._missing = self._missing + 1 if _is_gone(self._directory.parent) else 0
             self._say(
                 f"the checkpoint of step {snapshot.step} could not be written to {self._directory}: "
                 f"{files.describe_error(error)}. Training continues; the previous checkpoint is untouched."
@@ -278,6 +278,17 @@ class AsyncCheckpointer:
                     "hand. Training continues; this is said once.",
                     "removal",
                 )
+
+
+def _is_gone(path: Path) -> bool:
+    """Returns whether there is no such directory; False if its file system does not say."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _remove(path: Path) -> None:

@@ -5,6 +5,7 @@ the values with their checksums.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,6 +107,9 @@ def _num_bytes(saved: Saved, name: str) -> int:
 
 
 def _dtype(name: str) -> np.dtype:
+    if text := re.fullmatch(r"(str|bytes)(\d+)", name):  # NumPy's names of texts, with their bits.
+        code, bits = {"str": ("U", 32), "bytes": ("S", 8)}[text[1]]
+        return np.dtype(f"{code}{int(text[2]) // bits}")
     try:
         return np.dtype(name)
     except TypeError:  # Such as bfloat16.

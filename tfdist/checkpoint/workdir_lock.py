@@ -113,7 +113,8 @@ class WorkdirLock:
             if found is not None and found.owner.nonce != self._owner.nonce:
                 self._lost(str(found.owner))
                 return
-            self._take_requests()
+            with contextlib.suppress(OSError):
+                self._take_requests()
 
     def _take_requests(self) -> None:
         for path in [path for path in self._requests if path.exists()]:
@@ -121,8 +122,9 @@ class WorkdirLock:
                 path.unlink()
             except OSError:  # Not ours to remove: it asks once in this start.
                 self._requests.remove(path)
-            print(f"tfdist: found the file {path}", file=sys.stderr, flush=True)
             self._requested(path.name)
+            with contextlib.suppress(OSError):  # A closed terminal, or a log on a full disk.
+                print(f"tfdist: found the file {path}", file=sys.stderr, flush=True)
 
 
 def acquire(

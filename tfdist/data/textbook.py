@@ -126,8 +126,11 @@ def training(
         return shuffled.take(epoch_steps * options.batch_size).map(_adding(number))
 
     def batches(start: int, stop: int) -> tuple[tf.data.Dataset, int]:
-        epoch, skip, drop = _start(start, epoch_steps, _steps_per_batch(source, options, num_workers))
-        dataset = _join([one_epoch(number) for number in range(epoch, -(-stop // epoch_steps))])
+        per_batch = _steps_per_batch(source, options, num_workers)
+        epoch, skip, drop = _start(start, epoch_steps, per_batch)
+        last = max(epoch + 1, -(-stop // epoch_steps))  # There are batches after the last step, too.
+        last += (epoch - last) % (per_batch or 1)  # Each worker's examples are whole batches.
+        dataset = _join([one_epoch(number) for number in range(epoch, last)])
         if options.auto_shard == "hint" and num_workers > 1:
             hint = tf.data.experimental.SHARD_HINT
             dataset = dataset.shard(hint, hint)

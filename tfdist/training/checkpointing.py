@@ -170,7 +170,7 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
     write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), diff.to_json(run.config)))
     options = run.config.checkpoint
-    stays = functools.partial(triggers.is_due, options.keep_every, steps_per_epoch=run.steps_per_epoch)
+    stays = functools.partial(triggers.stays, options.keep_every, run.checkpoints, run.steps_per_epoch)
     checkpointer = AsyncCheckpointer(run.checkpoints, options, report.warning, write_config, stays)
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND

@@ -1,9 +1,13 @@
 """When periodic actions are due, and how many steps the next execution may take. Imports no TensorFlow."""
 
+import contextlib
 import dataclasses
 import math
+from pathlib import Path
 
 from tfdist import config as config_lib
+from tfdist.checkpoint import directory
+from tfdist.report import files
 
 
 def next_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> int | None:
@@ -19,6 +23,18 @@ def next_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> int | 
 def is_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> bool:
     """Returns whether an action with the interval `every` is due after `step`."""
     return step > 0 and next_due(every, step - 1, steps_per_epoch) == step
+
+
+def stays(every: config_lib.Every, checkpoints: Path, steps_per_epoch: int, step: int) -> bool:
+    """Returns whether the checkpoint of `step` is never removed: by the steps of an epoch now, or when it was saved."""
+    if is_due(every, step, steps_per_epoch):
+        return True
+    if every.epochs is None and every.after is None:
+        return False
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        saved = files.read_json(directory.step_path(checkpoints, step) / "manifest.json")["state"]["steps_per_epoch"]
+        return saved > 0 and is_due(every, step, saved)
+    return False
 
 
 def _next_multiple(period: float, step: int) -> int:

@@ -668,3 +668,18 @@ def test_a_stop_before_the_first_step_names_the_newest_checkpoint(tmp_path):
     directory_lib.step_path(tmp_path, 235).mkdir()
     text = "the checkpoint of step 235 is unchanged: run the same command to resume"
     assert directory_lib.safe_state(tmp_path) == text
+
+
+def test_a_directory_is_gone_only_where_its_file_system_says_so(tmp_path):
+    (tmp_path / "file").touch()
+    missing = [tmp_path / "none", tmp_path / "file" / "none"]
+    assert [async_writer._is_gone(path) for path in [*missing, tmp_path, tmp_path / ("x" * 300)]] == [
+        *(True, True),
+        *(False, False),
+    ]
+
+
+def test_types_of_texts_are_read_by_numpys_names():
+    for kind in ("<U5", "S7", "f4"):
+        assert restore._dtype(np.dtype(kind).name) == np.dtype(kind)
+    assert restore._dtype("bfloat16").itemsize == 2

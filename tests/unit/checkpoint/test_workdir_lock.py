@@ -1,6 +1,7 @@
 """One run at a time writes to a workdir: a live one is named, a dead one is taken over."""
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -215,6 +216,24 @@ def test_a_removed_file_is_made_again_by_the_owner(tmp_path):
         time.sleep(0.05)
     lock.release()
     assert not lost.is_set() and list(tmp_path.iterdir()) == []
+
+
+def test_a_request_is_heard_where_standard_error_is_closed(tmp_path, monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+        flush = write
+
+    heard = []
+    options = {"job": "", "heartbeat_seconds": 0.05, "wait_seconds": 1.0, "lost": print, "log": print}
+    lock = workdir_lock.acquire(tmp_path / "run", **options, requests=["STOP"], requested=heard.append)
+    monkeypatch.setattr(sys, "stderr", Closed())
+    for _ in range(2):
+        (tmp_path / "run" / "STOP").touch()
+        until(lambda: not (tmp_path / "run" / "STOP").exists(), 30)
+    until(lambda: heard == ["STOP", "STOP"], 30)
+    lock.release()
 
 
 def test_a_whole_checkpoint_is_never_kept_as_damaged(tmp_path):

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from tfdist.config import Every
-from tfdist.training.triggers import ExecutionLength, is_due, next_due
+from tfdist.report import files
+from tfdist.training.triggers import ExecutionLength, is_due, next_due, stays
 
 
 def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:
@@ -56,6 +57,15 @@ def test_the_next_trigger_is_the_first_that_is_due(every, steps_per_epoch):
         if step == coming:
             coming = next(expected)
         assert next_due(every, step, steps_per_epoch) == coming
+
+
+def test_a_checkpoint_stays_by_the_epochs_of_its_own_time(tmp_path):
+    for step, steps_per_epoch in ((11, 11), (12, 11)):
+        (tmp_path / f"step-{step:08}").mkdir()
+        state = {"state": {"steps_per_epoch": steps_per_epoch}}
+        files.write_json(tmp_path / f"step-{step:08}" / "manifest.json", state)
+    assert [step for step in range(1, 20) if stays(Every(epochs=1), tmp_path, 5, step)] == [5, 10, 11, 15]
+    assert [step for step in range(1, 20) if stays(Every(), tmp_path, 5, step)] == []
 
 
 def test_never_is_none():

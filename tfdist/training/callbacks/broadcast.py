@@ -70,6 +70,8 @@ def find_referenced_variables(callbacks: list[keras.callbacks.Callback], model: 
             waiting.extend(value)
         elif isinstance(value, dict | keras.Layer | keras.Loss | keras.Metric):
             waiting.extend((value if isinstance(value, dict) else vars(value)).values())
+        elif isinstance(value, keras.optimizers.Optimizer) and value is not getattr(model, "optimizer", None):
+            waiting.append(value.learning_rate)  # Which callbacks set; not its slots.
     return found
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -296,7 +297,8 @@ def _restore_generator(kind: str, *state: Any) -> Any:
 
 def _is_numeric_array(value: Any) -> bool:
     if isinstance(value, np.ndarray):
-        return not value.dtype.hasobject
+        # Not those with named fields, which a checkpoint's format does not know.
+        return not value.dtype.hasobject and (value.dtype.kind != "V" or hasattr(ml_dtypes, value.dtype.name))
     if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):  # Symbolic tensors have no value.
         return False
     return value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool

@@ -109,6 +109,9 @@ def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_st
     optimizer_lib.step_count(run.context.optimizer).assign(bad_step)
     state.step, state.rollbacks = bad_step, state.rollbacks + 1
     state.interval.reset()
+    # Not those of executions after the checkpoint, whose length depends on the time.
+    in_epoch = saved.step > (bad_step - 1) // run.steps_per_epoch * run.steps_per_epoch
+    state.epoch_totals = dict(saved.state.get("epoch_totals", {})) if in_epoch else {}
     tools.consistency.check(state)
     tools.report.event(
         f"WARNING: {text}. Rolled back to the weights of step {saved.step}; the run continues with step "
