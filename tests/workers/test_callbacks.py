@@ -363,11 +363,13 @@ def test_variables_that_callbacks_hold_are_found():
     # As in a model that overrides `metrics`: a sum over replicas, which the chief cannot read alone.
     sums = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
     model.layers[0].total = tf.Variable(0.0, trainable=False, **sums)
+    model.second_optimizer = keras.optimizers.SGD(0.1)
     found = broadcast.find_referenced_variables([Holding(), setting, keras.callbacks.EarlyStopping()], model)
     mine = (*model.variables, *model.metrics_variables)
     found = [one for one in found if all(one is not variable for variable in mine)]
-    expected = {id(one) for one in (*held, nested, weighted.weight, MODULES, model.layers[0].scale)}
-    assert len(found) == 6 and {id(one) for one in found} == expected
+    rate = model.second_optimizer.learning_rate
+    expected = {id(one) for one in (*held, nested, weighted.weight, MODULES, model.layers[0].scale, rate)}
+    assert len(found) == 7 and {id(one) for one in found} == expected
 
 
 def test_a_variable_that_is_not_found_and_changes_is_named(cluster, tmp_path, capsys):

@@ -146,8 +146,12 @@ def _tensor(array: Any) -> Any:
             "Rows of a SparseTensor cannot be read one by one: pass a tf.data.Dataset, such as "
             f"tf.data.Dataset.from_tensor_slices((x, y)).batch(32). Received: shape {tuple(array.shape)}"
         )
+    if hasattr(array, "iloc") and getattr(array, "ndim", 0) == 1:  # A pandas.Series is a column, as in Keras.
+        array = np.expand_dims(array.to_numpy(), -1)
     array = array if tf.is_tensor(array) else np.asarray(array)
     if isinstance(array, np.ndarray) and array.dtype == object and len(array.shape):
+        if all(isinstance(one, str) for one in array.reshape(-1)):
+            return tf.convert_to_tensor(array, tf.string)
         raise ValueError(
             "An array of Python objects is no tensor: convert it, such as array.astype('float32'), or make its rows "
             f"equally long. Received: shape {array.shape}"
@@ -189,8 +193,8 @@ def _examples(read: Any, num_examples: int, options: DataOptions) -> RandomAcces
     )
 
 
-def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
-    """Returns `dataset` in batches: of `options.batch_size`, if it has single examples."""
+def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tuple[tf.data.Dataset, int | None]:
+    """Returns `dataset` in batches, of `options.batch_size` if it has single examples, and this size."""
     inputs = dataset.element_spec
     if not options.as_given:
         inputs = keras.utils.unpack_x_y_sample_weight(inputs)[0]
@@ -200,7 +204,7 @@ def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tf.data.Dataset:
         single = sorted(rank + 1 for rank in ranks) == sorted(options.input_ranks)
         if single and options.batch_size is None:
             raise ValueError("The tf.data.Dataset has single examples: pass batch_size, or batch it.")
-    return dataset.batch(options.batch_size) if single else dataset
+    return (dataset.batch(options.batch_size), options.batch_size) if single else (dataset, None)
 
 
 def _finishing(dataset: tf.data.Dataset, options: DataOptions) -> Callable[..., tuple]:
@@ -222,7 +226,7 @@ def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
 
 
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
-    dataset = _batch(inspect_dataset.without_prefetch(dataset), options)
+    dataset, batch_size = _batch(inspect_dataset.without_prefetch(dataset), options)
     shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, False
     if options.continues:
         dataset, skipped, order_unknown = shuffle_passes.continue_passes(dataset)
@@ -238,7 +242,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
-    known = static or options.batch_size or (parts.batch_size if parts else None)
+    known = static or batch_size or (parts.batch_size if parts else None)
 
     own = options.preprocess is not None
     steps = options.steps if length is None else base.steps_of_epoch(options, length)

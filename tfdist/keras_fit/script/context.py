@@ -52,6 +52,15 @@ def script_runs(cluster: Cluster) -> Iterator[None]:
         _script = None
 
 
+def _forget_script() -> None:
+    """A child process that the script forks runs alone: it must not wait for the other workers."""
+    global _script
+    _script = None
+
+
+os.register_at_fork(after_in_child=_forget_script)
+
+
 @contextlib.contextmanager
 def running(own: bool = True) -> Iterator[None]:
     """Runs tfdist's own code: what it saves, and the variables that Keras makes for it, are of this worker only.

@@ -88,9 +88,11 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
 
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
-        place = None if workdir is None else workdir / f"fit{next(calls)}"
+        number = next(calls)
+        place = None if workdir is None else workdir / f"fit{number}"
         with context.running():
-            return api.fit(cluster, model, **given, workdir=place)
+            # In each call another order of the examples, and other random numbers in the step.
+            return api.fit(cluster, model, **given, workdir=place, seed=number - 1)
 
     def evaluate(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         with context.running():

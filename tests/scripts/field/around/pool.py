@@ -1,4 +1,5 @@
-from multiprocessing import Pool
+import time
+from multiprocessing import Manager, Pool
 
 import keras
 import numpy as np
@@ -6,11 +7,14 @@ from recording import record
 
 
 def prepare(index):
+    with open(f"part{index % 2}.txt", "w") as file:
+        file.write(str(time.time()))
     return np.sin(np.arange(4) + index)
 
 
 if __name__ == "__main__":
-    with Pool(2) as pool:
+    with Manager() as manager, Pool(2) as pool:
+        manager.list([1])
         rows = pool.map(prepare, range(40))
     x = np.array(rows, "float32")
     keras.utils.set_random_seed(0)

@@ -1,0 +1,33 @@
+"""The data of a script: arrays of all kinds, and the largest batch of a dataset."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.keras_fit.adapters import base, make_adapter
+
+
+def adapter(x, y=None, batch_size=None):
+    options = base.DataOptions(batch_size=batch_size, steps=None)
+    return make_adapter.make_data_adapter(x, y, None, options)
+
+
+def test_a_series_of_pandas_is_a_column_as_in_keras():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.arange(6.0), "b": np.arange(6.0), "target": np.arange(6)})
+    x, y = adapter(frame[["a", "b"]], frame["target"]).read(tf.constant([4, 1], tf.int64))
+    assert x.shape == (2, 2) and y.shape == (2, 1) and y[:, 0].numpy().tolist() == [4, 1]
+
+
+def test_objects_that_are_texts_are_texts():
+    x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))
+    assert x.dtype == tf.string and x.numpy().tolist() == [b"c"] and y.numpy().tolist() == [1]
+    with pytest.raises(ValueError, match="An array of Python objects is no tensor"):
+        adapter(np.array(["a", 1], object), np.array([0, 1]))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_dataset_that_is_batched_keeps_its_size_of_a_batch(batched):
+    dataset = tf.data.Dataset.from_tensor_slices((np.zeros((70, 3), np.float32), np.zeros(70)))
+    found = adapter(dataset.batch(32) if batched else dataset, batch_size=16)
+    assert found.batch_size == (32 if batched else 16)
