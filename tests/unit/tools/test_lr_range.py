@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
+from tfdist import config as c
 from tfdist.tools.many_runs import lr_range
 
 RATES = list(np.geomspace(1e-6, 10, 200))
@@ -27,6 +28,18 @@ def test_the_suggestion_is_below_the_smallest_loss_and_above_what_diverges():
     assert stopped.rates[-1] < 1e-3
     with pytest.raises(ValueError, match="a smaller --lowest"):
         lr_range.smooth([(rate, None) for rate in RATES])
+
+
+@pytest.mark.unit
+def test_the_suggested_field_is_that_of_the_config(tmp_path, capsys):
+    found = lr_range.smooth([(rate, (math.log10(rate) + 2) ** 2) for rate in RATES])
+    for more, field in (
+        ({"learning_rate": c.LearningRate(peak=0.1)}, "learning_rate.peak"),
+        ({"optimizer": {"target": "keras.optimizers:SGD", "learning_rate": 0.1}}, "optimizer.learning_rate"),
+    ):
+        config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1), **more)
+        lr_range.show(found, tmp_path, "mine", config)
+        assert f"Suggestion: --config.{field}=" in capsys.readouterr().out
 
 
 SCRIPT = """

@@ -73,6 +73,11 @@ def test_arrays_and_text(make, tmp_path):
     assert (
         config.objective["inputs"] == "image" if "inputs" in config.objective else model.input_shape == (None, 6, 2, 1)
     )
+    for targets in (np.linspace(0, 9, 100), np.ones((100, 3))):
+        np.savez(tmp_path / "n.npz", x=np.zeros((100, 8, 8, 1), np.float32), y=targets)
+        _, config, model, _ = make(f"numbers{targets.ndim}", "arrays", "n.npz")
+        assert model.input_shape == (None, 8, 8, 1) and model.output_shape == (None, 3 if targets.ndim > 1 else 1)
+        assert config.objective["target"].endswith(":regression")
     (tmp_path / "p.txt").write_text("a rose is a rose. " * 100)
     _, config, model, _ = make("poem", "text", "p.txt")
     assert model.output_shape == (None, 64, len(set("a rose is a rose. "))) and config.objective["labels"] == "targets"

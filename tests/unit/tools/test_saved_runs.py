@@ -6,13 +6,16 @@ import pathlib
 import sys
 
 import forked
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import topologies
 from launching import run_all, worker_environment
 from PIL import Image
 
-from tfdist.tools.saved_runs import examples, meaning
+from tfdist import config as c
+from tfdist.tools.saved_runs import examples, meaning, predict, saved
 
 CLASSES = ("dark", "light")
 MODULE = """
@@ -45,6 +48,53 @@ def test_outputs_become_probabilities():
     np.testing.assert_allclose(meaning.probabilities(np.array([[0.25]])), [[0.75, 0.25]])  # Of a sigmoid.
     np.testing.assert_allclose(meaning.probabilities(np.array([[0.0], [-2.0]]))[0], [0.5, 0.5])
     assert meaning.class_names(["a", "b"], 2) == ["a", "b"] and meaning.class_names(["a"], 2) == ["0", "1"]
+
+
+def test_an_output_that_is_a_logit_is_no_probability():
+    np.testing.assert_allclose(meaning.probabilities(np.array([[0.25]]), logits=True)[0, 1], 1 / (1 + np.exp(-0.25)))
+    run = saved_run(c.Data(), objective={"target": "x:y", "arguments": {"from_logits": True}})
+    assert predict.gives_logits(run) and not predict.gives_logits(saved_run(c.Data()))
+
+
+def saved_run(data, about=None, objective=None):
+    """A run with this data, as the commands open it."""
+    config = c.Config(model={"target": "x:y"}, data=data, train=c.Train(steps=1))
+    config.objective = objective or config.objective
+    return saved.SavedRun(workdir=pathlib.Path("runs/mine"), config=config, about=about or {})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "dtype", "shape"),
+    [
+        ({"target": "tfdist.zoo.inception:image", "size": 4}, tf.string, (1,)),
+        ({"target": "tfdist.zoo.prepare:image", "crop": [4, 4]}, tf.uint8, (1, 9, 7, 3)),
+        ({"target": "tfdist.zoo.prepare:image", "crop": [4, 4], "resize": [6, 5]}, tf.uint8, (1, 6, 5, 3)),
+    ],
+)
+def test_images_are_read_as_the_evaluation_reads_them(prepare, dtype, shape, tmp_path):
+    Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / "one.png")
+    run = saved_run(c.Data(prepare=prepare), {"prepared": {"image": {"shape": [4, 4, 3]}}})
+    model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])
+    source = predict.open_examples(run, model, [str(tmp_path / "one.png")], prepares=False)
+    found = source.read(tf.constant([0], tf.int64))["image"]
+    assert found.dtype == dtype and found.shape == shape and source.find_damage() == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "labels"),
+    [
+        (["1", "2"], "x,y\n0,1\n0,2\n0,\n", [0, 1, -1]),
+        (["0", "1"], "x,y\n0,True\n0,False\n", [1, 0]),
+        (["a", "b"], "x,y\n0,\n0,\n", None),
+    ],
+)
+def test_labels_of_a_table_are_found_by_the_names_of_the_training(values, rows, labels, tmp_path):
+    pytest.importorskip("pandas")
+    (tmp_path / "rows.csv").write_text(rows)
+    columns = {"x": {"role": "input", "kind": "number", "missing": 0.0}}
+    columns["y"] = {"role": "label", "kind": "class", "values": values}
+    found = predict.open_table(saved_run(c.Data(), {"columns": columns}), "inputs", tmp_path / "rows.csv").labels
+    assert (found is None) if labels is None else found.tolist() == labels
 
 
 def test_wrong_examples_are_counted_by_class():

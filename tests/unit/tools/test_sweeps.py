@@ -130,6 +130,20 @@ def test_halving_continues_the_better_half_and_saves_the_decision(tmp_path):
 
 
 @pytest.mark.unit
+def test_a_queue_that_is_not_known_is_not_empty(tmp_path, monkeypatch):
+    (tmp_path / array.FILE).write_text(json.dumps({"jobs": ["17"]}))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for text, found in (("echo 17_3; echo 18_1", {"17_3"}), ("echo 'Socket timed out' >&2; exit 1", None)):
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "squeue").chmod(0o755)
+        if found is not None:
+            assert array.in_queue(tmp_path) == found
+            continue
+        with pytest.raises(ValueError, match=r"what is in the queue: Socket timed out\. Try again later"):
+            array.in_queue(tmp_path)
+
+
+@pytest.mark.unit
 def test_options_of_sbatch_are_told_apart():
     given = ["--config=x", "--nodes=2", "--gpus_per_node", "4", "--exclusive", "--max_at_once=8"]
     assert array.divide(given) == (["--config=x", "--max_at_once=8"], ["--nodes=2", "--gpus-per-node=4", "--exclusive"])

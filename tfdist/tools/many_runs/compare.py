@@ -180,7 +180,9 @@ def _points(
             without.append(index)
             continue
         others = {name: value for name, value in differing.items() if name not in (x, SEED)}
-        points.append(scatter.Point(x=values[x], y=values[y], series=", ".join(differences.in_words(others, 3))))
+        points.append(
+            scatter.Point(x=_plain(values[x]), y=values[y], series=", ".join(differences.in_words(others, 3)))
+        )
     return points, without
 
 

@@ -196,7 +196,10 @@ def show(found: Range, workdir: Path, name: str, config: schema.Config | None) -
     factor = learning_rate.peak(dataclasses.replace(config, learning_rate=one))
     scaled = "" if factor == 1 else f" (x {factor:g} by config.learning_rate.scaling)"
     rate, peak = (float(f"{value / factor:.2g}") for value in (found.suggestion, found.peak))
-    print(f"Suggestion: --config.learning_rate.peak={rate:g}, or up to {peak:g} {_SCHEDULED}{scaled}")
+    # Where `settings` has found the rate of the config.
+    of_optimizer = config.learning_rate.peak is None and "learning_rate" in config.optimizer
+    field = "optimizer.learning_rate" if of_optimizer else "learning_rate.peak"
+    print(f"Suggestion: --config.{field}={rate:g}, or up to {peak:g} {_SCHEDULED}{scaled}")
 
 
 def _round(value: float) -> str:

@@ -36,8 +36,10 @@ class ImageFiles:
             fn_output_signature=tf.TensorSpec(self._shape, tf.uint8),
             parallel_iterations=_PARALLEL_IMAGES,
         )
-        labels = tf.zeros_like(ids) if self.labels is None else tf.maximum(tf.gather(self.labels, ids), 0)
-        return {"image": tf.cast(images, self._dtype), "label": labels}
+        return {"image": tf.cast(images, self._dtype), "label": self._labels_of(ids)}
+
+    def _labels_of(self, ids: tf.Tensor) -> tf.Tensor:
+        return tf.zeros_like(ids) if self.labels is None else tf.maximum(tf.gather(self.labels, ids), 0)
 
     def find_damage(self) -> str:
         """Returns a sentence about the first file that cannot be decoded; "": there is none."""
@@ -58,6 +60,20 @@ class ImageFiles:
 
         fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
         return tf.ensure_shape(tf.cond(fits, lambda: image, resize), self._shape)
+
+
+class EncodedFiles(ImageFiles):
+    """Image files as they are, for a run that prepares encoded images; see `ImageFiles`."""
+
+    def __init__(self, files: Sequence[Path], classes: Sequence[str]):
+        super().__init__(files, (1, 1, 3), tf.uint8, classes)  # The size to which `find_damage` scales.
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], as {"image": string [n], "label": int64 [n]}."""
+        paths = tf.gather(self.names, ids)
+        images = tf.map_fn(tf.io.read_file, paths, fn_output_signature=tf.TensorSpec([], tf.string))
+        return {"image": tf.ensure_shape(images, ids.shape), "label": self._labels_of(ids)}
 
 
 class Rows:
@@ -81,6 +97,19 @@ class Rows:
     def find_damage(self) -> str:
         """Returns "": rows are in memory."""
         return ""
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Returns (height, width) of an image file.
+
+    Raises:
+        ValueError: it cannot be decoded; names it.
+    """
+    try:
+        image = tf.io.decode_image(tf.io.read_file(str(path)), expand_animations=False)
+    except tf.errors.OpError as error:
+        raise ValueError(f"{path} cannot be read: {error.message.splitlines()[0][:200]}") from None
+    return int(image.shape[0]), int(image.shape[1])
 
 
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:

@@ -93,7 +93,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
         raise ValueError(f"The model is no classifier of these labels: its outputs are {list(found.shape)}.")
     if cluster.is_chief:
         known = np.flatnonzero(labels >= 0)
-        probability = meaning.probabilities(found)
+        probability = meaning.probabilities(found, logits=predict.gives_logits(saved))
         classes = meaning.class_names(saved.classes, probability.shape[1])
         out = Path(flags.FLAGS.out or saved.workdir / "inspect").expanduser()
         out.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,15 @@ import numpy as np
 _TOLERANCE = 5e-3
 
 
-def probabilities(outputs: np.ndarray) -> np.ndarray:
+def probabilities(outputs: np.ndarray, *, logits: bool = False) -> np.ndarray:
     """Returns the probability of each class, float64 [n, classes], from the outputs of a classifier.
 
     Args:
         outputs: [n, classes], logits or probabilities; or [n, 1], logits or probabilities of the second of two classes.
+        logits: whether they are known to be logits; else those within 0 and 1 are taken for probabilities.
     """
     outputs = outputs.astype(np.float64)
-    within = bool((outputs >= 0).all() and (outputs <= 1).all())
+    within = bool((outputs >= 0).all() and (outputs <= 1).all()) and not logits
     if outputs.shape[1] == 1:
         second = outputs if within else 1 / (1 + np.exp(-outputs))
         return np.concatenate([1 - second, second], axis=1)

@@ -98,8 +98,14 @@ def several(model: Any) -> bool:
     return len(getattr(model, "inputs", None) or ()) > 1
 
 
-def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
+def open_examples(saved: SavedRun, model: Any, words: Sequence[str], *, prepares: bool) -> Any:
     """Opens the files that `words` name as a source, with `names`, `labels` and `find_damage()`.
+
+    Args:
+        saved: the run.
+        model: of the run.
+        words: files or folders.
+        prepares: whether the model prepares its input itself.
 
     Raises:
         ValueError: they do not fit the model.
@@ -125,7 +131,9 @@ def open_examples(saved: SavedRun, model: Any, words: Sequence[str]) -> Any:
     if kind == "table":
         width = shape[0] if shape is not None and len(shape) == 1 else None
         return examples.Rows({key: examples.read_table(files[0], width)[0]})
-    size = image_shape(saved, shape)
+    if not prepares and takes_encoded(saved):
+        return examples.EncodedFiles(files, saved.classes)
+    size = image_shape(saved, shape, files[0])
     dtype = tf.uint8 if saved.config is not None else tf.float32
     return examples.ImageFiles(files, size, dtype, saved.classes)
 
@@ -139,28 +147,41 @@ def open_table(saved: SavedRun, key: str, path: Path) -> Any:
     from tfdist.tools.saved_runs import examples
 
     columns, label = saved.about["columns"], saved.label_column
-    read, encode = (specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode"))
+    read, encode, class_name = (
+        specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode", "class_name")
+    )
     frame = read(str(path))
     labels = None
     if columns[label]["kind"] == "class" and label in frame:
         numbers = {text: number for number, text in enumerate(columns[label]["values"])}
-        labels = np.array([numbers.get(str(value), -1) for value in frame[label]], np.int64)
+        labels = np.array([numbers.get(class_name(value), -1) for value in frame[label]], np.int64)
+        labels = labels if (labels >= 0).any() else None
     return examples.Rows({key: encode(frame, columns)}, labels)
 
 
-def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None) -> tuple[int, int, int]:
+def takes_encoded(saved: SavedRun) -> bool:
+    """Returns whether the run prepares images of any size, which are encoded."""
+    data = saved.config and saved.config.data
+    return bool(data) and str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
+
+
+def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: Path) -> tuple[int, int, int]:
     """Returns (height, width, channels) of an image as the source of the run returns it.
 
     Args:
         saved: the run.
         of_model: the shape of an example of the model's input.
+        first: the first file, which has the size of all if the run crops images of one size.
 
     Raises:
         ValueError: the size is not known.
     """
+    from tfdist.tools.saved_runs import examples
+
     data = config_lib.Data() if saved.config is None else saved.config.data
     prepared = saved.about.get("prepared", {}).get(saved.input_key(), {}).get("shape") or of_model or ()
-    size = data.source.get("size") or data.prepare.get("resize") or prepared[:2]
+    cropped = examples.size_of(first) if data.prepare.get("crop") else None
+    size = data.source.get("size") or data.prepare.get("resize") or cropped or prepared[:2]
     if len(prepared) != 3 or len(size) != 2 or None in (*size, prepared[2]):
         raise ValueError(
             f"The model of {saved.workdir} takes examples of shape {list(prepared)}, and not images: give a .npz file "
@@ -180,7 +201,7 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
     from tfdist.tools.saved_runs import examples, outputs, weights
 
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
-    source = open_examples(saved, model, words)
+    source = open_examples(saved, model, words, prepares=prepares)
     prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
     name = "images" if isinstance(source, examples.ImageFiles) else "examples"
     try:
@@ -206,8 +227,13 @@ def is_classifier(saved: SavedRun, outputs: np.ndarray) -> bool:
     return bool(saved.classes) or counts
 
 
+def gives_logits(saved: SavedRun) -> bool:
+    """Returns whether the loss of the run takes the model's outputs for logits."""
+    return bool(saved.config and (saved.config.objective.get("arguments") or {}).get("from_logits"))
+
+
 def table(
-    names: Sequence[str], outputs: np.ndarray, classes: Sequence[str] | None, first: str
+    names: Sequence[str], outputs: np.ndarray, classes: Sequence[str] | None, first: str, *, logits: bool = False
 ) -> tuple[list[str], list[list[Any]]]:
     """Returns the header and the rows of a table of predictions.
 
@@ -216,6 +242,7 @@ def table(
         outputs: [n, ...]; those of a classifier if `classes` is given.
         classes: their names; None: the outputs are numbers.
         first: the heading of the names.
+        logits: whether the outputs of a classifier are known to be logits.
     """
     from tfdist.tools.saved_runs import meaning
 
@@ -223,7 +250,7 @@ def table(
         flat = outputs.reshape(len(outputs), -1)
         header = [first, *(f"output_{number}" for number in range(flat.shape[1]))]
         return header, [[name, *row] for name, row in zip(names, flat.tolist(), strict=True)]
-    probability = meaning.probabilities(outputs)
+    probability = meaning.probabilities(outputs, logits=logits)
     chosen = probability.argmax(1)
     header = [first, "class", "probability", *(f"p({name})" for name in classes)]
     rows = [
@@ -245,7 +272,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
         count = max(2, outputs.shape[1])
         classes = meaning.class_names(saved.classes, count)
     first = {"0": "row"}.get(source.names[0], "line" if words[0].endswith(".txt") else "file")
-    header, rows = table(source.names, outputs, classes, first)
+    header, rows = table(source.names, outputs, classes, first, logits=gives_logits(saved))
     if classes is None and saved.label_column and len(header) == 2:
         header = [first, saved.label_column]
     if cluster.is_chief:

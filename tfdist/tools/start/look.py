@@ -35,8 +35,9 @@ class Data:
     labels: str
     # The number of classes; None: the targets are numbers.
     classes: int | None
-    # Mean and standard deviation of targets that are numbers.
+    # Mean and standard deviation of targets that are numbers, and how many an example has.
     scale: tuple[float, float] = (0.0, 1.0)
+    targets: int = 1
     # What was found, for people.
     lines: tuple[str, ...]
 
@@ -163,9 +164,10 @@ def _of_arrays(
     """Returns the description of data in memory, with one array of inputs and one of labels or targets."""
     labels = "label" if "label" in batch else "targets"
     inputs = next(name for name in ("image", "inputs", *batch) if name in batch and name != labels)
-    scale = (0.0, 1.0)
+    scale, targets = (0.0, 1.0), 1
     if labels == "targets":
         values = batch["targets"].numpy().astype(float)
+        targets = values.shape[-1] if values.ndim > 1 else 1
         scale = (float(values.mean()), float(values.std()) or 1.0)
         found = f"{label} is a number, {values.min():.4g} to {values.max():.4g}"
     else:
@@ -181,6 +183,7 @@ def _of_arrays(
         labels=labels,
         classes=training.num_classes if labels == "label" else None,
         scale=scale,
+        targets=targets,
         lines=(*lines, found),
     )
 

@@ -10,15 +10,15 @@ import keras
 from keras import layers
 
 
-def network(num_classes{more}):
-    """Returns a convolutional network for images of {shape}; its outputs are logits, one per class."""
+def network({arguments}):
+    """Returns a convolutional network for images of {shape}; its outputs are {outputs}."""
     inputs = x = keras.Input({shape})
     for filters in {filters}:
         x = layers.MaxPooling2D(2)(layers.Conv2D(filters, 3, padding="same", use_bias=False)(x))
         # Of each image by itself: the same on any number of GPUs.
         x = layers.Activation("relu")(layers.GroupNormalization(8)(x))
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, layers.Dense(num_classes)(layers.Dropout(0.2)(x)))
+    x = layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(x))
+    {last}
 '''
 _DENSE = '''"""The network of {name}: edit it."""
 
@@ -60,28 +60,34 @@ def code(name: str, data: Data) -> str:
     """Returns the module of the network for `data`."""
     if data.kind == "text":
         return _TEXT.format(name=name, shape=data.shape)
+    arguments, of_outputs = "num_classes" if data.classes else "", _of_outputs(data)
     if data.inputs == "image":
         stages = min(4, max(1, int(math.log2(min(data.shape[:2]))) - 2))
-        return _IMAGES.format(name=name, shape=data.shape, filters=(16, 32, 64, 128)[:stages], more="")
+        filters = (16, 32, 64, 128)[:stages]
+        return _IMAGES.format(name=name, shape=data.shape, filters=filters, arguments=arguments, **of_outputs)
     flat = len(data.shape) == 1
-    if data.classes is None:
-        mean, deviation = data.scale
-        last = (
-            "x = layers.Dense(1)(x)\n    # Outputs in the units of the targets: their deviation and mean.\n"
-            f"    return keras.Model(inputs, layers.Rescaling({deviation:.6g}, {mean:.6g})(x))"
-        )
-    else:
-        last = "return keras.Model(inputs, layers.Dense(num_classes)(x))"
     values = f'read(10_000)["{data.inputs}"]'
     return _DENSE.format(
         name=name,
         shape=data.shape,
-        arguments="num_classes, " if data.classes else "",
-        outputs="logits, one per class" if data.classes else "numbers",
+        arguments=arguments and f"{arguments}, ",
         first="inputs" if flat else "layers.Flatten()(inputs)",
         values=values if flat else f"keras.ops.reshape({values}, (-1, {math.prod(data.shape)}))",
-        last=last,
+        **of_outputs,
     )
+
+
+def _of_outputs(data: Data) -> dict[str, str]:
+    """Returns what the outputs are, in words, and the last lines of the network."""
+    if data.classes:
+        last = "return keras.Model(inputs, layers.Dense(num_classes)(x))"
+        return {"outputs": "logits, one per class", "last": last}
+    mean, deviation = data.scale
+    last = (
+        f"x = layers.Dense({data.targets})(x)\n    # Outputs in the units of the targets: their deviation and mean.\n"
+        f"    return keras.Model(inputs, layers.Rescaling({deviation:.6g}, {mean:.6g})(x))"
+    )
+    return {"outputs": "numbers", "last": last}
 
 
 def is_adapted(data: Data) -> bool:

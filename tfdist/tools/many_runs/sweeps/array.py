@@ -112,12 +112,22 @@ def _sbatch(command: Sequence[str], directory: str) -> str:
 
 
 def in_queue(workdir: Path) -> set[str]:
-    """Returns the tasks of the sweep's arrays that wait or run, as ARRAY_TASK."""
+    """Returns the tasks of the sweep's arrays that wait or run, as ARRAY_TASK.
+
+    Raises:
+        ValueError: Slurm does not say.
+    """
     ids = (files.read_json(str(workdir / FILE)) or {}).get("jobs", [])
     if not ids or shutil.which("squeue") is None:
         return set()
     command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+        problem = " ".join(done.stderr.split()) if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"no answer within {_ANSWER_SECONDS:g} s"
+    if problem:
+        raise ValueError(f"squeue fails, so it is not known what is in the queue: {problem}. Try again later.")
     tasks = (re.fullmatch(r"(\d+)_(\d+)", line.strip()) for line in done.stdout.splitlines())
     return {task[0] for task in tasks if task and task[1] in ids}
 
