@@ -9,8 +9,8 @@ import pytest
 pytestmark = pytest.mark.unit
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Lines of the files that an engineer reads who wants the core; the last 42 for fields of issue 28, initial values, oneDNN
-# chosen before a config file imports TensorFlow, and weights without a gradient in micro-batches.
+# Lines of the files that an engineer reads who wants the core; the last 42 for fields of issue 28, initial values,
+# oneDNN chosen before a config file imports TensorFlow, and weights without a gradient in micro-batches.
 LONGEST_PATH = 2822
 
 
