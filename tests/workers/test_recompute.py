@@ -28,6 +28,12 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def float32():
+    """The types of new layers; a run in another precision leaves its own."""
+    keras.config.set_dtype_policy("float32")
+
+
 def config(**train) -> c.Config:
     """The config of these tests; `train` replaces fields of its section `train`."""
     made = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
@@ -241,6 +247,7 @@ def test_a_sequential_model_is_cut_too():
     assert value.shape == (32, 64)
 
 
+@pytest.mark.slow
 def test_a_length_that_the_model_leaves_open_is_that_of_the_data(tmp_path):
     found = {}
     for name, megabytes in (("kept", None), ("again", 14)):

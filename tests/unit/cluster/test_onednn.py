@@ -107,6 +107,7 @@ def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
     assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
 
 
+@pytest.mark.slow
 def test_a_config_that_imports_tensorflow_keeps_the_runs_choice_too(tmp_path):
     (tmp_path / "mine.py").write_text(f"import keras\n{(REPOSITORY / 'configs/line.py').read_text()}")
     command = [sys.executable, "-m", "tfdist.main", f"--config={tmp_path / 'mine.py'}", f"--workdir={tmp_path / 'run'}"]
