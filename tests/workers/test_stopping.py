@@ -17,22 +17,25 @@ from tfdist.cluster import interruption, slurm_requeue
 STOPPED = interruption.EXIT_STOPPED
 STEPS = 32
 OPTIONS = [f"--config.train.steps={STEPS}", "--config.objective.seconds=0.0", "--config.checkpoint.export=true"]
-# Runs tfdist.main, and sends this process a signal as it enters or leaves a function: module:name:when:number.
+# Runs tfdist.main, and sends this process a signal as it enters or leaves a function: module:name:when:number, where
+# name may be Class.method.
 WORKER = """
-import importlib, os, runpy, sys
+import functools, importlib, os, runpy, sys
 from tfdist.cluster import interruption
 for hit in sys.argv.pop(1).split():
     module, name, when, number = hit.split(":")
     with interruption.block_signals():
         module = importlib.import_module(module)
-    def wrapped(*args, function=getattr(module, name), when=when, number=int(number), **kwargs):
+    *owners, name = name.split(".")
+    owner = functools.reduce(getattr, owners, module)
+    def wrapped(*args, function=getattr(owner, name), when=when, number=int(number), **kwargs):
         if when == "before":
             os.kill(os.getpid(), number)
         result = function(*args, **kwargs)
         if when == "after":
             os.kill(os.getpid(), number)
         return result
-    setattr(module, name, wrapped)
+    setattr(owner, name, wrapped)
 runpy.run_module("tfdist.main", run_name="__main__", alter_sys=True)
 """
 TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
@@ -96,7 +99,7 @@ def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, mome
 def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterrupted_one(workdir, tmp_path):
     hits = {
         0: f"tfdist.checkpoint.export:export:before:{TERM:d}",
-        1: f"tfdist.cluster.cluster:leave:before:{TERM:d}",
+        1: f"tfdist.cluster.cluster:Cluster.leave:before:{TERM:d}",
     }
     codes, outputs = run_hit(workdir, hits)
     assert codes == [0, 0], "\n".join(outputs)
