@@ -284,10 +284,8 @@ def _is_gone(path: Path) -> bool:
     """Returns whether there is no such directory; False if its file system does not say."""
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
     return False
 
 

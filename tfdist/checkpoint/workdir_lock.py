@@ -113,7 +113,7 @@ class WorkdirLock:
             if found is not None and found.owner.nonce != self._owner.nonce:
                 self._lost(str(found.owner))
                 return
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # The file system is not available, or standard error is closed.
                 self._take_requests()
 
     def _take_requests(self) -> None:
@@ -123,8 +123,7 @@ class WorkdirLock:
             except OSError:  # Not ours to remove: it asks once in this start.
                 self._requests.remove(path)
             self._requested(path.name)
-            with contextlib.suppress(OSError):  # A closed terminal, or a log on a full disk.
-                print(f"tfdist: found the file {path}", file=sys.stderr, flush=True)
+            print(f"tfdist: found the file {path}", file=sys.stderr, flush=True)
 
 
 def acquire(

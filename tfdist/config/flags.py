@@ -222,10 +222,8 @@ def config_name() -> str:
 
 def workdir_of(argv: Sequence[str]) -> Path:
     """Returns the directory of the run that a command line trains, before it is parsed."""
-    found = (
-        flag.after if flag.value is None else flag.value for flag in words.read_flags(argv) if flag.name == "workdir"
-    )
-    return Path(next(found, "") or f"runs/{Path(words.config_path(argv).partition(':')[0]).stem}").expanduser()
+    name = Path(words.config_path(argv).partition(":")[0]).stem
+    return Path(words.value_of("workdir", argv) or f"runs/{name}").expanduser()
 
 
 def config_file() -> str:

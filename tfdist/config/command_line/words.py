@@ -42,10 +42,15 @@ def read_flags(words: Sequence[str]) -> Iterator[Flag]:
             yield Flag(word, match[1], match[2], after)
 
 
+def value_of(name: str, words: Sequence[str]) -> str:
+    """Returns the value of the flag `name`; "" if it is not there."""
+    values = (flag.after if flag.value is None else flag.value for flag in read_flags(words) if flag.name == name)
+    return next(values, "")
+
+
 def config_path(words: Sequence[str]) -> str:
     """Returns the value of --config; "" if it is not there."""
-    values = (flag.after if flag.value is None else flag.value for flag in read_flags(words) if flag.name == "config")
-    return next(values, "")
+    return value_of("config", words)
 
 
 def config_arguments(words: Sequence[str]) -> list[str]:

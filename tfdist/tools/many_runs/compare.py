@@ -180,9 +180,8 @@ def _points(
             without.append(index)
             continue
         others = {name: value for name, value in differing.items() if name not in (x, SEED)}
-        points.append(
-            scatter.Point(x=_plain(values[x]), y=values[y], series=", ".join(differences.in_words(others, 3)))
-        )
+        series = ", ".join(differences.in_words(others, 3))
+        points.append(scatter.Point(x=_plain(values[x]), y=values[y], series=series))
     return points, without
 
 

@@ -150,8 +150,9 @@ def _storing(form: Form, channels: int, *, decoded: bool) -> tuple[Callable[[tf.
         pixels = decode(content)
         encoded = tf.io.encode_jpeg(resize(pixels, form.size), quality=form.quality)
         if not decoded and isinstance(form.size, int):  # Not compressed a second time.
-            fits = tf.reduce_min(tf.shape(pixels)[:2]) <= form.size
-            kept = tf.cond(fits & tf.io.is_jpeg(content), lambda: _jpeg_channels(content) <= channels, lambda: False)
+            jpeg = tf.io.is_jpeg(content)
+            stored = tf.cond(jpeg, lambda: tf.io.extract_jpeg_shape(content), lambda: tf.shape(pixels))
+            kept = jpeg & (tf.reduce_min(stored[:2]) <= form.size) & (stored[2] <= channels)
             encoded = tf.where(kept, content, encoded)
         return {"image": encoded}
 
@@ -169,10 +170,6 @@ def _storing(form: Form, channels: int, *, decoded: bool) -> tuple[Callable[[tf.
     if isinstance(form.size, int):
         return as_bytes, {"image": string, "image_shape": tf.TensorSpec([3], tf.int32)}
     return as_pixels, {"image": tf.TensorSpec([*form.size, channels], pixels)}
-
-
-def _jpeg_channels(content: tf.Tensor) -> tf.Tensor:
-    return tf.io.extract_jpeg_shape(content)[2]
 
 
 def resize(pixels: tf.Tensor, size: tuple[int, int] | int) -> tf.Tensor:

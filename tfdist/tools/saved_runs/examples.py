@@ -47,7 +47,7 @@ class ImageFiles:
             try:
                 self._decode(tf.io.read_file(name))
             except tf.errors.OpError as error:
-                return f"{name} cannot be read: {error.message.splitlines()[0][:200]}"
+                return _cannot_be_read(name, error)
         return ""
 
     def _decode(self, content: tf.Tensor) -> tf.Tensor:
@@ -108,8 +108,12 @@ def size_of(path: Path) -> tuple[int, int]:
     try:
         image = tf.io.decode_image(tf.io.read_file(str(path)), expand_animations=False)
     except tf.errors.OpError as error:
-        raise ValueError(f"{path} cannot be read: {error.message.splitlines()[0][:200]}") from None
+        raise ValueError(_cannot_be_read(path, error)) from None
     return int(image.shape[0]), int(image.shape[1])
+
+
+def _cannot_be_read(file: Path | str, error: tf.errors.OpError) -> str:
+    return f"{file} cannot be read: {error.message.splitlines()[0][:200]}"
 
 
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
