@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
@@ -66,7 +67,7 @@ class StopRequest:
         return self.reason is not None
 
     def value(self) -> float:
-        """Returns what this worker adds to the sum that all workers see after an execution; see `stop_in`."""
+        """Returns what this worker adds to the sum that all workers see after an execution: a stop is at least 1."""
         return 1.0 if self.requested() else _SAVE * self.save_wanted
 
     def file_found(self, name: str) -> None:
@@ -75,16 +76,6 @@ class StopRequest:
             self.reason = self.reason or BY_FILE
         else:
             self.save_wanted = True
-
-
-def stop_in(total: float) -> bool:
-    """Returns whether a worker requested a stop, of the sum of `StopRequest.value`."""
-    return total >= 1
-
-
-def save_in(total: float) -> bool:
-    """Returns whether a worker requested a checkpoint, and none a stop."""
-    return 0 < total < 1
 
 
 # Signals received before `install_handlers`.
@@ -104,18 +95,26 @@ def install_handlers() -> StopRequest:
     global _early, _latest
     request, _early = _early or StopRequest(), None
     _latest = request
-
-    def record(number: int, frame: types.FrameType | None) -> None:
-        del frame
-        request.interrupts += number == signal.SIGINT
-        if number == signal.SIGINT and request.interrupts > 1 and not request.saving:
-            raise KeyboardInterrupt
-        request.reason = request.reason or signal.Signals(number).name
-
     for number in _SIGNALS:
-        signal.signal(number, record)
-    os.register_at_fork(after_in_child=restore_handlers)  # A process pool ends its processes by SIGTERM.
+        signal.signal(number, functools.partial(_record, request))
     return request
+
+
+def _record(request: StopRequest, number: int, frame: types.FrameType | None) -> None:
+    del frame
+    request.interrupts += number == signal.SIGINT
+    if number == signal.SIGINT and request.interrupts > 1 and not request.saving:
+        raise KeyboardInterrupt
+    request.reason = request.reason or signal.Signals(number).name
+
+
+def _restore_in_child() -> None:
+    """Removes our handlers from a forked process: a process pool ends its processes by SIGTERM."""
+    if any(getattr(signal.getsignal(number), "func", None) is _record for number in _SIGNALS):
+        restore_handlers()
+
+
+os.register_at_fork(after_in_child=_restore_in_child)
 
 
 def restore_handlers() -> None:

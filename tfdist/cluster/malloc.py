@@ -33,7 +33,8 @@ def keep_freed_memory(options: config_lib.ClusterOptions, env: Mapping[str, str]
     """
     global _enabled
     if _enabled is None:
-        enabled = getattr(options, "keep_freed_memory", False)  # The config is validated later.
+        # A command with parameter servers validates its config later.
+        enabled = getattr(options, "keep_freed_memory", False)
         configured = any(name.startswith(_CHOSEN) for name in env) or "malloc" in env.get("LD_PRELOAD", "")
         _enabled = enabled and not configured and _set()
     return _enabled
@@ -50,7 +51,7 @@ def keep_freed_between_workers(options: config_lib.ClusterOptions, env: Mapping[
         return False
     if spec.num_workers == 1:
         return False
-    on_cpu = getattr(options, "gpus", None) == 0 or not host_gpus.assigned_gpus(env)
+    on_cpu = options.gpus == 0 or not host_gpus.assigned_gpus(env)
     return on_cpu and keep_freed_memory(options, env)
 
 

@@ -76,10 +76,7 @@ def report_exception(error: Exception) -> int:
         peer_loss.announce_failure(text)
         _print_error(named or text)
         return interruption.EXIT_PEER_LOST
-    if isinstance(error, decision.MissingWorkersError):
-        _print_error(str(error))
-        return interruption.EXIT_PEER_LOST
-    if isinstance(error, peer_loss.ChiefFailedError):
+    if isinstance(error, decision.MissingWorkersError | peer_loss.ChiefFailedError):
         peer_loss.claim_exit()
         _print_error(str(error))
         return interruption.EXIT_PEER_LOST

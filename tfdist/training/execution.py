@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import interruption
 from tfdist.training import triggers
 from tfdist.training.consistency import unsaved
 from tfdist.training.run import Run
@@ -45,12 +44,12 @@ class Execution:
     @property
     def stop_requested(self) -> bool:
         """Whether any worker requests a stop: all workers agree on it."""
-        return interruption.stop_in(self.totals["stop"])
+        return self.totals["stop"] >= 1
 
     @property
     def save_requested(self) -> bool:
         """Whether any worker requests a checkpoint, as `stop_requested`."""
-        return interruption.save_in(self.totals["stop"])
+        return 0 < self.totals["stop"] < 1
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -109,6 +109,16 @@ def test_every_task_of_a_slurm_step_finds_the_same_addresses_and_its_own(name):
         assert 10000 <= place.port < 20000
 
 
+def test_addresses_of_ipv6_have_brackets(tmp_path):
+    nodefile = tmp_path / "nodes"
+    nodefile.write_text("fd00::1\nfd00::2\n")
+    pbs = {"PBS_JOBID": "7.head", "PBS_NODENUM": "1", "PBS_TASKNUM": "2", "PBS_NODEFILE": str(nodefile)}
+    nodes = [("fd00::1", 0, 0), ("fd00::2", 1, 0)]
+    for env in (pbs, slurm(1, nodes, "fd00::1,fd00::2", "1(x2)")):
+        assert [hostlist.split_address(one)[0] for one in resolve(env).addresses] == ["fd00::1", "fd00::2"]
+    assert hostlist.split_address(resolve(slurm(0, nodes[:1], "fd00::1")).addresses[0])[0] == "fd00::1"
+
+
 def test_nodes_that_are_one_machine_have_ports_of_their_own():
     place = resolve(slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)"))
     assert len({hostlist.split_address(address)[1] for address in place.addresses}) == 4

@@ -61,6 +61,9 @@ def test_an_unknown_processor_is_measured_once(tmp_path):
     # From the cache: neither the other times nor that nothing may be measured matters.
     assert choose(tmp_path, HASWELL, times=[1.0, 2.0])[:2] == choose(tmp_path, HASWELL)[:2] == [True, "1"]
     assert choose(tmp_path / "other", HASWELL, times=[40.0, 39.0])[:2] == [False, None]
+    (damaged,) = (tmp_path / "cache" / "tfdist").glob("onednn-*.json")
+    damaged.write_text("[1.0]")
+    assert choose(tmp_path, HASWELL)[2] == "TensorFlow's default: this processor was not measured"
 
 
 def test_a_value_that_tensorflow_ignores_leaves_its_default(tmp_path):

@@ -77,3 +77,24 @@ os.kill(os.getpid(), signal.SIGTERM)
 def test_a_signal_between_two_runs_stops_the_second_and_one_where_nothing_is_saved_ends_the_process():
     done = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.stdout, done.returncode) == ("0 None\n1 SIGUSR1\n", -signal.SIGTERM), done.stderr
+
+
+FORKS = """
+import os, signal
+from tfdist.cluster import interruption
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+def in_child():
+    pid = os.fork()
+    if not pid:
+        os._exit(int(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+for _ in range(2):
+    with interruption.handlers_if(True):
+        inside = in_child()
+    print(inside, in_child())
+"""
+
+
+def test_forked_processes_have_the_users_handlers_after_a_run():
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    assert done.stdout == "0 1\n0 1\n", done

@@ -1,7 +1,9 @@
 """What the time of runs was spent on: the ledger of a start, the sums over starts and jobs, and energy."""
 
 import json
+import os
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -163,3 +165,38 @@ def test_energy_of_processors_wraps_around(tmp_path):
     assert read() == {"processor": 602.0}
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert energy.meter({"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "none")() == {}
+
+
+NVML = """
+#include <stdlib.h>
+#include <string.h>
+static long gpus[3] = {0, 1, 2};
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **gpu) { *gpu = &gpus[index]; return index > 2; }
+int nvmlDeviceGetHandleByUUID(const char *name, void **gpu) { *gpu = &gpus[2]; return strcmp(name, "GPU-c"); }
+int nvmlDeviceGetTotalEnergyConsumption(void *gpu, unsigned long long *joules) {
+    static unsigned long long reads[3];
+    *joules = 1000ull * ++reads[*(long *)gpu] << (4 * *(long *)gpu);
+    return 0;
+}
+"""
+READ = (
+    "import sys; from tfdist.cluster.devices import energy; read = energy.meter({'CUDA_VISIBLE_DEVICES': sys.argv[1]})"
+)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_energy_is_that_of_the_visible_gpus(tmp_path):
+    """In place of the driver, a library whose GPUs use 1, 16 and 256 joules from one call to the next."""
+    (tmp_path / "nvml.c").write_text(NVML)
+    command = ["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", tmp_path / "nvml.c"]
+    subprocess.run(command, check=True)
+    found = {}
+    for visible in ("0, 1", "0,-1,1", "GPU-c,0", "", "NoDevFiles"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{READ}; read(); print(read().get('gpu'))", visible],
+            **{"env": os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, "capture_output": True, "text": True},
+        )
+        found[visible] = done.stdout.strip()
+    assert found == {"0, 1": "17.0", "0,-1,1": "1.0", "GPU-c,0": "257.0", "": "None", "NoDevFiles": "None"}

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tfdist.cluster.discovery import worker_spec
+
 _POWERCAP = Path("/sys/class/powercap")
 
 
@@ -55,8 +57,8 @@ class _Package:
 
 def _gpus(env: Mapping[str, str]) -> list[Callable[[], float | None]]:
     """Returns a function for each visible GPU that returns its joules; [] without NVML, or if it cannot be asked."""
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible in ("", "-1", "NoDevFiles"):
+    visible = worker_spec.cuda_devices(env)
+    if visible == ():
         return []
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -65,9 +67,8 @@ def _gpus(env: Mapping[str, str]) -> list[Callable[[], float | None]]:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return []
-    names = [str(index) for index in range(count.value)] if visible is None else visible.split(",")
     found = []
-    for name in names:
+    for name in map(str, range(count.value)) if visible is None else visible:
         handle = ctypes.c_void_p()
         if name.isdecimal():
             failed = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))

@@ -88,7 +88,7 @@ def missing_libraries() -> list[str]:
     except importlib.metadata.PackageNotFoundError:
         return []
     names = [re.split(r"[^\w.-]", line)[0] for line in required if "and-cuda" in line]
-    return [name for name in names if not _version(name)]
+    return [name for name in names if not machine.version(name)]
 
 
 def generated_code(compute_capability: Sequence[int], built: Sequence[str]) -> str:
@@ -136,9 +136,9 @@ def facts(details: Sequence[Mapping[str, Any]], build: Mapping[str, Any], env: M
         "gpus": gpus,
         "driver": host_gpus.driver_version(),
         "built_for": list(build.get("cuda_compute_capabilities", [])),
-        "cuda": _version("nvidia-cuda-runtime-cu12") or f"{build.get('cuda_version')} (build)",
-        "cudnn": _version("nvidia-cudnn-cu12") or f"{build.get('cudnn_version')} (build)",
-        "nccl": _version("nvidia-nccl-cu12") or "unknown",
+        "cuda": machine.version("nvidia-cuda-runtime-cu12") or f"{build.get('cuda_version')} (build)",
+        "cudnn": machine.version("nvidia-cudnn-cu12") or f"{build.get('cudnn_version')} (build)",
+        "nccl": machine.version("nvidia-nccl-cu12") or "unknown",
         "tf32": tf.config.experimental.tensor_float_32_execution_enabled() and env.get("NVIDIA_TF32_OVERRIDE") != "0",
         "variables": {name: value for name, value in sorted(env.items()) if name.startswith(_VARIABLES)},
     }
@@ -158,10 +158,3 @@ def notes(found: Mapping[str, Any]) -> list[str]:
                 f"TensorFlow has no code for {name}, only for {', '.join(found['built_for'])}: use another build"
             )
     return lines
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

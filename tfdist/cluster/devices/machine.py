@@ -123,10 +123,11 @@ def check_before_import() -> None:
 
 def package_versions() -> dict[str, str | None]:
     """Returns the versions of TensorFlow and Keras without an import; None: not installed, "": not known."""
-    return {name: _version(name) for name in ("tensorflow", "keras")}
+    return {name: version(name) for name in ("tensorflow", "keras")}
 
 
-def _version(name: str) -> str | None:
+def version(name: str) -> str | None:
+    """Returns the version of a distribution; "" if only a package of this name is there, None if that is not either."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -194,7 +194,8 @@ def _times(processor: Processor, measure: bool) -> tuple[float, float] | None:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tfdist"
     path = folder / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return tuple(map(float, json.loads(path.read_text())))
+        without, used = map(float, json.loads(path.read_text()))
+        return without, used
     if not measure:
         return None
     with contextlib.ExitStack() as stack:
@@ -203,7 +204,8 @@ def _times(processor: Processor, measure: bool) -> tuple[float, float] | None:
             lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)  # Of the workers of a host, one measures.
         with contextlib.suppress(OSError, ValueError, TypeError):
-            return tuple(map(float, json.loads(path.read_text())))
+            without, used = map(float, json.loads(path.read_text()))
+            return without, used
         print("tfdist: measuring once whether oneDNN is faster on this processor (some 15 s)", file=sys.stderr)
         times = _measure()
         with contextlib.suppress(OSError):

@@ -60,13 +60,7 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
 
 def ranges(numbers: Iterable[int]) -> str:
     """Writes ascending numbers as ranges: 0, 1, 2, 5 -> `0-2, 5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    return compress_hostlist(map(str, numbers)).strip("[]").replace(",", ", ")
 
 
 def expand_counts(counts: str) -> list[int]:

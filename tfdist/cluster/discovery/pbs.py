@@ -5,7 +5,7 @@ With mpirun in a PBS job, the ranks are the workers: see mpi.py, which expects r
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import hostlist, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _VARIABLES = ("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE")
@@ -42,7 +42,7 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
         launcher="pbs",
         rank=rank,
         num_workers=len(hosts),
-        addresses=tuple(f"{host}:{port}" for host in hosts),
+        addresses=tuple(hostlist.join_address(host, port) for host in hosts),
         port=port,
         job=f"PBS {env['PBS_JOBID']}",
         gpu_names=worker_spec.cuda_devices(env) or (),

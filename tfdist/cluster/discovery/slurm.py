@@ -63,7 +63,9 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     most = max(counts)
     at_least = most + 1 if port_count > most else most
     first, length = worker_spec.port_block(port_base, port_count, number, at_least=at_least)
-    length, heartbeat_port = worker_spec.divide_block(first, length, most)
+    heartbeat_port = 0
+    if length > most:  # The last port.
+        length, heartbeat_port = length - 1, first + length - 1
 
     def port(node: int, local_rank: int) -> int:
         # Different on each node: several nodes may be one machine (Slurm's multiple-slurmd set-up).
@@ -77,10 +79,10 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
         launcher="slurm",
         rank=rank,
         num_workers=num_workers,
-        addresses=tuple(f"{nodes[n]}:{port(n, i)}" for n, i in layout) if plane is not None else (),
+        addresses=tuple(hostlist.join_address(nodes[n], port(n, i)) for n, i in layout) if plane is not None else (),
         port=port(node, local_rank),
         heartbeat_port=heartbeat_port,
-        chiefs=tuple(f"{name}:{port(n, 0)}" for n, name in enumerate(nodes)) if plane is None else (),
+        chiefs=tuple(hostlist.join_address(name, port(n, 0)) for n, name in enumerate(nodes)) if plane is None else (),
         local_rank=local_rank,
         local_size=counts[node],
         job=f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}",
@@ -96,7 +98,7 @@ def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpe
     port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
     return WorkerSpec(
         launcher="slurm",
-        addresses=(f"{env.get('SLURMD_NODENAME', 'localhost')}:{port}",),
+        addresses=(hostlist.join_address(env.get("SLURMD_NODENAME", "localhost"), port),),
         port=port,
         job=job,
         gpu_names=_gpu_names(env),

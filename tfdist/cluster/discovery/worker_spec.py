@@ -99,11 +99,6 @@ def port_block(port_base: int, port_count: int, job: int, *, at_least: int) -> t
     return port_base + job % (port_count // length) * length, length
 
 
-def divide_block(first: int, length: int, tasks: int) -> tuple[int, int]:
-    """Divides a block of ports: returns the number for tasks on a host, and the port for heartbeats (0: none left)."""
-    return (length - 1, first + length - 1) if length > tasks else (length, 0)
-
-
 def number(texts: Iterable[str]) -> int:
     """Returns a hash of the texts below 2**32, the same in every process."""
     return zlib.crc32("\n".join(texts).encode())

@@ -66,7 +66,7 @@ class OwnProgress:
     started: bool = False
     # The call in which this worker waits for all others, in words, and since when; None: it is in no such call.
     collective: tuple[str, float] | None = None
-    # Blocks of `paused` that this worker is in; the last moment at which it or a connected worker was in one.
+    # Blocks of `pause_timers` that this worker is in; the last moment at which it or a connected worker was in one.
     pauses: int = 0
     last_pause: float = 0.0
 

@@ -12,15 +12,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import slurm_requeue
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import startup_watchdog_process
 from tfdist.cluster.wire import listener as listener_lib
 from tfdist.cluster.wire.keys import Keys
 
+_PROGRAM = Path(__file__).with_name("startup_watchdog_process.py")
 # The watchdog process of this worker after its start, which ends when the worker ends.
 _running: list[subprocess.Popen] = []
 
@@ -54,7 +55,7 @@ def deadline(
     secrets = [secret.hex() for secret in keys.secrets] if keys else []
     arguments = json.dumps([os.getpid(), rank, seconds, others, slurm_requeue.restart_helps(), port, secrets])
     # Without site-packages (-S) it starts in a few milliseconds.
-    command = [sys.executable, "-I", "-S", startup_watchdog_process.__file__]
+    command = [sys.executable, "-I", "-S", str(_PROGRAM)]
     # Its own session: Ctrl-C is for the worker. When the worker exits, the pipe closes and the watchdog ends.
     watchdog = subprocess.Popen(
         command,
