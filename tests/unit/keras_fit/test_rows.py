@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.keras_fit.whole_batch import rows
 
 
 def shards(dataset, replicas):
@@ -62,3 +63,10 @@ def test_an_epoch_ends_with_the_data(recwarn):
         assert adapter.steps == 3 and "ends after 3 batches" in str(recwarn.pop(UserWarning).message)
     adapter = make_adapter.make_data_adapter(VECTORS.batch(16), None, None, base.DataOptions(steps=8))
     assert adapter.steps == 8 and not recwarn.list
+
+
+def test_a_batch_that_is_larger_than_the_first_one_cannot_be_gathered():
+    low, total = tf.constant(0, tf.int64), tf.constant(5, tf.int64)
+    part = rows.Rows(low=low, count=total, total=total, most=4, replicas=1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"needs the largest batch first\. Rows of this batch"):
+        part.gather(tf.zeros([5, 2]))

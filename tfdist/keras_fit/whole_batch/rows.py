@@ -73,7 +73,10 @@ class Rows:
         if not row.is_fully_defined() and self.replicas > 1 and not tf.executing_eagerly():
             whole = self._gather_unknown_shape(own, low, total)
         else:
-            padded = tf.pad(own, [[low, most - low - count], *([[0, 0]] * row.rank)])
+            text = "A loss or metric of the whole batch needs the largest batch first. Rows of this batch:"
+            check = tf.debugging.Assert(total <= most, [text, total, "of the first one:", most])
+            with tf.control_dependencies([] if check is None else [check]):
+                padded = tf.pad(own, [[low, most - low - count], *([[0, 0]] * row.rank)])
             whole = trainer.sum_differentiable(tf.ensure_shape(padded, [most, *row]))[:total]
         whole = tf.cast(whole, tensor.dtype)
         if tf.executing_eagerly():
