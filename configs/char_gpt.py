@@ -20,13 +20,16 @@ def get_config(path: str | None = None) -> c.Config:
     """Returns the configuration of the run for the text in `path`; None: Python's help texts.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: there is no such file, or it is no UTF-8.
     """
     path = path or importlib.util.find_spec("pydoc_data.topics").origin
     if not os.path.isfile(path):
         raise ValueError(f"--config=configs/char_gpt.py:FILE needs a text file. Received: {path!r}")
-    with open(path, encoding="utf-8", newline="") as file:
-        text = file.read()
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--config=configs/char_gpt.py:{path} is not encoded in UTF-8: {error}. Convert it.") from None
     characters, tests = "".join(sorted(set(text))), round(0.1 * (len(text) // LENGTH))
     network = "tfdist.configs.networks.char_gpt"
     return c.Config(

@@ -43,7 +43,7 @@ def get_config() -> c.Config:
                 "std": (0.2470, 0.2435, 0.2616),
             },
             batch_size=512,
-            evaluation_batch_size=1000,
+            evaluation_batch_size=1024,
         ),
         objective={"target": "tfdist.zoo.objectives:classification", "label_smoothing": 0.2, "mirror": True},
         optimizer={

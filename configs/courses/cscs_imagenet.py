@@ -12,8 +12,8 @@
 | 2 epochs of 100 steps, rank 0 saves after each | 200 steps, a report and a checkpoint after every 100 |
 
 The fourth laboratory's Estimators no longer exist in TensorFlow. Its networks are `--config.model.name=ResNet101` and
-so on, its optimizer `--config.optimizer.target=keras.optimizers:Adagrad --config.learning_rate.peak=0.1`. Not run on
-ImageNet, which was not available: the same code was run on small images in that layout.
+so on, its optimizer `--config.optimizer="{'target': 'keras.optimizers:Adagrad'}" --config.learning_rate.peak=0.1`. Not
+run on ImageNet, which was not available: the same code was run on small images in that layout.
 """
 
 from tfdist import config as c

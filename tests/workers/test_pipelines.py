@@ -161,6 +161,11 @@ def batched(split):
     return as_tuples(split).batch(8)
 
 
+def weighted(split):
+    """Examples with weights, which no shipped objective reads."""
+    return as_tuples(split).map(lambda image, label: (image, label, 1.0))
+
+
 def shuffled(split):
     """A dataset that cannot be used."""
     return as_tuples(split).shuffle(10, seed=1)
@@ -248,6 +253,7 @@ def test_both_pipelines_have_the_same_losses_on_two_workers_in_the_order_of_the_
         ({"source": {"target": f"{__name__}:endless"}, "pipeline": "textbook"}, r"never ends: remove repeat\(\)"),
         ({"source": {"target": f"{__name__}:shuffled"}, "pipeline": "textbook"}, r"shuffles.*remove shuffle\(\)"),
         ({"source": {"target": f"{__name__}:batched"}, "pipeline": "textbook"}, r"has batches.*remove batch\(\)"),
+        ({"source": {"target": f"{__name__}:weighted"}, "pipeline": "textbook"}, r"must have elements \(image, "),
         ({"pipeline": "textbook", "auto_shard": "file"}, r'auto_shard="file" needs .* set it to "data"'),
         ({"pipeline": "textbook", "shards": "fixed"}, r'data.shards="fixed" needs data.pipeline="stream"'),
         ({"pipeline": "textbook", "shards": "contiguous"}, r'data.shards="contiguous" needs data.pipeline="stream"'),

@@ -64,7 +64,7 @@ class Data:
     """The dataset, its preprocessing and the batches."""
 
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
-    """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fourteen. With
+    """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fifteen. With
     the textbook pipeline also a tf.data.Dataset of single examples."""
     prepare: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.prepare:image"})
     """prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All

@@ -25,6 +25,8 @@ class PartSource:
         read = autograph.convert_read(source) if arrays is None else arrays.gather
         self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
         self.verify = getattr(source, "verify", lambda: None)
+        if hasattr(source, "modified"):
+            self.modified = source.modified
 
     def __len__(self) -> int:
         return len(self._part)

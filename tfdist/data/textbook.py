@@ -51,7 +51,7 @@ class DatasetSource:
         # Why a resume may read other examples; None: it does not.
         self.resume_caveat = traits.resume_caveat
         spec = dataset.element_spec
-        self.dataset = dataset.map(_name_parts) if isinstance(spec, tuple) and len(spec) in (2, 3) else dataset
+        self.dataset = dataset.map(_name_parts) if isinstance(spec, tuple) and len(spec) == 2 else dataset
         if not isinstance(self.dataset.element_spec, dict):
             raise ValueError(
                 f"{name}: the tf.data.Dataset must have elements (image, label) or dicts of tensors, of one example "
@@ -188,9 +188,8 @@ def _epoch_seed(seed: int, epoch: int) -> int:
 
 
 @tf.autograph.experimental.do_not_convert
-def _name_parts(*parts: Any) -> Batch:
-    names = ("image", "label") if len(parts) == 2 else ("image", "label", "sample_weight")
-    return dict(zip(names, parts, strict=True))
+def _name_parts(image: tf.Tensor, label: tf.Tensor) -> Batch:
+    return {"image": image, "label": label}
 
 
 def _adding(epoch: tf.Tensor) -> Callable[[Batch], Batch]:

@@ -185,7 +185,7 @@ def _cosine(step, first, total, *, final):
 
 
 def _one_cycle(step, first, total, *, peak_at, initial, final):
-    top = first + round(peak_at * (total - first))
+    top = min(first + round(peak_at * (total - first)), total - 1.0)
     rising = initial + (1.0 - initial) * (step - first) / max(top - first, 1.0)
     falling = final + (1.0 - final) * (total - step) / max(total - top, 1.0)
     return tf.where(step < top, rising, falling)

@@ -1,5 +1,6 @@
 """Fixed shards: memory and disk of a worker decrease with the number of workers."""
 
+import os
 import sys
 import textwrap
 
@@ -129,3 +130,20 @@ def test_each_part_has_its_own_cache_and_too_many_workers_are_refused():
     assert len(names) == 6
     with pytest.raises(ValueError, match=r'shards="fixed" needs an example for each of the 3 workers.*train\[:2\]'):
         fixed_shards.divide(sources.digits("train[:2]"), shard, "train[:2]")
+
+
+def test_a_cache_of_a_part_is_made_anew_if_a_file_changes(tmp_path):
+    folder, found = tmp_path / "images" / "train" / "a", []
+    folder.mkdir(parents=True)
+    for value in (10, 99):
+        for number in range(4):
+            image = tf.io.encode_png(tf.fill([2, 2, 3], tf.constant(value, tf.uint8))).numpy()
+            (folder / f"{number}.png").write_bytes(image)
+            os.utime(folder / f"{number}.png", (value, value))
+        source = sources.image_folder("train", path=str(tmp_path / "images"), memory_limit_mb=0)
+        part, _ = fixed_shards.divide(source, stream.ReplicaShard(num_replicas=2), "train")
+        options = config.Data(cache="raw", cache_dir=str(tmp_path / "cache"), shards="fixed")
+        kept, _ = cache.add_cache(options, part, None, training=True)
+        kept.fill()
+        found.append(int(kept.read(tf.range(1, dtype=tf.int64))["image"][0, 0, 0, 0]))
+    assert found == [10, 99]

@@ -313,7 +313,7 @@ def test_the_laptop_size_uses_the_tasks_of_an_allocation():
         for variables, begins, batch in ((two, "python -m tfdist.launch --workers=2 -- --", 64), (three, "", 96)):
             [line] = typed("it4innovations", number, LAPTOP, **variables)
             assert line.startswith(begins or "srun python -m tfdist.main --config=")
-            assert f"--config.data.batch_size={batch} --config.data.shards=fixed" in line
+            assert f"--config.data.batch_size={batch} --config.data.evaluation_batch_size={batch} " in line
     [line] = typed("cte_power", "3", LAPTOP, **three)
     assert line.startswith("srun --ntasks=1 python -m tfdist.main --config=")
     assert "--config.data.batch_size=16 " in typed("piz_daint", "3", LAPTOP)[-1]

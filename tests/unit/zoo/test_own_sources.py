@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from configs import char_gpt
 from tfdist.zoo import sources
 from tfdist.zoo.sources.table import encode
 from tfdist.zoo.sources.table import read as read_table
@@ -83,6 +84,10 @@ def test_a_table_is_numbers_and_categories(tmp_path):
 
     with pytest.raises(ValueError, match=r"1 rows have no value in the column 'size'; the first is row 2"):
         sources.table("train", path=path, label="size", ignore=["id"], kind="number")
+    frame = read_table(path).astype({"old": "boolean"})
+    frame.to_parquet(tmp_path / "old.parquet")
+    old = sources.table("all", path=str(tmp_path / "old.parquet"), label="old", ignore=["id"])
+    assert old.classes == ["0", "1"] and sorted(read(old)["label"]) == [0, 0, 1, 1]
     frame = read_table(path).dropna()
     frame.to_parquet(tmp_path / "animals.parquet")
     again = sources.table("all", path=str(tmp_path / "animals.parquet"), label="size", ignore=["id"], kind="number")
@@ -136,7 +141,11 @@ def test_a_text_is_pieces_with_the_next_characters(tmp_path):
     path.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ValueError, match=r"is not encoded in UTF-8"):
         sources.text("train", path=str(path))
+    with pytest.raises(ValueError, match=r"--config=configs/char_gpt\.py:.*song\.txt is not encoded in UTF-8"):
+        char_gpt.get_config(str(path))
     path.write_text("short")
+    with pytest.raises(ValueError, match=r"length must be at least 1\. Received: 0"):
+        sources.text("train", path=str(path), length=0)
     with pytest.raises(ValueError, match=r"has 5 characters, and length=64 needs at least 129"):
         sources.text("train", path=str(path))
 
@@ -261,7 +270,12 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
     found = read(source)
     assert source.num_classes == 3 and found["point"][:, 0].tolist() == [*range(2, 12)]
     assert found["image"].shape == (10, 2, 2, 3) and found["image"][:, 0, 0, 0].tolist() == [*range(2, 12)]
-    assert found["raw"][-1].tolist() == [11, -11] and found["label"].tolist() == [n % 3 for n in range(2, 12)]
+    shape = source.read(tf.range(3, dtype=tf.int64))["raw"].shape
+    assert (
+        shape == (3, 2)
+        and found["raw"][-1].tolist() == [11, -11]
+        and found["label"].tolist() == [n % 3 for n in range(2, 12)]
+    )
     assert len(sources.tfrecord("test", path=path, features=FEATURES)) == 3
     whole = str(tmp_path / "train-*.tfrecord")
     both(lambda split: sources.tfrecord(split, path=whole, features={"point": {"shape": [2]}}))
@@ -285,3 +299,14 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
         ValueError, match=r"the record at byte 12 of .*train-0.* cannot be read|the record at byte 0 of"
     ):
         sources.tfrecord("train", path=path, features={"other": {"shape": [2]}}).verify()
+    with pytest.raises(ValueError, match=r"the record at byte 0 of .*train-0.* cannot be read"):
+        sources.tfrecord("train", path=path, features={"raw": {**FEATURES["raw"], "shape": [1]}}).verify()
+
+
+def test_raw_records_have_a_known_number_of_rows(tmp_path):
+    """Which a model needs."""
+    with tf.io.TFRecordWriter(str(tmp_path / "train-0.tfrecord")) as writer:
+        writer.write(example(1))
+    source = sources.tfrecord("all", path=str(tmp_path / "train-*"), features={"raw": FEATURES["raw"]})
+    read_rows = tf.function(source.read, input_signature=[tf.TensorSpec([5], tf.int64)])
+    assert read_rows.get_concrete_function().structured_outputs["raw"].shape == (5, 2)

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist import config
+from tfdist.training.step.variants.recomputation import named_layers
 from tfdist.zoo.objectives import classification, keras_loss
 
 # Scaled by 60: in float32 most probabilities of a wrong class are exactly 0.
@@ -163,3 +165,12 @@ def test_from_logits_false_takes_probabilities():
     values, _, _ = computed(keras_loss, model, LABELS, compiled=True, **named)
     expected = -np.log(np.asarray(model(INPUTS))[np.arange(16), LABELS])
     np.testing.assert_allclose(values["loss"], expected, rtol=1e-5)
+
+
+def test_a_softmax_that_is_recomputed_is_refused():
+    """Its operations hide the logits: without a message the loss would take the probabilities for logits."""
+    model = SOFTMAX["argument"]()
+    options = config.Config(model={}, train=config.Train(recompute=["last"]))
+    named_layers.install(model, options)
+    with pytest.raises(ValueError, match=r"The layer with the softmax .*out of config\.train\.recompute"):
+        computed(classification, model, LABELS, compiled=True)

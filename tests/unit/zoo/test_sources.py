@@ -179,6 +179,10 @@ def test_npz_takes_any_other_feature(tmp_path):
     batch = read_all(sources.npz("train", path=str(tmp_path / "x.npz")))
     np.testing.assert_array_equal(batch["token_ids"], np.arange(8).reshape(4, 2))
     assert batch["weight"].dtype == np.float32
+    # Names of classes are no split.
+    names = {"x_train": np.zeros((4, 2)), "y_train": np.arange(4), "label_names": np.array(["a", "b", "c", "d"])}
+    np.savez(tmp_path / "x.npz", **names)
+    assert sources.npz("train", path=str(tmp_path / "x.npz")).num_classes == 4
 
 
 BAD_LABELS = [
@@ -389,6 +393,9 @@ def test_grey_and_scaled_images(tmp_path):
         assert batch["image"].shape == (4, 4, 4, 1)
         assert sorted(batch["image"][:, 2, 2, 0].tolist()) == [0, 0, 1, 1]  # Both classes are number 0 here.
         source.verify()
+    make_folder(tmp_path, {"test": {"a": 2}}, size=(6, 5), suffix=".bmp")
+    with pytest.raises(ValueError, match=r"channels=1 needs JPEG or PNG files\. Received: '.*test/a/.*\.bmp'"):
+        sources.image_folder("test", path=str(tmp_path), channels=1)
 
 
 def test_other_and_hidden_files_are_passed_over(tmp_path):
@@ -561,7 +568,8 @@ def test_synthetic_splits_share_nothing_and_classes_can_be_learnt():
 
 
 @pytest.mark.parametrize(
-    "dtype, high, top", [("uint8", None, 255), ("float32", None, 1), ("int32", 1000, 999), ("bfloat16", 2.0, 2)]
+    "dtype, high, top",
+    [("uint8", None, 255), ("float32", None, 1), ("int32", 1000, 999), ("int8", None, 127), ("bfloat16", 2.0, 2)],
 )
 def test_synthetic_values_have_their_range(dtype, high, top):
     source = sources.synthetic("test", shape=(50,), dtype=dtype, high=high, num_test_examples=200)
@@ -582,6 +590,7 @@ def test_synthetic_values_have_their_range(dtype, high, top):
         (dict(dtype="text"), "dtype"),
         (dict(dtype="string"), "dtype"),
         (dict(high=300), "high"),
+        (dict(high=200, dtype="int8"), "high"),
         (dict(high=0), "high"),
     ],
 )

@@ -14,7 +14,7 @@ from tfdist.config import user_code
 
 # Operations that compute probabilities, and operations after them that change no value.
 _ACTIVATIONS = ("Softmax", "Sigmoid")
-_CONVERSIONS = ("Cast", "Identity")
+_CONVERSIONS = ("Cast", "Identity", "IdentityN")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
     """Calls a model with one output, and finds out whether it ends in a softmax or sigmoid.
 
     Only the operations of a graph show it. Outside of a graph, where a run makes its checks on two examples, a model
-    whose outputs may be probabilities is trace once more.
+    whose outputs may be probabilities is traced once more.
 
     Raises:
         ValueError: the model has several outputs, or takes inputs of another shape.
@@ -121,9 +121,15 @@ def _one_output(outputs: Any) -> tf.Tensor:
 
 def _split(outputs: tf.Tensor) -> Outputs:
     """Returns the outputs and the logits before the activation, for a tensor of a graph."""
-    last = outputs
+    last, passed = outputs, set()
     while last.op.type in _CONVERSIONS:
-        last = last.op.inputs[0]
+        passed.add(last.op.type)
+        last = last.op.inputs[last.value_index]
+    if "IdentityN" in passed and last.op.type in _ACTIVATIONS:
+        raise ValueError(
+            f"The layer with the {last.op.type.lower()} of the outputs is recomputed, or has a gradient of its own, so "
+            "that a loss cannot take the logits: take it out of config.train.recompute, or let the model end in logits."
+        )
     activation = last.op.type.lower() if last.op.type in _ACTIVATIONS else ""
     logits = last.op.inputs[0] if activation else outputs
     return Outputs(values=tf.cast(outputs, tf.float32), activation=activation, logits=tf.cast(logits, tf.float32))

@@ -124,7 +124,8 @@ def npz(
         test_fraction: the part of the examples in "test", of a file without splits.
 
     Returns:
-        A source of {feature: [n, ...]}, labels as int64 [n]; class names, sorted, if the labels are texts.
+        A source of {feature: [n, ...]}, labels as int64 [n]; class names, sorted, if the labels are texts, which a file
+        without splits may have.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -212,7 +213,7 @@ def _feature_names(file: np.lib.npyio.NpzFile) -> Iterator[tuple[str, np.ndarray
         if array.lower() in _INPUTS:
             yield "image" if values.ndim in (3, 4) else "inputs", values
         elif array.lower() in _LABELS:
-            yield "label" if values.dtype.kind in "iuUSb" and values.ndim <= 2 else "targets", values
+            yield "label" if values.dtype.kind in "iuUS" and values.ndim <= 2 else "targets", values
         else:
             yield array, values
 
@@ -238,7 +239,7 @@ def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, n
     labels = {
         part: features["label"] if part == chosen else _check_label(read(part, "label"), f"{name}, split {part!r}")
         for part in keys
-        if "label" in keys[part]
+        if "label" in keys[part] and keys[part].keys() >= keys[chosen].keys()
     }
     return _slice(split, {chosen: features}, _count_classes(labels, num_classes, name), name)
 

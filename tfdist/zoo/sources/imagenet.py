@@ -33,6 +33,9 @@ class ImageNet:
     def __len__(self) -> int:
         return self._part.stop - self._part.start
 
+    def __repr__(self) -> str:
+        return f"{self._title} {self._part.name}: {len(self)} records of {len(self._files)} files"
+
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {"image": string [n], encoded, "label": int64 [n]}."""

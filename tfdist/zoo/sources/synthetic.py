@@ -78,7 +78,7 @@ def synthetic(
     if not (kind.is_integer or kind.is_floating):
         raise ValueError(f"synthetic: dtype must be an integer or float dtype, such as uint8. Received: {dtype!r}")
     if high is None:
-        high = 256 if kind.is_integer else 1
+        high = min(256, kind.max + 1) if kind.is_integer else 1
     if not 0 < high <= (kind.max + 1 if kind.is_integer else kind.max):
         raise ValueError(f"synthetic: high must be above 0 and representable in {kind.name}. Received: {high!r}")
     values = int(np.prod(shape))

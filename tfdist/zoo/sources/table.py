@@ -199,4 +199,4 @@ def _encode_label(frame: Any, label: str, column: Mapping[str, Any], name: str) 
     if column["kind"] == "number":
         return {"targets": values.to_numpy(np.float32)}
     numbers = {text: number for number, text in enumerate(column["values"])}
-    return {"label": np.array([numbers[class_name(value)] for value in values], np.int64)}
+    return {"label": np.array([numbers[class_name(value)] for value in values.tolist()], np.int64)}

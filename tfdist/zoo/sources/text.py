@@ -36,8 +36,10 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
             content = file.read()
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not encoded in UTF-8: {error}. Convert it, for example with iconv.") from None
+    if length < 1:
+        raise ValueError(f"{name}: length must be at least 1. Received: {length!r}")
     pieces = (len(content) - 1) // length
-    if length < 1 or pieces < 2:
+    if pieces < 2:
         raise ValueError(
             f"{name} has {len(content):,} characters, and length={length} needs at least {2 * length + 1}."
         )

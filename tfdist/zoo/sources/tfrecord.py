@@ -159,7 +159,8 @@ def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str
 
 def _decode(values: tf.Tensor, spec: Mapping[str, Any]) -> tf.Tensor:
     if spec["decode"] == "raw":
-        return tf.reshape(tf.io.decode_raw(values, spec["dtype"]), [-1, *spec["shape"]])
+        rows = -1 if values.shape[0] is None else values.shape[0]
+        return tf.reshape(tf.io.decode_raw(values, spec["dtype"]), [rows, *spec["shape"]])
     if spec["decode"] != "image":
         return values
     shape = [*spec["size"], spec["channels"]]
